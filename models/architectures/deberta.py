@@ -21,6 +21,7 @@ REQUIRED_VALUES: dict[str, Any] = {
     "position_biased_input": False,
     "norm_rel_ebd": "layer_norm",
 }
+MAX_TERMS = 8  # listed in pos_att_type, repeats included; there are three
 TERMS = 3  # of a score: content-content, content-position, position-content
 
 
@@ -29,7 +30,8 @@ def model_config(hf: Json) -> ModelConfig:
         if hf.get(key) != value:
             raise UnsupportedError(f"{key} is {show_value(hf.get(key))}: only {show_value(value)} is known")
     kinds, terms = hf.get("position_buckets", -1), hf.get("pos_att_type") or ()
-    if set(terms.split("|") if isinstance(terms, str) else terms) != {"c2p", "p2c"}:
+    named = terms.split("|") if isinstance(terms, str) else terms
+    if len(named) > MAX_TERMS or set(named) != {"c2p", "p2c"}:
         raise UnsupportedError(f"pos_att_type {show_value(terms)}: only c2p and p2c together are known")
     if kinds < 1 or hf.get("conv_kernel_size", 0) > 0:
         raise UnsupportedError("only networks with position_buckets and without conv_kernel_size are known")

@@ -17,7 +17,7 @@ from torch.overrides import TorchFunctionMode
 
 from ..architectures.family import MAX_HEAD_WIDTH, MAX_LAYERS, MAX_SHARED_LAYERS
 from ..chat import ChatTemplate
-from ..core.errors import CheckpointError, EncodingError, UnsupportedError, show_value
+from ..core.errors import CheckpointError, EncodingError, UnsupportedError, show_value, truncate
 from ..network.model_config import ModelConfig
 from ..network.transformer import Transformer
 from ..parallel import Cut
@@ -152,9 +152,14 @@ def build_on_meta(description: Description) -> tuple[Transformer, nn.Module]:
         message = f"it describes {shared} layers that share their tensors; {MAX_SHARED_LAYERS} at most are known here"
         raise UnsupportedError(message, file=description.file)
     check_tokenizer_fits(description)
-    with torch.device("meta"), SkipInitialization():
-        network = description.build_network() if description.build_network else Transformer(description.config)
-        return network, description.head.build(network)
+    try:
+        with torch.device("meta"), SkipInitialization():
+            network = description.build_network() if description.build_network else Transformer(description.config)
+            return network, description.head.build(network)
+    except (RuntimeError, OverflowError) as error:  # torch, for a tensor whose size is no 64-bit number
+        reason = truncate(str(error).splitlines()[0], 200)
+        message = f"the network that it describes cannot be built ({reason}); its widths are too large"
+        raise CheckpointError(message, file=description.file) from None
 
 
 def check_depth(file: str, depth: int, held: int) -> None:

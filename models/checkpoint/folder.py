@@ -3,13 +3,13 @@ Everything unsupported is refused from the small files and headers, before a ten
 
 from dataclasses import replace
 from functools import partial
-from pathlib import Path, PurePath
+from pathlib import Path
 from typing import Any
 
 from ..architectures import FAMILIES, Family, HeadSpec, rename_weight
 from ..chat import ChatTemplate
 from ..core.errors import CheckpointError, UnsupportedError, show_value
-from ..core.files import read_text, subfolder
+from ..core.files import is_plain_name, read_text, subfolder
 from ..tokenizer import Tokenizer
 from . import compressed_tensors as compressed
 from .description import Description
@@ -121,7 +121,7 @@ def list_sharded_tensors(path: Path) -> dict[str, TensorEntry]:
         raise CheckpointError("it has no weight_map", file=str(path / INDEX))
     shards: dict[str, list[str]] = {}
     for name, shard in places.items():
-        if not isinstance(shard, str) or PurePath(shard).name != shard or "\\" in shard:
+        if not isinstance(shard, str) or not is_plain_name(shard):
             raise CheckpointError(
                 f"shard {show_value(shard)} is not a file of this folder", file=str(path / INDEX), tensor=name
             )

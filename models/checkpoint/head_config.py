@@ -18,7 +18,7 @@ from ..network.encoder_decoder import EncoderDecoder
 from ..network.heads import LanguageHead, MaskHead, Pooler, Pooling, ScoreActivation, SequenceHead, TokenHead
 from ..network.model_config import ModelConfig
 from ..network.transformer import Transformer
-from .description import HeadDescription
+from .description import MAX_NAMED, HeadDescription
 from .folder_files import FolderParts, JsonObject, parse_config, read_json
 from .generation_config import read_decoding_config, read_start_token
 from .tensor_files import TensorEntry, has_same_bytes
@@ -334,11 +334,15 @@ def read_pooling(file: Path) -> Pooling:
     if config.get("include_prompt") is False:
         raise UnsupportedError("include_prompt: false is not known; tokens of a prompt are pooled", file=str(file))
     mode = config.get("pooling_mode")
-    modes = [mode] if isinstance(mode, str) else list(mode or [])
-    modes += [key.removeprefix("pooling_mode_") for key, on in config.items() if key.startswith("pooling_mode_") and on]
+    modes = [mode] if isinstance(mode, str) else [] if mode is None else mode
+    if not isinstance(modes, list) or not all(isinstance(each, str) for each in modes):
+        raise UnsupportedError(f"pooling_mode is {show_value(mode)}, which should be a string", file=str(file))
+    modes = modes + [
+        key.removeprefix("pooling_mode_") for key, on in config.items() if key.startswith("pooling_mode_") and on
+    ]
     if len(set(modes)) != 1 or modes[0] not in POOLINGS:
         raise UnsupportedError(
-            f"pooling {' + '.join(map(str, modes)) or 'none'} is not known; "
+            f"pooling {' + '.join(modes[:MAX_NAMED]) or 'none'} is not known; "
             "known are one of mean, weightedmean, cls, max, lasttoken",
             file=str(file),
         )
