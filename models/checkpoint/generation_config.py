@@ -2,7 +2,9 @@
 generation_config.json, or from config.json if that file is missing, as transformers does. A field that would change an
 answer is either followed or refused by name."""
 
+import math
 import re
+import sys
 from collections.abc import Iterable, Mapping
 from itertools import islice
 from logging import getLogger
@@ -56,6 +58,24 @@ DEFAULT_TOP_K = 50  # transformers' default
 MAX_BANNED_TOKENS = 4096  # different ones, as many as a request may ban; published models have about a hundred
 MAX_LISTED_TOKENS = 1 << 17  # banned ones that a file lists, repeats included; each is compared with the others
 MAX_FORCED_TOKENS = 64  # first or last tokens of an answer; published models have one
+MAX_BEAMS = 64  # as many as a request may ask for
+MAX_COUNT = 2**31 - 1  # of what is counted in a step
+# Fields that are whole numbers, with the least and the largest one; a longest answer is cut to the network's positions.
+COUNT_RANGES: Mapping[str, tuple[float, float]] = {
+    "max_length": (1, math.inf),
+    "max_new_tokens": (1, math.inf),
+    "min_length": (0, MAX_COUNT),
+    "min_new_tokens": (0, MAX_COUNT),
+    "no_repeat_ngram_size": (0, MAX_COUNT),
+    "num_beams": (1, MAX_BEAMS),
+    "top_k": (0, MAX_COUNT),
+}
+REAL_RANGES: Mapping[str, tuple[float, float]] = {
+    "length_penalty": (-sys.float_info.max, sys.float_info.max),
+    "temperature": (0, 100),  # as of requests
+    "top_p": (0, 1),
+}
+SWITCHES = ("do_sample", "renormalize_logits")
 MAX_SHOWN = 100  # characters of a value in a message
 log = getLogger(__name__)
 
@@ -65,8 +85,10 @@ def read_start_token(folder: Path, config: JsonObject) -> int:
     fields, file = read_generation_fields(folder, config)
     for key in ("decoder_start_token_id", "bos_token_id"):
         for each in (fields, config):
-            if isinstance(each.get(key), int):
-                return int(each[key])
+            if type(token := each.get(key)) is int:
+                return token
+            if isinstance(token, bool):
+                raise CheckpointError(f"{key} is {token}, which should be the id of a token", file=str(file))
     message = "decoder_start_token_id is missing: the token before the first generated one"
     raise CheckpointError(message, file=str(file))
 
@@ -114,11 +136,12 @@ def build_decoding_config(fields: JsonObject, stops: frozenset[int], decoder: Mo
     """The decoding rules from the fields. `max_length` and `min_length` in the file include the start token;
     `max_new_tokens` and `min_new_tokens` do not."""
     given = {key: value for key, value in fields.items() if value is not None}
+    check_kinds(given)
     longest = given.get("max_new_tokens", given.get("max_length", decoder.max_positions + 1) - 1)
     early = given.get("early_stopping", False)
-    if early not in (True, False, "never"):
+    if early != "never" and not isinstance(early, bool):
         raise UnsupportedError(f"early_stopping {show_value(early)} is not true, false or never")
-    sampled, beams = bool(given.get("do_sample", False)), int(given.get("num_beams", 1))
+    sampled, beams = given.get("do_sample", False), int(given.get("num_beams", 1))
     if sampled and beams > 1:
         raise UnsupportedError("do_sample with num_beams: sampled beams are not supported; set one of them")
     return DecodingConfig(
@@ -129,7 +152,7 @@ def build_decoding_config(fields: JsonObject, stops: frozenset[int], decoder: Mo
         forced_last=read_forced_tokens(given, "forced_eos_token_id"),
         banned_tokens=read_banned_tokens(given, stops, decoder.vocab_size),
         no_repeat_ngram=int(given.get("no_repeat_ngram_size", 0)),
-        renormalize=bool(given.get("renormalize_logits", False)),
+        renormalize=given.get("renormalize_logits", False),
         beams=beams,
         length_penalty=float(given.get("length_penalty", 1.0)),
         early_stopping=early is True,
@@ -139,6 +162,19 @@ def build_decoding_config(fields: JsonObject, stops: frozenset[int], decoder: Mo
         top_k=int(given.get("top_k", DEFAULT_TOP_K)),
         top_p=float(given.get("top_p", 1.0)),
     )
+
+
+def check_kinds(given: JsonObject) -> None:
+    """ValueError for a field that is no number in its range, or no boolean where one belongs."""
+    for key, (least, most) in (*COUNT_RANGES.items(), *REAL_RANGES.items()):
+        value, kind = given.get(key, least), "a whole number" if key in COUNT_RANGES else "a number"
+        is_number = type(value) in (int, float) and math.isfinite(value)
+        if not is_number or not least <= value <= most or (key in COUNT_RANGES and value != int(value)):
+            bounds = f"from {least} on" if most == math.inf else f"from {least} to {most}"
+            raise ValueError(f"{key} is {show_value(value, MAX_SHOWN)}, which should be {kind} {bounds}")
+    for key in SWITCHES:
+        if not isinstance(given.get(key, False), bool):
+            raise ValueError(f"{key} is {show_value(given[key], MAX_SHOWN)}, which should be true or false")
 
 
 def token_ids(ids: object) -> tuple[int, ...]:

@@ -86,3 +86,44 @@ def test_messages_name_the_tokens_and_stay_short(tmp_path: Path, tokens: list[An
     with pytest.raises(CheckpointError, match=problem) as raised:
         read(tmp_path, suppress_tokens=tokens)
     assert len(str(raised.value)) < 300 + len(str(tmp_path))
+
+
+@pytest.mark.parametrize(
+    ("fields", "problem"),
+    [
+        ({"num_beams": 10**6}, "num_beams is 1000000, which should be a whole number from 1 to 64"),
+        ({"num_beams": 0}, "num_beams is 0, which"),
+        ({"num_beams": 2.9}, "num_beams is 2.9, which"),
+        ({"num_beams": "3"}, "num_beams is '3', which"),
+        ({"num_beams": True}, "num_beams is True, which"),
+        ({"temperature": "nan"}, "temperature is 'nan', which should be a number from 0 to 100"),
+        ({"temperature": -1}, "temperature is -1, which"),
+        ({"temperature": 1e6}, "temperature is 1000000.0, which"),
+        ({"top_p": "nan"}, "top_p is 'nan', which should be a number from 0 to 1"),
+        ({"top_p": 1.5}, "top_p is 1.5, which"),
+        ({"top_k": -7}, "top_k is -7, which should be a whole number from 0 to"),
+        ({"no_repeat_ngram_size": -3}, "no_repeat_ngram_size is -3, which"),
+        ({"no_repeat_ngram_size": [1] * 10**5}, r"no_repeat_ngram_size is \[1, 1, .*, which should be a whole number"),
+        ({"length_penalty": "-inf"}, "length_penalty is '-inf', which should be a number"),
+        ({"max_length": "9" * 5000}, "max_length is '999.*, which should be a whole number from 1 on"),
+        ({"max_new_tokens": -9}, "max_new_tokens is -9, which"),
+        ({"min_length": 1e300}, "min_length is 1e.300, which"),
+        ({"do_sample": "yes"}, "do_sample is 'yes', which should be true or false"),
+        ({"renormalize_logits": 1}, "renormalize_logits is 1, which should be true or false"),
+        ({"early_stopping": 1}, "early_stopping 1 is not true, false or never"),
+        ({"decoder_start_token_id": True}, "decoder_start_token_id is True, which should be the id of a token"),
+    ],
+)
+def test_rules_without_sense_are_refused(tmp_path: Path, fields: dict[str, Any], problem: str) -> None:
+    with pytest.raises(CheckpointError, match=problem) as raised:
+        read(tmp_path, **fields)
+    assert raised.value.file == str(tmp_path / "generation_config.json")
+    assert len(str(raised.value)) < 400 + len(str(tmp_path))
+
+
+def test_rules_at_the_ends_of_their_ranges_are_followed(tmp_path: Path) -> None:
+    found = read(tmp_path, num_beams=64, length_penalty=-1e308, max_length=1e30, no_repeat_ngram_size=3.0, top_k=None)
+    assert (found.beams, found.length_penalty, found.max_tokens, found.no_repeat_ngram) == (64, -1e308, 64, 3)
+    found = read(tmp_path, do_sample=True, temperature=0, top_p=0, top_k=0, early_stopping="never")
+    assert (found.sample, found.temperature, found.top_p, found.top_k) == (True, 0.0, 0.0, 0)
+    assert found.never_stop_early
