@@ -2,7 +2,7 @@
 
 from dataclasses import replace
 
-from ..core.errors import UnsupportedError
+from ..core.errors import UnsupportedError, show_value
 from ..network.model_config import ModelConfig
 from . import bert
 from .family import Family, HeadSpec, Json
@@ -23,7 +23,7 @@ HEAD = ((r"^pooler\.", "head.dense."), (r"^classifier\.", "head.out."))
 def model_config(hf: Json) -> ModelConfig:
     for count in ("num_hidden_groups", "inner_group_num"):
         if hf.get(count, 1) != 1:
-            raise UnsupportedError(f"{count} {hf[count]!r}: only layers that are all the same are known")
+            raise UnsupportedError(f"{count} {show_value(hf[count])}: only layers that are all the same are known")
     shape = bert.model_config({"hidden_act": "gelu_new", **hf})
     return replace(shape, embedding_width=hf.get("embedding_size", 128), shared=True)
 

@@ -5,7 +5,7 @@ from typing import Any
 
 from torch import Tensor
 
-from ..core.errors import UnsupportedError
+from ..core.errors import UnsupportedError, show_value
 from ..network.model_config import EncoderDecoderConfig, ModelConfig
 from .family import COPIED_EMBEDDINGS, SEQ2SEQ_HEAD, Family, HeadSpec, Json, NamedTensors, activation_name
 
@@ -47,7 +47,7 @@ def check_required_values(hf: Json, known: dict[str, Any]) -> None:
     the reference implementation ignores them."""
     for key, value in known.items():
         if hf.get(key, value) != value:
-            raise UnsupportedError(f"{key} is {hf[key]!r}: only {value!r} is known")
+            raise UnsupportedError(f"{key} is {show_value(hf[key])}: only {show_value(value)} is known")
 
 
 def stack_config(hf: Json, name: str) -> ModelConfig:

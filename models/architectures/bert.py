@@ -1,6 +1,6 @@
 """BERT, RoBERTa, XLM-R and DistilBERT: bidirectional, post-norm, learned positions."""
 
-from ..core.errors import UnsupportedError
+from ..core.errors import UnsupportedError, show_value
 from ..network.heads import LabelScoring
 from ..network.model_config import ModelConfig
 from .family import Family, HeadSpec, Json, activation_name
@@ -46,7 +46,9 @@ def roberta_config(hf: Json) -> ModelConfig:
 
 def _bert_config(hf: Json, position_offset: int) -> ModelConfig:
     if hf.get("position_embedding_type", "absolute") != "absolute":
-        raise UnsupportedError(f"position_embedding_type {hf['position_embedding_type']!r}: only absolute is known")
+        raise UnsupportedError(
+            f"position_embedding_type {show_value(hf['position_embedding_type'])}: only absolute is known"
+        )
     if hf.get("is_decoder"):
         raise UnsupportedError("is_decoder: only the bidirectional form of this family is known")
     width, heads = hf["hidden_size"], hf["num_attention_heads"]

@@ -3,7 +3,7 @@
 from dataclasses import replace
 from typing import Any
 
-from ..core.errors import UnsupportedError
+from ..core.errors import UnsupportedError, show_value
 from ..network.heads import LabelScoring
 from ..network.model_config import ModelConfig
 from . import bert
@@ -21,20 +21,22 @@ REQUIRED_VALUES: dict[str, Any] = {
     "position_biased_input": False,
     "norm_rel_ebd": "layer_norm",
 }
+MAX_TERMS = 8  # listed in pos_att_type, repeats included; there are three
 TERMS = 3  # of a score: content-content, content-position, position-content
 
 
 def model_config(hf: Json) -> ModelConfig:
     for key, value in REQUIRED_VALUES.items():
         if hf.get(key) != value:
-            raise UnsupportedError(f"{key} is {hf.get(key)!r}: only {value!r} is known")
+            raise UnsupportedError(f"{key} is {show_value(hf.get(key))}: only {show_value(value)} is known")
     kinds, terms = hf.get("position_buckets", -1), hf.get("pos_att_type") or ()
-    if set(terms.split("|") if isinstance(terms, str) else terms) != {"c2p", "p2c"}:
-        raise UnsupportedError(f"pos_att_type {terms!r}: only c2p and p2c together are known")
+    named = terms.split("|") if isinstance(terms, str) else terms
+    if len(named) > MAX_TERMS or set(named) != {"c2p", "p2c"}:
+        raise UnsupportedError(f"pos_att_type {show_value(terms)}: only c2p and p2c together are known")
     if kinds < 1 or hf.get("conv_kernel_size", 0) > 0:
         raise UnsupportedError("only networks with position_buckets and without conv_kernel_size are known")
     if hf.get("embedding_size", hf["hidden_size"]) != hf["hidden_size"]:
-        raise UnsupportedError(f"embedding_size {hf['embedding_size']}: only that of hidden_size is known")
+        raise UnsupportedError(f"embedding_size {show_value(hf['embedding_size'])}: only that of hidden_size is known")
     shape = bert.model_config({"type_vocab_size": 0, "layer_norm_eps": 1e-7, **hf})
     farthest = hf.get("max_relative_positions", -1)
     return replace(

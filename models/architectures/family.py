@@ -7,7 +7,7 @@ from typing import Any, Literal
 
 from torch import Tensor
 
-from ..core.errors import UnsupportedError
+from ..core.errors import UnsupportedError, show_value
 from ..network.heads import LabelScoring
 from ..network.model_config import EncoderDecoderConfig, ModelConfig, RopeScaling
 
@@ -16,6 +16,8 @@ Renames = tuple[tuple[str, str], ...]  # pattern -> replacement, applied in orde
 NamedTensors = list[tuple[str, Tensor]]
 
 MAX_LAYERS = 1024  # the deepest published networks have about a hundred; each layer takes 40 KB when it is built
+MAX_SHARED_LAYERS = 48  # layers with one set of tensors, which take time and no bytes; published networks have 24
+MAX_HEAD_WIDTH = 1 << 14  # features of a head with rotary positions; published heads have 512 at most
 ACTIVATION_NAMES: dict[str, Literal["gelu", "gelu_tanh", "silu", "relu"]] = {
     "gelu": "gelu",
     "gelu_new": "gelu_tanh",
@@ -93,7 +95,7 @@ def _apply_renames(name: str, renames: Iterable[tuple[str, str]]) -> str:
 def activation_name(name: str) -> Literal["gelu", "gelu_tanh", "silu", "relu"]:
     """Our name of an activation function. Raises UnsupportedError if it is not supported."""
     if name not in ACTIVATION_NAMES:
-        raise UnsupportedError(f"activation {name!r} is not one of {', '.join(sorted(ACTIVATION_NAMES))}")
+        raise UnsupportedError(f"activation {show_value(name)} is not one of {', '.join(sorted(ACTIVATION_NAMES))}")
     return ACTIVATION_NAMES[name]
 
 
@@ -116,7 +118,7 @@ def read_rope(hf: Json, layer_type: str = "full_attention") -> tuple[float, Rope
                 original_positions=int(parameters["original_max_position_embeddings"]),
             )
         case other:
-            raise UnsupportedError(f"rope scaling {other!r} is not one of default, linear, llama3")
+            raise UnsupportedError(f"rope scaling {show_value(other)} is not one of default, linear, llama3")
 
 
 def layer_numbers(depth: int) -> range:

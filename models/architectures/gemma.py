@@ -5,7 +5,7 @@ from dataclasses import replace
 
 from torch import Tensor
 
-from ..core.errors import UnsupportedError
+from ..core.errors import UnsupportedError, show_value
 from ..network.model_config import ModelConfig
 from . import llama
 from .family import LAST_TOKEN_HEAD, Family, HeadSpec, Json, NamedTensors, activation_name, layer_numbers, read_rope
@@ -26,7 +26,9 @@ def convert_weight(name: str, tensor: Tensor) -> NamedTensors:
 def model_config(hf: Json) -> ModelConfig:
     for cap in ("final_logit_softcapping", "attn_logit_softcapping"):
         if hf.get(cap):
-            raise UnsupportedError(f"{cap} {hf[cap]} is not known here: only checkpoints without it are loaded")
+            raise UnsupportedError(
+                f"{cap} {show_value(hf[cap])} is not known here: only checkpoints without it are loaded"
+            )
     if hf.get("use_bidirectional_attention"):
         raise UnsupportedError("use_bidirectional_attention is not known here")
     hf = {"head_dim": 256, "rope_theta": 1_000_000.0, "sliding_window": 4096, **hf}

@@ -12,7 +12,7 @@ from typing import Any
 
 from torch import Tensor
 
-from ..core.errors import UnsupportedError
+from ..core.errors import UnsupportedError, show_value
 from ..network.model_config import ModelConfig
 from .family import NamedTensors, Renames
 
@@ -106,7 +106,9 @@ def read_llama(fields: Json, shapes: Shapes) -> Json:
     head_width = fields.get("attention.key_length", width // heads)
     for key in ("rope.dimension_count", "attention.value_length"):
         if fields.get(key, head_width) != head_width:
-            raise UnsupportedError(f"{key} {fields[key]} differs from the head width {head_width}")
+            raise UnsupportedError(
+                f"{key} {show_value(fields[key])} differs from the head width {show_value(head_width)}"
+            )
     return {
         "vocab_size": shapes["token_embd.weight"][0],
         "hidden_size": width,
@@ -127,7 +129,7 @@ def read_rope_scaling(fields: Json) -> Json:
     factor = fields.get("rope.scaling.factor", fields.get("rope.scale_linear", 1.0))
     kind = fields.get("rope.scaling.type", "linear")
     if kind not in ("linear", "none"):
-        raise UnsupportedError(f"rope.scaling.type {kind!r} is not known; known are none and linear")
+        raise UnsupportedError(f"rope.scaling.type {show_value(kind)} is not known; known are none and linear")
     return {} if kind == "none" or factor in (0.0, 1.0) else {"rope_type": "linear", "factor": factor}
 
 

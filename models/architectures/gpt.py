@@ -2,7 +2,7 @@
 
 from typing import Literal
 
-from ..core.errors import UnsupportedError
+from ..core.errors import UnsupportedError, show_value
 from ..network.model_config import ModelConfig
 from .family import LAST_TOKEN_HEAD, Family, HeadSpec, Json
 from .gpt2 import RENAMES, convert_weight
@@ -19,7 +19,7 @@ GPT_ACTIVATIONS: dict[str, Literal["gelu_tanh", "silu", "relu"]] = {
 def model_config(hf: Json) -> ModelConfig:
     width, heads, activation = hf["n_embd"], hf["n_head"], hf.get("afn", "gelu")
     if activation not in GPT_ACTIVATIONS:
-        raise UnsupportedError(f"afn {activation!r} is not one of {', '.join(sorted(GPT_ACTIVATIONS))}")
+        raise UnsupportedError(f"afn {show_value(activation)} is not one of {', '.join(sorted(GPT_ACTIVATIONS))}")
     return ModelConfig(
         vocab_size=hf["vocab_size"],
         width=width,

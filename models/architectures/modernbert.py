@@ -4,7 +4,7 @@ import re
 
 from torch import Tensor
 
-from ..core.errors import UnsupportedError
+from ..core.errors import UnsupportedError, show_value
 from ..network.heads import LabelScoring
 from ..network.model_config import ModelConfig
 from .family import (
@@ -81,7 +81,7 @@ def model_config(hf: Json) -> ModelConfig:
 def scoring_config(hf: Json) -> LabelScoring:
     pooling = hf.get("classifier_pooling", "cls")
     if pooling not in ("cls", "mean"):
-        raise UnsupportedError(f"classifier_pooling {pooling!r} is not one of cls, mean")
+        raise UnsupportedError(f"classifier_pooling {show_value(pooling)} is not one of cls, mean")
     return LabelScoring(
         pooling=pooling,
         activation=activation_name(hf.get("classifier_activation", "gelu")),

@@ -2,7 +2,7 @@
 
 from dataclasses import replace
 
-from ..core.errors import UnsupportedError
+from ..core.errors import UnsupportedError, show_value
 from ..network.model_config import ModelConfig
 from . import bert
 from .family import Family, HeadSpec, Json
@@ -23,7 +23,7 @@ def model_config(hf: Json) -> ModelConfig:
     """Positions start at 2, whatever the padding token's id is."""
     kinds = hf.get("relative_attention_num_buckets", KINDS)
     if kinds != KINDS:
-        raise UnsupportedError(f"relative_attention_num_buckets {kinds!r}: only {KINDS} are known")
+        raise UnsupportedError(f"relative_attention_num_buckets {show_value(kinds)}: only {KINDS} are known")
     return replace(bert.roberta_config({**hf, "pad_token_id": 1, "type_vocab_size": 0}), distances=kinds)
 
 

@@ -3,7 +3,7 @@ position embeddings."""
 
 from dataclasses import replace
 
-from ..core.errors import UnsupportedError
+from ..core.errors import UnsupportedError, show_value
 from ..network.model_config import EncoderDecoderConfig, ModelConfig
 from .family import COPIED_EMBEDDINGS, SEQ2SEQ_HEAD, Family, HeadSpec, Json, activation_name
 
@@ -37,7 +37,7 @@ def model_config(hf: Json) -> ModelConfig:
     """The configuration of the encoder."""
     gate, _, inner = hf.get("feed_forward_proj", "relu").rpartition("-")
     if gate not in ("", "gated"):
-        raise UnsupportedError(f"feed_forward_proj {hf['feed_forward_proj']!r} is neither plain nor gated")
+        raise UnsupportedError(f"feed_forward_proj {show_value(hf['feed_forward_proj'])} is neither plain nor gated")
     return ModelConfig(
         vocab_size=hf["vocab_size"],
         width=hf["d_model"],

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..core.errors import CheckpointError, UnsupportedError
+from ..core.errors import CheckpointError, UnsupportedError, show_value
 from .tensor_files import FLOAT_ENCODINGS, TensorEntry, ignore_bytes
 
 Json = dict[str, Any]
@@ -218,8 +218,9 @@ def check_field(file: Path, field: str, value: Any, known: tuple[Any, ...]) -> N
     """UnsupportedError unless the field has one of the known values."""
     if value not in known:
         raise UnsupportedError(
-            f"{CONFIG}.{field} is {value!r}, and only {' or '.join(map(repr, known))} is read: weights of {METHOD}, "
-            "symmetric, of 8 or 4 bits, by channel or group; use the unquantised checkpoint or a GGUF file",
+            f"{CONFIG}.{field} is {show_value(value)}, and only {' or '.join(map(repr, known))} is read: "
+            f"weights of {METHOD}, symmetric, of 8 or 4 bits, by channel or group; "
+            "use the unquantised checkpoint or a GGUF file",
             file=str(file),
         )
 

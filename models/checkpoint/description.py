@@ -15,9 +15,9 @@ import torch
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
-from ..architectures.family import MAX_LAYERS
+from ..architectures.family import MAX_HEAD_WIDTH, MAX_LAYERS, MAX_SHARED_LAYERS
 from ..chat import ChatTemplate
-from ..core.errors import CheckpointError, EncodingError, UnsupportedError
+from ..core.errors import CheckpointError, EncodingError, UnsupportedError, show_value, truncate
 from ..network.model_config import ModelConfig
 from ..network.transformer import Transformer
 from ..parallel import Cut
@@ -133,20 +133,33 @@ class SkipInitialization(TorchFunctionMode):
 def build_on_meta(description: Description) -> tuple[Transformer, nn.Module]:
     """The network and the head on the meta device: shapes without memory.
 
-    Layers that share parameters have one set of tensors, so their number is not compared with that of the tensors.
+    Layers that share parameters have one set of tensors, so their number is not compared with that of the tensors and
+    has a bound of its own: a small file could ask for a pass of any length.
     CheckpointError if they cannot be built, or if the tokenizer's output does not fit the network.
     """
-    for config in (description.config, *description.head.decoder_configs):
+    configs = (description.config, *description.head.decoder_configs)
+    for config in configs:
         for name, wrong in invalid_fields(config):
             raise CheckpointError(
-                f"{name} is {getattr(config, name)!r}, which should be {wrong}", file=description.file
+                f"{name} is {show_value(getattr(config, name))}, which should be {wrong}", file=description.file
             )
-    depth = max(config.depth for config in (description.config, *description.head.decoder_configs))
-    check_depth(description.file, depth, depth if description.config.shared else count_layer_tensors(description))
+    check_depth(
+        description.file,
+        max((config.depth for config in configs if not config.shared), default=0),
+        count_layer_tensors(description),
+    )
+    if (shared := max((config.depth for config in configs if config.shared), default=0)) > MAX_SHARED_LAYERS:
+        message = f"it describes {shared} layers that share their tensors; {MAX_SHARED_LAYERS} at most are known here"
+        raise UnsupportedError(message, file=description.file)
     check_tokenizer_fits(description)
-    with torch.device("meta"), SkipInitialization():
-        network = description.build_network() if description.build_network else Transformer(description.config)
-        return network, description.head.build(network)
+    try:
+        with torch.device("meta"), SkipInitialization():
+            network = description.build_network() if description.build_network else Transformer(description.config)
+            return network, description.head.build(network)
+    except (RuntimeError, OverflowError) as error:  # torch, for a tensor whose size is no 64-bit number
+        reason = truncate(str(error).splitlines()[0], 200)
+        message = f"the network that it describes cannot be built ({reason}); its widths are too large"
+        raise CheckpointError(message, file=description.file) from None
 
 
 def check_depth(file: str, depth: int, tensor_count: int) -> None:
@@ -208,8 +221,11 @@ def invalid_fields(config: ModelConfig) -> Iterator[tuple[str, str]]:
             yield name, "a number, not negative"
     if config.kv_heads > 0 and config.heads % config.kv_heads:
         yield "heads", f"a multiple of kv_heads, which is {config.kv_heads}"
-    if config.position == "rotary" and config.head_width % 2:
-        yield "head_width", "even, for rotary positions"
+    if config.position == "rotary":
+        if config.head_width % 2:
+            yield "head_width", "even, for rotary positions"
+        if config.head_width > MAX_HEAD_WIDTH:
+            yield "head_width", f"{MAX_HEAD_WIDTH} at most, for rotary positions"
     if len(config.windowed) not in (0, config.depth):
         yield "windowed", f"one for each of {config.depth} layers"
     if config.position in ("sinusoidal", "sines-cosines"):

@@ -3,13 +3,13 @@ Everything unsupported is refused from the small files and headers, before a ten
 
 from dataclasses import replace
 from functools import partial
-from pathlib import Path, PurePath
+from pathlib import Path
 from typing import Any
 
 from ..architectures import FAMILIES, Family, HeadSpec, rename_weight
 from ..chat import ChatTemplate
-from ..core.errors import CheckpointError, UnsupportedError
-from ..core.files import read_text, subfolder
+from ..core.errors import CheckpointError, UnsupportedError, show_value
+from ..core.files import is_plain_name, read_text, subfolder
 from ..tokenizer import Tokenizer
 from . import compressed_tensors as compressed
 from .description import Description
@@ -87,17 +87,20 @@ def check_config(file: Path, config: JsonObject) -> None:
 def find_family(file: Path, config: JsonObject) -> Family:
     name = config.get("model_type")
     if not isinstance(name, str) or name not in FAMILIES:
-        raise UnsupportedError(f"model_type {name!r} is not known; known are {', '.join(FAMILIES)}", file=str(file))
+        raise UnsupportedError(
+            f"model_type {show_value(name)} is not known; known are {', '.join(FAMILIES)}", file=str(file)
+        )
     return FAMILIES[name]
 
 
 def find_head_spec(file: Path, config: JsonObject, family: Family) -> HeadSpec:
     names = config.get("architectures")
-    name = str(names[0]) if isinstance(names, list) and names else "(none)"
-    spec = family.heads.get(name)
+    name = names[0] if isinstance(names, list) and names else "(none)"
+    spec = family.heads.get(name) if isinstance(name, str) else None
     if spec is None:
         heads = ", ".join(family.heads)
-        message = f"architecture {name} is not known; {family.name} checkpoints are loaded as {heads}"
+        shown = name if isinstance(name, str) else show_value(name)
+        message = f"architecture {shown} is not known; {family.name} checkpoints are loaded as {heads}"
         raise UnsupportedError(message, file=str(file))
     return spec
 
@@ -118,8 +121,10 @@ def list_sharded_tensors(path: Path) -> dict[str, TensorEntry]:
         raise CheckpointError("it has no weight_map", file=str(path / INDEX))
     shards: dict[str, list[str]] = {}
     for name, shard in places.items():
-        if not isinstance(shard, str) or PurePath(shard).name != shard or "\\" in shard:
-            raise CheckpointError(f"shard {shard!r} is not a file of this folder", file=str(path / INDEX), tensor=name)
+        if not isinstance(shard, str) or not is_plain_name(shard):
+            raise CheckpointError(
+                f"shard {show_value(shard)} is not a file of this folder", file=str(path / INDEX), tensor=name
+            )
         if shard not in shards and not (path / shard).is_file():
             raise CheckpointError(f"shard {shard} is missing", file=str(path / INDEX), tensor=name)
         shards.setdefault(shard, []).append(name)
@@ -160,7 +165,8 @@ def load_chat_template(path: Path, tokenizer: Tokenizer) -> ChatTemplate | None:
     json_template = read_json(path / "chat_template.json", {})
     source = json_template.get("chat_template") or read_json(path / "tokenizer_config.json", {}).get("chat_template")
     if isinstance(source, list):
-        named = {str(each.get("name")): each.get("template") for each in source if isinstance(each, dict)}
+        templates = (each for each in source if isinstance(each, dict) and isinstance(each.get("name"), str))
+        named = {each["name"]: each.get("template") for each in templates}
         return build_chat_template(str(path), named, tokenizer)
     return build_chat_template(str(path), {"default": source}, tokenizer)
 

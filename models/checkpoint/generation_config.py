@@ -2,15 +2,19 @@
 generation_config.json, or from config.json if that file is missing, as transformers does. A field that would change an
 answer is either followed or refused by name."""
 
+import math
 import re
-from collections.abc import Mapping
+import sys
+from collections.abc import Iterable, Mapping
+from itertools import islice
 from logging import getLogger
 from pathlib import Path
 from typing import Any
 
-from ..core.errors import CheckpointError, UnsupportedError
+from ..core.errors import CheckpointError, UnsupportedError, show_value, truncate
 from ..network.model_config import ModelConfig
 from ..seq2seq.decoding import DecodingConfig
+from .description import join_names
 from .folder_files import MAX_STOP_TOKENS, JsonObject, parse_config, read_json
 
 FILE = "generation_config.json"
@@ -52,7 +56,26 @@ IGNORED_FIELDS = re.compile(
 )  # prefixes of fields that do not change the output
 DEFAULT_TOP_K = 50  # transformers' default
 MAX_BANNED_TOKENS = 4096  # different ones, as many as a request may ban; published models have about a hundred
+MAX_LISTED_TOKENS = 1 << 17  # banned ones that a file lists, repeats included; each is compared with the others
 MAX_FORCED_TOKENS = 64  # first or last tokens of an answer; published models have one
+MAX_BEAMS = 64  # as many as a request may ask for
+MAX_COUNT = 2**31 - 1  # of what is counted in a step
+# Fields that are whole numbers, with the least and the largest one; a longest answer is cut to the network's positions.
+COUNT_RANGES: Mapping[str, tuple[float, float]] = {
+    "max_length": (1, math.inf),
+    "max_new_tokens": (1, math.inf),
+    "min_length": (0, MAX_COUNT),
+    "min_new_tokens": (0, MAX_COUNT),
+    "no_repeat_ngram_size": (0, MAX_COUNT),
+    "num_beams": (1, MAX_BEAMS),
+    "top_k": (0, MAX_COUNT),
+}
+REAL_RANGES: Mapping[str, tuple[float, float]] = {
+    "length_penalty": (-sys.float_info.max, sys.float_info.max),
+    "temperature": (0, 100),  # as of requests
+    "top_p": (0, 1),
+}
+SWITCHES = ("do_sample", "renormalize_logits")
 MAX_SHOWN = 100  # characters of a value in a message
 log = getLogger(__name__)
 
@@ -62,8 +85,10 @@ def read_start_token(folder: Path, config: JsonObject) -> int:
     fields, file = read_generation_fields(folder, config)
     for key in ("decoder_start_token_id", "bos_token_id"):
         for each in (fields, config):
-            if isinstance(each.get(key), int):
-                return int(each[key])
+            if type(token := each.get(key)) is int:
+                return token
+            if isinstance(token, bool):
+                raise CheckpointError(f"{key} is {token}, which should be the id of a token", file=str(file))
     message = "decoder_start_token_id is missing: the token before the first generated one"
     raise CheckpointError(message, file=str(file))
 
@@ -73,13 +98,8 @@ def read_decoding_config(folder: Path, config: JsonObject, decoder: ModelConfig)
     fields, file = read_generation_fields(folder, config)
     check_fields(fields, file)
     how = parse_config(str(file), lambda: build_decoding_config(fields, read_eos_tokens(fields, config), decoder))
-    tokens = {*how.stop_tokens, *how.forced_first, *how.forced_last, *how.banned_tokens}
-    tokens.add(read_start_token(folder, config))
-    if outside := sorted(token for token in tokens if not 0 <= token < decoder.vocab_size):
-        named = shorten(outside)
-        raise CheckpointError(
-            f"it names tokens {named}; the network has the tokens 0 to {decoder.vocab_size - 1}", file=str(file)
-        )
+    named = (*how.stop_tokens, *how.forced_first, *how.forced_last, read_start_token(folder, config))
+    parse_config(str(file), lambda: check_token_range(named, decoder.vocab_size))
     return how
 
 
@@ -95,14 +115,14 @@ def check_fields(fields: JsonObject, file: Path) -> None:
     for key, neutral in NEUTRAL_VALUES.items():
         if fields.get(key) not in (None, neutral, []):
             raise UnsupportedError(
-                f"{key} {fields[key]!r} would change the output and is not supported; remove it, or use another file",
+                f"{key} {show_value(fields[key])} would change the output and is not supported; remove it, or use "
+                "another file",
                 file=str(file),
             )
-    unknown = sorted(
-        key for key in fields.keys() - {*SUPPORTED_FIELDS, *NEUTRAL_VALUES} if not IGNORED_FIELDS.match(key)
-    )
+    known = {*SUPPORTED_FIELDS, *NEUTRAL_VALUES}
+    unknown = [key for key in fields if key not in known and not IGNORED_FIELDS.match(key)]
     if unknown:
-        log.warning("%s: %s is not known, and is ignored", file, ", ".join(unknown))
+        log.warning("%s: %s is not known, and is ignored", file, truncate(join_names(unknown)))
 
 
 def read_eos_tokens(fields: JsonObject, config: JsonObject) -> frozenset[int]:
@@ -116,11 +136,12 @@ def build_decoding_config(fields: JsonObject, stops: frozenset[int], decoder: Mo
     """The decoding rules from the fields. `max_length` and `min_length` in the file include the start token;
     `max_new_tokens` and `min_new_tokens` do not."""
     given = {key: value for key, value in fields.items() if value is not None}
+    check_kinds(given)
     longest = given.get("max_new_tokens", given.get("max_length", decoder.max_positions + 1) - 1)
     early = given.get("early_stopping", False)
-    if early not in (True, False, "never"):
-        raise UnsupportedError(f"early_stopping {early!r} is not true, false or never")
-    sampled, beams = bool(given.get("do_sample", False)), int(given.get("num_beams", 1))
+    if early != "never" and not isinstance(early, bool):
+        raise UnsupportedError(f"early_stopping {show_value(early)} is not true, false or never")
+    sampled, beams = given.get("do_sample", False), int(given.get("num_beams", 1))
     if sampled and beams > 1:
         raise UnsupportedError("do_sample with num_beams: sampled beams are not supported; set one of them")
     return DecodingConfig(
@@ -129,9 +150,9 @@ def build_decoding_config(fields: JsonObject, stops: frozenset[int], decoder: Mo
         min_tokens=max(int(given.get("min_length", 0)) - 1, int(given.get("min_new_tokens", 0)), 0),
         forced_first=read_forced_tokens(given, "forced_bos_token_id"),
         forced_last=read_forced_tokens(given, "forced_eos_token_id"),
-        banned_tokens=read_banned_tokens(given, stops),
+        banned_tokens=read_banned_tokens(given, stops, decoder.vocab_size),
         no_repeat_ngram=int(given.get("no_repeat_ngram_size", 0)),
-        renormalize=bool(given.get("renormalize_logits", False)),
+        renormalize=given.get("renormalize_logits", False),
         beams=beams,
         length_penalty=float(given.get("length_penalty", 1.0)),
         early_stopping=early is True,
@@ -143,20 +164,27 @@ def build_decoding_config(fields: JsonObject, stops: frozenset[int], decoder: Mo
     )
 
 
+def check_kinds(given: JsonObject) -> None:
+    """ValueError for a field that is no number in its range, or no boolean where one belongs."""
+    for key, (least, most) in (*COUNT_RANGES.items(), *REAL_RANGES.items()):
+        value, kind = given.get(key, least), "a whole number" if key in COUNT_RANGES else "a number"
+        is_number = type(value) in (int, float) and math.isfinite(value)
+        if not is_number or not least <= value <= most or (key in COUNT_RANGES and value != int(value)):
+            bounds = f"from {least} on" if most == math.inf else f"from {least} to {most}"
+            raise ValueError(f"{key} is {show_value(value, MAX_SHOWN)}, which should be {kind} {bounds}")
+    for key in SWITCHES:
+        if not isinstance(given.get(key, False), bool):
+            raise ValueError(f"{key} is {show_value(given[key], MAX_SHOWN)}, which should be true or false")
+
+
 def token_ids(ids: object) -> tuple[int, ...]:
     """A tuple of token ids from one id, a list of ids or None."""
     if ids is None:
         return ()
     found = ids if isinstance(ids, list) else [ids]
     if not all(type(each) is int for each in found):
-        raise ValueError(f"{shorten(ids)} is no token id and no list of them")
+        raise ValueError(f"{show_value(ids, MAX_SHOWN)} is no token id and no list of them")
     return tuple(found)
-
-
-def shorten(value: object) -> str:
-    """The value as a message shows it, cut to MAX_SHOWN characters."""
-    shown = repr(value)
-    return shown if len(shown) <= MAX_SHOWN else f"{shown[:MAX_SHOWN]}..."
 
 
 def read_forced_tokens(given: JsonObject, key: str) -> tuple[int, ...]:
@@ -166,16 +194,38 @@ def read_forced_tokens(given: JsonObject, key: str) -> tuple[int, ...]:
     return tokens
 
 
-def read_banned_tokens(given: JsonObject, stops: frozenset[int]) -> tuple[int, ...]:
+def read_banned_tokens(given: JsonObject, stops: frozenset[int], vocab_size: int) -> tuple[int, ...]:
     """Tokens that are never generated, each once; an end token cannot be banned as a bad word. Every request prepares
-    them, so at most MAX_BANNED_TOKENS are allowed."""
-    words = [token_ids(word) for word in given.get("bad_words_ids", ())]
-    if any(len(word) != 1 for word in words):
-        raise UnsupportedError("bad_words_ids of several tokens are not known here, only of one token each")
-    bad_words = (token for (token,) in words if token not in stops)
-    tokens = tuple(dict.fromkeys((*bad_words, *token_ids(given.get("suppress_tokens")))))
-    if len(tokens) > MAX_BANNED_TOKENS:
+    them, so at most MAX_BANNED_TOKENS are allowed.
+
+    A file may hold numbers that a table of Python places badly: each then takes as long as all before it, and other
+    threads wait for one call that makes a table of all. So numbers are counted and compared with the vocabulary before
+    the first is put into a table, and the table ends with the first number that is too many.
+    """
+    words, suppressed = given.get("bad_words_ids", []), token_ids(given.get("suppress_tokens"))
+    if not isinstance(words, list):
+        raise ValueError(f"bad_words_ids is a {type(words).__name__} where a list of lists belongs")
+    if (listed := len(words) + len(suppressed)) > MAX_LISTED_TOKENS:
         raise CheckpointError(
-            f"bad_words_ids and suppress_tokens have {len(tokens)} different tokens; {MAX_BANNED_TOKENS} are the most"
+            f"bad_words_ids and suppress_tokens have {listed} tokens; {MAX_LISTED_TOKENS} are the most"
         )
-    return tokens
+    bad_words = [token_ids(word) for word in words]
+    if any(len(word) != 1 for word in bad_words):
+        raise UnsupportedError("bad_words_ids of several tokens are not known here, only of one token each")
+    tokens = [*(token for (token,) in bad_words if token not in stops), *suppressed]
+    check_token_range(tokens, vocab_size)
+    found = dict[int, None]()
+    for token in tokens:
+        found[token] = None
+        if len(found) > MAX_BANNED_TOKENS:
+            raise CheckpointError(
+                f"bad_words_ids and suppress_tokens have more than {MAX_BANNED_TOKENS} different tokens"
+            )
+    return tuple(found)
+
+
+def check_token_range(tokens: Iterable[int], vocab_size: int) -> None:
+    """CheckpointError that names tokens which the network does not have."""
+    if outside := list(islice((token for token in tokens if not 0 <= token < vocab_size), MAX_SHOWN)):
+        named = show_value(sorted(outside), MAX_SHOWN)
+        raise CheckpointError(f"it names tokens {named}; the network has the tokens 0 to {vocab_size - 1}")

@@ -11,10 +11,10 @@ import torch
 from torch import Tensor
 
 from ..architectures import FAMILIES
-from ..architectures.family import read_rope
+from ..architectures.family import MAX_HEAD_WIDTH, read_rope
 from ..architectures.gguf_architectures import GGUF_ARCHITECTURES, GgufArchitecture, rename_tensor
 from ..chat import ChatTemplate
-from ..core.errors import CheckpointError, UnsupportedError
+from ..core.errors import CheckpointError, UnsupportedError, show_value
 from ..network.heads import Pooling
 from ..network.model_config import ModelConfig
 from ..network.positions import Rotary, scale_frequencies
@@ -28,7 +28,6 @@ from .tensor_files import TensorEntry
 FREQUENCIES = "rope_freqs.weight"
 POOLINGS: dict[int, Pooling] = {1: "mean", 2: "cls", 3: "last"}
 RANK_POOLING = 4
-MAX_HEAD_WIDTH = 1 << 14  # features of a head with rope factors; published heads have 512 at most
 END_TOKEN_KEYS = ("tokenizer.ggml.eos_token_id", "tokenizer.ggml.eot_token_id", "tokenizer.ggml.eom_token_id")
 log = getLogger(__name__)
 
@@ -64,15 +63,16 @@ def check_architecture(path: Path, metadata: Json) -> str:
     """The architecture's name. UnsupportedError if it is unknown, or if the file is only a part of a model."""
     name, kind = metadata.get("general.architecture"), metadata.get("general.type", "model")
     if kind != "model":
-        raise UnsupportedError(f"general.type is {kind!r}; only whole models are loaded", file=str(path))
+        raise UnsupportedError(f"general.type is {show_value(kind)}; only whole models are loaded", file=str(path))
     if (parts := metadata.get("split.count", 1)) not in (0, 1):
         raise UnsupportedError(
-            f"one of {parts} parts; join them first: llama-gguf-split --merge FIRST-PART WHOLE",
+            f"one of {show_value(parts)} parts; join them first: llama-gguf-split --merge FIRST-PART WHOLE",
             file=str(path),
         )
     if name not in GGUF_ARCHITECTURES:
         raise UnsupportedError(
-            f"general.architecture {name!r} is not known; known are {', '.join(GGUF_ARCHITECTURES)}", file=str(path)
+            f"general.architecture {show_value(name)} is not known; known are {', '.join(GGUF_ARCHITECTURES)}",
+            file=str(path),
         )
     return str(name)
 
@@ -80,7 +80,7 @@ def check_architecture(path: Path, metadata: Json) -> str:
 def check_unsupported_keys(path: Path, dialect: GgufArchitecture, fields: Json) -> None:
     for key in dialect.unsupported_keys:
         if fields.get(key):
-            raise UnsupportedError(f"{key} {fields[key]!r} is not known here", file=str(path))
+            raise UnsupportedError(f"{key} {show_value(fields[key])} is not known here", file=str(path))
     for key, value in fields.items():
         if isinstance(value, list) and key.startswith(("attention.head_count", "feed_forward_length")):
             raise UnsupportedError(f"{key} differs from layer to layer, which is not known here", file=str(path))
@@ -146,8 +146,8 @@ def choose_head(path: Path, config: ModelConfig, fields: Json, entries: Mapping[
 
 
 def load_tokenizer(path: Path, metadata: Json, folder_check: FolderCheck = accept_folder) -> Tokenizer:
-    fields = {key: value for key, value in metadata.items() if key.startswith("tokenizer.ggml.")}
     try:
+        fields = Tokenizer.select_gguf_fields(metadata)
         folder_check(path, fields)
         return Tokenizer.from_gguf(fields)
     except CheckpointError as error:

@@ -19,7 +19,7 @@ from gguf import GGML_QUANT_SIZES, GGMLQuantizationType
 from gguf.quants import dequantize
 from torch import Tensor
 
-from ..core.errors import CheckpointError, UnsupportedError
+from ..core.errors import CheckpointError, UnsupportedError, show_value
 from ..core.files import open_regular
 from ..native.library import load_fastest
 from .tensor_files import NumberEncoding, TensorEntry, check_name_length, check_tensor_count, plain_encoding
@@ -116,7 +116,9 @@ class _HeaderReader:
         for _ in range(values):
             key = self.read_string()
             if key in metadata:
-                raise CheckpointError(f"it has the key {key!r} twice: is the file damaged?", file=str(self.path))
+                raise CheckpointError(
+                    f"it has the key {show_value(key)} twice: is the file damaged?", file=str(self.path)
+                )
             metadata[key] = self.read_value(self.read_number("<I"))
         return metadata, self.read_entries(tensors, metadata.get("general.alignment", 32))
 
@@ -163,7 +165,9 @@ class _HeaderReader:
         check_tensor_count(self.path, count)
         found = [self.read_entry() for _ in range(count)]
         if type(alignment) is not int or alignment < 1:
-            raise CheckpointError(f"general.alignment is {alignment!r}, not a positive number", file=str(self.path))
+            raise CheckpointError(
+                f"general.alignment is {show_value(alignment)}, not a positive number", file=str(self.path)
+            )
         start = -(-self.file.tell() // alignment) * alignment
         placed = {name: finish(start) for name, finish in found}
         for entry in placed.values():
@@ -185,7 +189,7 @@ class _HeaderReader:
         there = sorted((entry for entry in placed.values() if entry.size), key=lambda entry: entry.start)
         for one, other in pairwise(there):
             if one.start + one.size > other.start:
-                message = f"it overlaps the tensor {one.name!r}: is the file damaged?"
+                message = f"it overlaps the tensor {show_value(one.name)}: is the file damaged?"
                 raise CheckpointError(message, file=str(self.path), tensor=other.name)
 
     def read_entry(self) -> tuple[str, Callable[[int], TensorEntry]]:

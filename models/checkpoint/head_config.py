@@ -12,13 +12,13 @@ import torch
 from torch import nn
 
 from ..architectures import rename_weight
-from ..core.errors import CheckpointError, UnsupportedError
+from ..core.errors import CheckpointError, UnsupportedError, show_value
 from ..core.files import subfolder
 from ..network.encoder_decoder import EncoderDecoder
 from ..network.heads import LanguageHead, MaskHead, Pooler, Pooling, ScoreActivation, SequenceHead, TokenHead
 from ..network.model_config import ModelConfig
 from ..network.transformer import Transformer
-from .description import HeadDescription
+from .description import MAX_NAMED, HeadDescription
 from .folder_files import FolderParts, JsonObject, parse_config, read_json
 from .generation_config import read_decoding_config, read_start_token
 from .tensor_files import TensorEntry, has_same_bytes
@@ -134,7 +134,7 @@ def reads_both_orders(parts: FolderParts, closing: ScoreActivation) -> bool:
     this program have the field."""
     both, file = parts.config.get(BOTH_ORDERS, False), str(parts.path / "config.json")
     if not isinstance(both, bool):
-        raise CheckpointError(f"{BOTH_ORDERS} is {both!r}, which should be true or false", file=file)
+        raise CheckpointError(f"{BOTH_ORDERS} is {show_value(both)}, which should be true or false", file=file)
     if both and closing != "softmax":
         raise UnsupportedError(
             f"{BOTH_ORDERS} is supported before a softmax only, and this head has {closing}", file=file
@@ -148,15 +148,18 @@ def read_labels(parts: FolderParts) -> tuple[str, ...]:
     if names is None:
         count = parts.config.get("num_labels", 2)
         if not isinstance(count, int) or not 0 < count < 1 << 20:
-            raise CheckpointError(f"num_labels is {count!r}, which should be a positive number", file=file)
+            raise CheckpointError(f"num_labels is {show_value(count)}, which should be a positive number", file=file)
         return check_names("num_labels", tuple(f"LABEL_{index}" for index in range(count)), file)
     if (
         not isinstance(names, dict)
         or not names
         or {str(key) for key in names} != {str(index) for index in range(len(names))}
     ):
-        raise CheckpointError(f"id2label should name the labels 0 to n-1, not {names!r}"[:300], file=file)
-    return check_names("id2label", tuple(str(names[key]) for key in sorted(names, key=int)), file)
+        raise CheckpointError(f"id2label should name the labels 0 to n-1, not {show_value(names)}", file=file)
+    named = {str(key): name for key, name in names.items()}
+    if wrong := next((name for name in named.values() if isinstance(name, list | dict)), None):
+        raise CheckpointError(f"id2label has {show_value(wrong)} where the name of a label belongs", file=file)
+    return check_names("id2label", tuple(str(named[str(index)]) for index in range(len(named))), file)
 
 
 def check_names(field: str, names: tuple[str, ...], file: str) -> tuple[str, ...]:
@@ -181,9 +184,11 @@ def choose_score_activation(parts: FolderParts, labels: int) -> ScoreActivation:
     extra = parts.config.get("sentence_transformers")
     chosen = extra.get("activation_fn") if isinstance(extra, dict) else None
     if chosen:
-        name = str(chosen).rpartition(".")[2]
+        name = chosen.rpartition(".")[2] if isinstance(chosen, str) else ""
         if name not in CROSS_ENCODER_ACTIVATIONS:
-            message = f"activation_fn {chosen!r} is not known; known are {', '.join(CROSS_ENCODER_ACTIVATIONS)}"
+            message = (
+                f"activation_fn {show_value(chosen)} is not known; known are {', '.join(CROSS_ENCODER_ACTIVATIONS)}"
+            )
             raise UnsupportedError(message, file=str(parts.path / "config.json"))
         return CROSS_ENCODER_ACTIVATIONS[name]
     problem = parts.config.get("problem_type")
@@ -229,7 +234,9 @@ def check_sparse_pooling(folder: Path) -> None:
         config = read_json(file)
         for key, known in (("pooling_strategy", "max"), ("activation_function", "relu")):
             if config.get(key, known) != known:
-                raise UnsupportedError(f"{key} {config[key]!r} is not known; known is {known}", file=str(file))
+                raise UnsupportedError(
+                    f"{key} {show_value(config[key])} is not known; known is {known}", file=str(file)
+                )
 
 
 def is_embedder(folder: Path) -> bool:
@@ -279,7 +286,7 @@ def read_prompts(folder: Path) -> dict[str, str]:
     default = config.get("default_prompt_name")
     if default is not None and (not isinstance(default, str) or default not in prompts):
         known = ", ".join(prompts) or "there are none"
-        message = f"default_prompt_name {str(default)[:60]!r} is none of its prompts: {known}"
+        message = f"default_prompt_name {show_value(default)} is none of its prompts: {known}"
         raise CheckpointError(message, file=str(file))
     return {**prompts, "": prompts[default] if default else ""}
 
@@ -293,20 +300,23 @@ def pooler_head(pooling: Pooling, normalise: bool, prompts: Mapping[str, str] = 
     return HeadDescription("embed", build, prompts=prompts, pooling=pooling)
 
 
-def read_modules(path: Path) -> dict[str, str]:
+def read_modules(folder: Path) -> dict[str, str]:
     """The subfolder of each module of a sentence-transformers folder, by the module's kind."""
-    file, kinds = path / MODULES, ("Transformer", "Pooling", "Normalize", "MLMTransformer", SPARSE)
+    file, kinds = folder / MODULES, ("Transformer", "Pooling", "Normalize", "MLMTransformer", SPARSE)
     found = {}
     for module in read_list(file):
-        kind = str(module.get("type")).rpartition(".")[2]
+        kind, path = module.get("type"), module.get("path", "")
+        kind = kind.rpartition(".")[2] if isinstance(kind, str) else ""
         if kind not in kinds:
             raise UnsupportedError(
-                f"module {module.get('type')!r} is not known; known are {', '.join(kinds)}", file=str(file)
+                f"module {show_value(module.get('type'))} is not known; known are {', '.join(kinds)}", file=str(file)
             )
-        found[kind] = str(module.get("path", ""))
+        if not isinstance(path, str):
+            raise CheckpointError(f"path {show_value(path)} of {kind} is no string", file=str(file))
+        found[kind] = path
     network = found.get("Transformer") or found.get("MLMTransformer")
     if network:
-        message = f"its Transformer lies in {network!r}; only folders with it at the top are loaded"
+        message = f"its Transformer lies in {show_value(network)}; only folders with it at the top are loaded"
         raise UnsupportedError(message, file=str(file))
     return found
 
@@ -324,11 +334,15 @@ def read_pooling(file: Path) -> Pooling:
     if config.get("include_prompt") is False:
         raise UnsupportedError("include_prompt: false is not known; tokens of a prompt are pooled", file=str(file))
     mode = config.get("pooling_mode")
-    modes = [mode] if isinstance(mode, str) else list(mode or [])
-    modes += [key.removeprefix("pooling_mode_") for key, on in config.items() if key.startswith("pooling_mode_") and on]
+    modes = [mode] if isinstance(mode, str) else [] if mode is None else mode
+    if not isinstance(modes, list) or not all(isinstance(each, str) for each in modes):
+        raise UnsupportedError(f"pooling_mode is {show_value(mode)}, which should be a string", file=str(file))
+    modes = modes + [
+        key.removeprefix("pooling_mode_") for key, on in config.items() if key.startswith("pooling_mode_") and on
+    ]
     if len(set(modes)) != 1 or modes[0] not in POOLINGS:
         raise UnsupportedError(
-            f"pooling {' + '.join(map(str, modes)) or 'none'} is not known; "
+            f"pooling {' + '.join(modes[:MAX_NAMED]) or 'none'} is not known; "
             "known are one of mean, weightedmean, cls, max, lasttoken",
             file=str(file),
         )

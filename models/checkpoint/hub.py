@@ -5,7 +5,7 @@ import re
 from importlib.util import find_spec
 from pathlib import Path
 
-from ..core.errors import CheckpointError, UnsupportedError
+from ..core.errors import CheckpointError, UnsupportedError, show_value
 
 # No part begins with a dot and none is empty: a revision is looked up as a path in the cache.
 ID = re.compile(
@@ -27,7 +27,7 @@ def download(source: str) -> Path:
     """The folder of a checkpoint's files, downloaded or from the cache. CheckpointError if that fails."""
     if not HAS_HUB_LIBRARY:
         raise UnsupportedError(
-            f"{source!r} is no folder or file here, and to fetch it from the hub an extra is needed: "
+            f"{show_value(source, 1000)} is no folder or file here, and to fetch it from the hub an extra is needed: "
             "pip install 'polyhead[hub]'"
         )
     found = ID.fullmatch(source)
@@ -38,4 +38,6 @@ def download(source: str) -> Path:
         )
     except (OSError, ValueError) as error:  # the library's own errors are subclasses
         reason = next(iter(str(error).strip().splitlines()), type(error).__name__)
-        raise CheckpointError(f"{source!r} is no folder or file here, and the hub did not send it: {reason}") from None
+        raise CheckpointError(
+            f"{show_value(source, 1000)} is no folder or file here, and the hub did not send it: {reason}"
+        ) from None

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from ..architectures import Family, HeadSpec, rename_weight
-from ..core.errors import CheckpointError, UnsupportedError
+from ..core.errors import CheckpointError, UnsupportedError, show_value, truncate
 from .compressed_tensors import CompressedEntry
 from .folder_files import FolderParts, JsonObject, read_json
 from .hub import is_id
@@ -49,6 +49,7 @@ SUPPORTED_VALUES: JsonObject = {
     "init_lora_weights": (None, True, False, "gaussian", "eva", "orthogonal"),
 }
 MAX_PATTERNS = 1024  # of ranks, and as many of alphas
+MAX_PATTERN_STEPS = 1 << 24  # of all patterns on all modules; 504 modules with two patterns each take 1.3 million
 MAX_RANK = 1 << 13  # of a matrix that is merged; A and B are read whole
 PRODUCTS = 1 << 28  # multiplications of B @ A between two calls of the progress callback
 MAX_ALPHA = 1e9  # a larger value is an error
@@ -64,6 +65,20 @@ class Adapter:
     overlay: JsonObject
     pairs: Mapping[str, tuple[TensorEntry, TensorEntry]]  # module -> (A, B)
     saved: Mapping[str, TensorEntry]  # tensor -> its replacement
+
+
+class PatternSteps:
+    """Counts the steps of matching an adapter's patterns with its modules."""
+
+    def __init__(self, file: Path) -> None:
+        self._file, self._left = file, MAX_PATTERN_STEPS
+
+    def spend(self, count: int) -> None:
+        """UnsupportedError when more than MAX_PATTERN_STEPS are spent."""
+        self._left -= count
+        if self._left < 0:
+            message = "rank_pattern and alpha_pattern take too long to be matched with all modules"
+            raise UnsupportedError(f"{message}; merge the adapter with peft", file=str(self._file))
 
 
 @dataclass(frozen=True)
@@ -120,6 +135,8 @@ def base_source(path: Path) -> str:
     if os.path.exists(near):
         return str(near)
     revision = settings.get("revision")
+    if revision is not None and not isinstance(revision, str):
+        raise CheckpointError(f"revision is {show_value(revision)}, which should be a string", file=str(path / CONFIG))
     return f"{name}@{revision}" if revision and is_id(name) else name
 
 
@@ -131,29 +148,41 @@ def read_adapter(path: Path) -> Adapter:
         message = f"{WEIGHTS} is missing; an adapter_model.bin has to be saved again by peft, as safetensors"
         raise UnsupportedError(message, file=str(path))
     sides: dict[str, dict[str, TensorEntry]] = {}
-    saved = {}
+    saved = dict[str, TensorEntry]()
     for name, entry in read_safetensors(path / WEIGHTS).items():
         check_readable(entry)
         plain = re.sub(r"\.(modules_to_save|default)(?=\.)", "", name.removeprefix(PREFIX))
         if found := LOW_RANK.fullmatch(plain):
-            sides.setdefault(found["module"], {})[found["side"]] = entry
+            add_once(sides.setdefault(found["module"], {}), found["side"], entry)
         elif "lora_" in plain:
             raise UnsupportedError(
                 "only lora_A and lora_B of linear layers are merged", file=str(entry.file), tensor=name
             )
         elif ".original_module." not in plain:
-            saved[plain] = entry
+            add_once(saved, plain, entry)
     overlay = {key: value for key, value in read_json(path / "config.json", {}).items() if key in OVERLAY_FIELDS}
     return Adapter(path, settings, overlay, {module: order_pair(both) for module, both in sides.items()}, saved)
+
+
+def add_once(entries: dict[str, TensorEntry], place: str, entry: TensorEntry) -> None:
+    """Add the entry. CheckpointError if another one has its place: only one of the two would be used."""
+    if other := entries.get(place):
+        message = f"it has the place of {truncate(other.name, 200)}; an adapter changes a tensor once"
+        raise CheckpointError(message, file=str(entry.file), tensor=entry.name)
+    entries[place] = entry
 
 
 def check_adapter_settings(file: Path, settings: JsonObject) -> None:
     """UnsupportedError for settings under which the update is not scale * B @ A."""
     if settings.get("peft_type") != "LORA":
-        raise UnsupportedError(f"peft_type {settings.get('peft_type')!r}; only LORA is merged", file=str(file))
+        raise UnsupportedError(
+            f"peft_type {show_value(settings.get('peft_type'))}; only LORA is merged", file=str(file)
+        )
     for key, value in settings.items():
         if (value and key not in IGNORED_SETTINGS) or (key in SUPPORTED_VALUES and value not in SUPPORTED_VALUES[key]):
-            message = f"{key} is {value!r}, which plain LoRA does not have; merge it with peft and load the result"
+            message = (
+                f"{key} is {show_value(value)}, which plain LoRA does not have; merge it with peft and load the result"
+            )
             raise UnsupportedError(message, file=str(file))
     for key in ("rank_pattern", "alpha_pattern"):
         check_patterns(file, key, settings.get(key))
@@ -207,13 +236,13 @@ def adapter_head_spec(adapter: Adapter, base: FolderParts) -> HeadSpec:
     task = adapter.settings.get("task_type")
     if task is None:
         return base.spec
-    if base.spec.task == TASKS.get(str(task)):
+    wanted = TASKS.get(task) if isinstance(task, str) else None
+    if base.spec.task == wanted:
         return base.spec
-    specs = [spec for spec in base.family.heads.values() if spec.task == TASKS.get(str(task))]
+    specs = [spec for spec in base.family.heads.values() if spec.task == wanted]
     if not specs:
-        message = (
-            f"task_type {task!r} has no head in the {base.family.name} family, which has {', '.join(base.family.heads)}"
-        )
+        known = ", ".join(base.family.heads)
+        message = f"task_type {show_value(task)} has no head in the {base.family.name} family, which has {known}"
         raise UnsupportedError(message, file=str(adapter.path / CONFIG))
     return specs[0]
 
@@ -236,17 +265,21 @@ def label_overlay(adapter: Adapter, family: Family, spec: HeadSpec, config: Json
 
 
 def merge_entries(adapter: Adapter, family: Family, base: Mapping[str, TensorEntry]) -> dict[str, TensorEntry]:
-    """The base's entries with the adapter's changes."""
+    """The base's entries with the adapter's changes. CheckpointError for a tensor that is changed twice."""
     known = {strip_prefix(family, name): name for name in base}
-    entries = dict(base)
+    entries, changed = dict(base), dict[str, TensorEntry]()
+    steps = PatternSteps(adapter.path / CONFIG)
     for name, entry in adapter.saved.items():
+        add_once(changed, strip_prefix(family, name), entry)
         entries[known.get(strip_prefix(family, name), name)] = entry
     for module, pair in adapter.pairs.items():
+        add_once(changed, strip_prefix(family, f"{module}.weight"), pair[0])
         place = known.get(strip_prefix(family, f"{module}.weight"))
         if place is None:
             message = f"the base has no tensor {module}.weight to merge it into"
             raise CheckpointError(message, file=str(pair[0].file), tensor=pair[0].name)
-        entries[place] = build_merged_entry(adapter, module, base[place], pair)
+        scale = lora_scale(adapter, module, pair[0].shape[0], steps)
+        entries[place] = build_merged_entry(adapter, base[place], pair, scale)
     return entries
 
 
@@ -256,7 +289,7 @@ def strip_prefix(family: Family, name: str) -> str:
 
 
 def build_merged_entry(
-    adapter: Adapter, module: str, base: TensorEntry, pair: tuple[TensorEntry, TensorEntry]
+    adapter: Adapter, base: TensorEntry, pair: tuple[TensorEntry, TensorEntry], scale: float
 ) -> MergedEntry:
     transposed = bool(adapter.settings.get("fan_in_fan_out"))
     a, b = pair
@@ -267,23 +300,23 @@ def build_merged_entry(
             file=str(a.file),
             tensor=a.name,
         )
-    scale = lora_scale(adapter, module, a.shape[0])
     kind = "F32" if isinstance(base, CompressedEntry) else base.kind  # the sum is no longer whole multiples of a scale
     return MergedEntry(base.file, base.name, kind, base.shape, base.start, base.encoding, base, pair, scale, transposed)
 
 
-def lora_scale(adapter: Adapter, module: str, rank: int) -> float:
+def lora_scale(adapter: Adapter, module: str, rank: int, steps: PatternSteps) -> float:
     """Alpha over the rank, or over its square root (rank-stabilised, Kalajdzievski 2023, arXiv:2312.03732)."""
     settings = adapter.settings
-    stated_rank = match_pattern(settings.get("rank_pattern"), module, settings.get("r"))
-    alpha = match_pattern(settings.get("alpha_pattern"), module, settings.get("lora_alpha"))
+    stated_rank = match_pattern(settings.get("rank_pattern"), module, settings.get("r"), steps)
+    alpha = match_pattern(settings.get("alpha_pattern"), module, settings.get("lora_alpha"), steps)
     if stated_rank != rank or not isinstance(alpha, int | float) or not abs(alpha) < MAX_ALPHA:
-        message = f"r {stated_rank!r} and lora_alpha {alpha!r} do not fit {module}, whose matrices have rank {rank}"
+        message = f"r {show_value(stated_rank)} and lora_alpha {show_value(alpha)} do not fit {module}"
+        message += f", whose matrices have rank {rank}"
         raise CheckpointError(message, file=str(adapter.path / CONFIG))
     return float(alpha) / (math.sqrt(rank) if settings.get("use_rslora") else rank)
 
 
-def match_pattern(pattern: Any, module: str, default: Any) -> Any:
+def match_pattern(pattern: Any, module: str, default: Any, steps: PatternSteps) -> Any:
     """The value of the first pattern that matches the end of the module's name, as peft chooses it."""
     items: Iterable[tuple[str, Any]] = pattern.items() if isinstance(pattern, dict) else ()
-    return next((value for key, value in items if matches(key, module)), default)
+    return next((value for key, value in items if matches(key, module, steps.spend)), default)

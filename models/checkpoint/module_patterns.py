@@ -6,7 +6,7 @@ all positions where the parts before it may end.
 """
 
 import re
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from functools import lru_cache
 
 MAX_PATTERN_LENGTH = 200  # characters of a pattern
@@ -27,13 +27,21 @@ class UnsupportedPattern(ValueError):
     """The pattern has unsupported syntax."""
 
 
-def matches(pattern: str, module: str) -> bool:
+def ignore_steps(count: int) -> None:
+    """The default of `spend`: does nothing."""
+
+
+def matches(pattern: str, module: str, spend: Callable[[int], None] = ignore_steps) -> bool:
     """Whether the pattern matches the module's whole name, or what follows one of the name's dots, as in PEFT. Raises
-    UnsupportedPattern."""
+    UnsupportedPattern.
+
+    `spend` is called with the number of positions before a part is applied to them, and may raise.
+    """
     suffixes = {0, *(index + 1 for index, character in enumerate(module) if character == ".")}
     for anchored, parts in parse_pattern(pattern):
         places = {0} if anchored else suffixes
         for part in parts:
+            spend(len(places))
             places = _part_ends(part, module, places)
             if not places:
                 break

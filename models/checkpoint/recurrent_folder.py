@@ -11,7 +11,7 @@ import orjson
 import torch
 from safetensors.torch import save as packed
 
-from ..core.errors import CheckpointError, ModelError, UnsupportedError
+from ..core.errors import CheckpointError, ModelError, UnsupportedError, show_value
 from ..core.files import copy_file
 from ..network.model_config import ModelConfig
 from ..recurrent import RecurrentConfig, RecurrentTranslator
@@ -91,7 +91,8 @@ def describe_recurrent(folder: Path, folder_check: FolderCheck = accept_folder) 
 def parse_recurrent_config(file: str, content: JsonObject) -> RecurrentConfig:
     """The configuration in a config.json. CheckpointError unless it has every field and no unknown one."""
     if (content.get("model_type"), content.get("architectures")) != (KIND, [ARCHITECTURE]):
-        found = f"model_type {content.get('model_type')!r} with architectures {content.get('architectures')!r}"
+        kind, architectures = map(show_value, (content.get("model_type"), content.get("architectures")))
+        found = f"model_type {kind} with architectures {architectures}"
         raise UnsupportedError(f"{found} is not {KIND!r} with [{ARCHITECTURE!r}]", file=file)
     described = {name: value for name, value in content.items() if name not in ("model_type", "architectures", "dtype")}
     if unknown := sorted(described.keys() - FILE_NAMES.values()):

@@ -10,6 +10,13 @@ ModelError                 the base: the message is a sentence for people
 StepInputError stands alone: it is a fault of the program and no message for people.
 """
 
+import reprlib
+from collections.abc import Mapping
+from itertools import islice
+from typing import Any
+
+MAX_SHOWN_ITEMS = 50  # of a list or an object that a message shows
+
 
 class ModelError(Exception):
     """The message is complete, for people, and carries no traceback."""
@@ -30,6 +37,36 @@ class CheckpointError(ModelError):
 
 def truncate(text: str, longest: int = 1000) -> str:
     return text if len(text) <= longest else f"{text[:longest]}... ({len(text) - longest} more characters)"
+
+
+class _ShortRepr(reprlib.Repr):
+    """Writes values out of a file: the first items of a list or an object, and of those inside only how many."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.maxlevel, self.maxlist, self.maxtuple = 2, MAX_SHOWN_ITEMS, MAX_SHOWN_ITEMS
+
+    def repr_str(self, x: str, level: int) -> str:  # noqa: ARG002
+        return repr(x) if len(x) <= self.maxstring else f"{x[: self.maxstring]!r}..."
+
+    def repr_dict(self, x: Mapping[Any, Any], level: int) -> str:
+        """As the library's, which sorts all keys first."""
+        if level <= 0 and x:
+            return "{...}"
+        shown = [f"{self.repr1(key, level - 1)}: {self.repr1(x[key], level - 1)}" for key in islice(x, MAX_SHOWN_ITEMS)]
+        return f"{{{', '.join(shown)}{', ...' * (len(x) > MAX_SHOWN_ITEMS)}}}"
+
+
+def show_value(value: object, longest: int = 200) -> str:
+    """A value out of a file as a message shows it, cut to `longest` characters.
+
+    A list of millions of numbers takes seconds to be written, while other threads wait, so only its beginning is
+    written.
+    """
+    short = _ShortRepr()
+    short.maxstring = short.maxlong = short.maxother = longest
+    shown = short.repr(value)
+    return shown if len(shown) <= longest + len("''...") else f"{shown[:longest]}..."
 
 
 class UnsupportedError(CheckpointError):

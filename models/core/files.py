@@ -9,11 +9,12 @@ from itertools import islice
 from pathlib import Path
 from typing import BinaryIO
 
-from .errors import CheckpointError
+from .errors import CheckpointError, show_value
 
 MAX_SMALL_BYTES = 16 << 20  # bytes of a description, an index, a template
 MAX_VOCABULARY_BYTES = 64 << 20  # bytes of a vocabulary
 MAX_JSON_VALUES = 1 << 21  # fields, objects and lists in a JSON file; each takes many times its bytes in memory
+MAX_NAME_BYTES = 255  # bytes of a file's name, as file systems have it
 MAX_LISTED_FILES = 10_000  # files of a folder that are searched for a hint
 
 
@@ -92,9 +93,15 @@ def read_json_bytes(path: Path, most: int = MAX_SMALL_BYTES) -> bytes:
 def subfolder(folder: Path, name: str) -> Path:
     """A folder inside a folder. Raises CheckpointError unless `name` is the plain name of one that is no link."""
     path = folder / name
-    if name and (Path(name).name != name or name == ".." or path.is_symlink()):
-        raise CheckpointError(f"{name!r} is no folder inside this one", file=str(folder))
+    if name and (not is_plain_name(name) or path.is_symlink()):
+        raise CheckpointError(f"{show_value(name)} is no folder inside this one", file=str(folder))
     return path
+
+
+def is_plain_name(name: str) -> bool:
+    """Whether this may be the name of a file inside a folder: no path, and nothing that a file system refuses."""
+    refused = "\0" in name or len(name.encode(errors="replace")) > MAX_NAME_BYTES
+    return not refused and name not in ("", ".", "..") and Path(name).name == name and "\\" not in name
 
 
 def list_files(folder: Path, suffixes: Collection[str]) -> list[str]:

@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Literal, get_args
 
-from ..core.errors import ModelError
+from ..core.errors import ModelError, show_value
 
 CellKind = Literal["gru", "lstm"]
 AttentionKind = Literal["none", "bahdanau", "luong"]
@@ -54,7 +54,7 @@ class RecurrentConfig:
 
     def __post_init__(self) -> None:
         for name, wrong in invalid_values(self):
-            message = f"{name} is {getattr(self, name)!r}, which should be {wrong}"
+            message = f"{name} is {show_value(getattr(self, name))}, which should be {wrong}"
             raise ModelError(message)
 
     @property
@@ -95,4 +95,4 @@ def ignored_fields(config: RecurrentConfig) -> Iterator[tuple[str, str]]:
     if config.attention != "luong":
         for name, only in (("score", "concat"), ("reach", "global"), ("input_feeding", False)):
             if getattr(config, name) != only:
-                yield name, f"{only!r} where attention is {config.attention!r}"
+                yield name, f"{only!r} where attention is {show_value(config.attention)}"

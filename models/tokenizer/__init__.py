@@ -9,6 +9,8 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from copy import copy
 from functools import cached_property
+from hashlib import sha256
+from operator import itemgetter
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -122,6 +124,7 @@ class Tokenizer:
         self.text_size = patterns.check_piece_lengths(self._backend, known)
         self.growth = patterns.check_growth(self._backend)
         self._spelling = TokenSpelling(self._backend)
+        self._literal = copy_without_control(self._backend)
         check_control_tokens([self.piece(id) for id in self._spelling.special])
         self.bos_token, self.eos_token = vocabulary.bos, vocabulary.eos
         self.bos_id, self.eos_id, self.pad_id = map(self.token_id, (vocabulary.bos, vocabulary.eos, vocabulary.pad))
@@ -144,11 +147,22 @@ class Tokenizer:
         """The tokenizer in a GGUF file's metadata; CheckpointError names the faulty field."""
         return run_library(lambda: cls(gguf.read_gguf_vocabulary(fields)), load_failure())
 
+    @staticmethod
+    def select_gguf_fields(metadata: Mapping[str, Any]) -> dict[str, Any]:
+        """The fields that `from_gguf` reads; CheckpointError if they are longer than those of any vocabulary."""
+        return gguf.select_fields(metadata)
+
     @property
     def parts(self) -> tuple[str, ...]:
         """Everything it is made of, as text; `from_parts` makes an equal tokenizer, for example in another process."""
         current = self._vocabulary
         return self._backend.to_str(), current.bos, current.eos, current.pad, current.unk, current.mask
+
+    @cached_property
+    def digest(self) -> bytes:
+        """SHA-256 of the `parts`; equal tokenizers have equal ones. The library writes a large vocabulary in half a
+        second, while other threads wait, so it does so once."""
+        return sha256("\0".join(self.parts).encode()).digest()
 
     @classmethod
     def from_parts(cls, backend: str, *roles: str) -> "Tokenizer":
@@ -156,10 +170,13 @@ class Tokenizer:
         return run_library(lambda: cls(Vocabulary(tokenizers.Tokenizer.from_str(backend), *roles)), load_failure())
 
     def with_text_tags(self, tags: frozenset[str]) -> "Tokenizer":
-        """The tokenizer with `tags` decoded as text, even if the vocabulary has them as control tokens."""
+        """The tokenizer with `tags` decoded as text, even if the vocabulary has them as control tokens.
+
+        It makes what `quote` needs, which takes long for many control tokens, so that no request waits for it.
+        """
         other = copy(self)
         other._spelling = TokenSpelling(self._backend, tags)
-        other.__dict__.pop("_quoting", None)
+        other.__dict__["_quoting"] = other._build_quoting()
         return other
 
     @property
@@ -258,8 +275,9 @@ class Tokenizer:
 
     def has_same_tokens(self, other: "Tokenizer") -> bool:
         """Whether the same ids have the same spelling."""
-        mine, theirs = (each._backend.get_vocab(with_added_tokens=True) for each in (self, other))
-        return bool(mine == theirs)
+        mine, theirs = self._backend.id_to_token, other._backend.id_to_token
+        # One token in a call: other threads wait while the library makes a table of a whole vocabulary.
+        return self.vocab_size == other.vocab_size and all(mine(id) == theirs(id) for id in range(self.vocab_size))
 
     def is_special(self, id: int) -> bool:
         """Whether a token is a control token, which is never text."""
@@ -267,14 +285,25 @@ class Tokenizer:
 
     @cached_property
     def _quoting(self) -> SpecialTokenEscape:
+        return self._build_quoting()
+
+    def _build_quoting(self) -> SpecialTokenEscape:
         return SpecialTokenEscape(self.piece(id) for id in self._spelling.special)
 
-    @cached_property
-    def _literal(self) -> tokenizers.Tokenizer:
-        # A copy, because the switch applies to the whole encoder, which other threads are using.
-        literal = tokenizers.Tokenizer.from_str(self._backend.to_str())
-        literal.encode_special_tokens = True
-        return literal
+
+def copy_without_control(backend: tokenizers.Tokenizer) -> tokenizers.Tokenizer:
+    """An equal encoder that reads a spelled control token as plain text; it shares the vocabulary with `backend`.
+
+    It is another object because the switch applies to a whole encoder, which other threads are using.
+    """
+    other = tokenizers.Tokenizer(backend.model)
+    for part in ("normalizer", "pre_tokenizer", "post_processor", "decoder"):
+        if (made := getattr(backend, part)) is not None:
+            setattr(other, part, made)
+    # In the order of their ids, in which the library gives them the same ids again.
+    other.add_tokens([token for _, token in sorted(backend.get_added_tokens_decoder().items(), key=itemgetter(0))])
+    other.encode_special_tokens = True
+    return other
 
 
 def build_tokenizer(make: Callable[[], Tokenizer], file: str) -> Tokenizer:

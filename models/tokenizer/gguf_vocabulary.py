@@ -7,7 +7,8 @@ from typing import Any
 
 from tokenizers import AddedToken, Tokenizer
 
-from ..core.errors import CheckpointError, UnsupportedError
+from ..core.errors import CheckpointError, UnsupportedError, show_value
+from .added_tokens import check_added_contents
 from .vocabulary import (
     MAX_PIECE_LENGTH,
     SPACE,
@@ -39,6 +40,38 @@ _ROLES = (
 )  # the format spells it "seperator"
 
 
+READ_FIELDS = frozenset(
+    f"tokenizer.ggml.{name}"
+    for name in (
+        *("add_bos_token", "add_eos_token", "add_space_prefix", "merges", "model", "normalizer.lowercase"),
+        *("normalizer.strip_accents", "pre", "scores", "token_type", "tokens"),
+        *(f"{role}_token_id" for role in _ROLES),
+    )
+)
+MAX_FIELD_CHARACTERS = 1 << 25  # characters of all fields; 262,144 tokens and their merges have ten million
+
+
+def select_fields(metadata: Mapping[str, Any]) -> dict[str, Any]:
+    """The fields of a GGUF file's metadata that `read_gguf_vocabulary` reads.
+
+    CheckpointError if their strings are longer than those of any vocabulary. They are copied several times, with each
+    control character as six, for the child process that tries the vocabulary first.
+    """
+    fields = {name: value for name, value in metadata.items() if name in READ_FIELDS}
+    sizes = {name: _count_characters(value) for name, value in fields.items()}
+    if (characters := sum(sizes.values())) > MAX_FIELD_CHARACTERS:
+        longest = max(sizes, key=sizes.__getitem__)
+        message = f"the metadata field {longest} has {sizes[longest]} of {characters} characters under tokenizer.ggml"
+        raise CheckpointError(f"{message}; {MAX_FIELD_CHARACTERS} are the most")
+    return fields
+
+
+def _count_characters(value: Any) -> int:
+    if isinstance(value, str):
+        return len(value)
+    return sum(len(item) for item in value if isinstance(item, str)) if isinstance(value, list | tuple) else 0
+
+
 class _Fields:
     """The metadata under `tokenizer.ggml.`; each value is checked when it is read."""
 
@@ -52,7 +85,7 @@ class _Fields:
         value = self._fields.get(f"tokenizer.ggml.{name}")
         value = default if value is None else value
         if not isinstance(value, kind):
-            reason = "is missing" if value is None else f"is {str(value)[:40]!r}, a {type(value).__name__}"
+            reason = "is missing" if value is None else f"is {show_value(value)}, a {type(value).__name__}"
             raise CheckpointError(f"the metadata field tokenizer.ggml.{name} {reason}")
         return value
 
@@ -60,7 +93,7 @@ class _Fields:
         values = list(self.read(name, (list, tuple)))
         wrong = next((value for value in values if not isinstance(value, kind)), None)
         if wrong is not None:
-            raise CheckpointError(f"the metadata field tokenizer.ggml.{name} holds {str(wrong)[:40]!r}")
+            raise CheckpointError(f"the metadata field tokenizer.ggml.{name} holds {show_value(wrong)}")
         if count >= 0 and len(values) != count:
             raise CheckpointError(
                 f"the metadata field tokenizer.ggml.{name} has {len(values)} values for {count} tokens"
@@ -94,8 +127,9 @@ class _Data:
         """The vocabulary with its added tokens. Control tokens are matched whole and are no text; user-defined ones are
         matched whole and are text."""
         control = dict.fromkeys([*self.select_pieces(UNKNOWN, CONTROL), *self.roles.values()])
-        backend.add_special_tokens([AddedToken(piece, normalized=False, special=True) for piece in control])
         defined = [piece for piece in self.select_pieces(USER_DEFINED) if piece not in control]
+        check_added_contents((*control, *defined))
+        backend.add_special_tokens([AddedToken(piece, normalized=False, special=True) for piece in control])
         backend.add_tokens([AddedToken(piece, normalized=False, special=False) for piece in defined])
         return Vocabulary(backend=backend, bos=bos, eos=eos, pad=self.roles.get("padding", ""))
 
@@ -109,7 +143,7 @@ def read_gguf_vocabulary(metadata: Mapping[str, Any]) -> Vocabulary:
     kind = fields.read("model", str)
     if kind not in _KINDS:
         raise UnsupportedError(
-            f"the vocabulary is of kind {kind!r} (tokenizer.ggml.model); known: {', '.join(sorted(_KINDS))}. "
+            f"the vocabulary is of kind {show_value(kind)} (tokenizer.ggml.model); known: {', '.join(sorted(_KINDS))}. "
             "Load the model from its safetensors folder, with its tokenizer.json, instead"
         )
     pieces = _pieces(fields)
@@ -126,7 +160,9 @@ def _pieces(fields: _Fields) -> list[str]:
     if len(set(pieces)) != len(pieces):
         seen: dict[str, int] = {}
         first, second = next((seen[p], i) for i, p in enumerate(pieces) if seen.setdefault(p, i) != i)
-        raise CheckpointError(f"tokenizer.ggml.tokens has {pieces[first]!r} twice, as {first} and as {second}")
+        raise CheckpointError(
+            f"tokenizer.ggml.tokens has {show_value(pieces[first])} twice, as {first} and as {second}"
+        )
     return pieces
 
 
@@ -146,7 +182,7 @@ def _from_gpt2(data: _Data) -> Vocabulary:
     name = data.fields.read("pre", str, "default") or "default"
     if name not in SPLITS:
         raise CheckpointError(
-            f"the text is to be split as {name!r} (tokenizer.ggml.pre); known: {', '.join(sorted(SPLITS))}"
+            f"the text is to be split as {show_value(name)} (tokenizer.ggml.pre); known: {', '.join(sorted(SPLITS))}"
         )
     split, merges = SPLITS[name], _merges(data.fields)
     backend = run_build(lambda: byte_level_merges(data.piece_ids(), merges, split))

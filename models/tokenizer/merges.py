@@ -9,7 +9,7 @@ import json
 import re
 from typing import Any
 
-from ..core.errors import CheckpointError
+from ..core.errors import CheckpointError, show_value
 
 MAX_AFFIX_LENGTH = 16  # characters
 AFFIXES = ("continuing_subword_prefix", "end_of_word_suffix")
@@ -34,9 +34,15 @@ def check_merges(text: str, file: str) -> None:
     prefix, merges = found["continuing_subword_prefix"], found["merges"]
     if isinstance(prefix, str) and isinstance(merges, list):
         for index, merge in enumerate(merges):
-            second = merge.partition(" ")[2] if isinstance(merge, str) else merge[-1] if merge else ""
-            if not str(second).startswith(prefix):
+            second = (
+                merge.partition(" ")[2]
+                if isinstance(merge, str)
+                else merge[-1]
+                if isinstance(merge, list) and merge
+                else ""
+            )
+            if not isinstance(second, str) or not second.startswith(prefix):
                 message = (
-                    f"model.merges[{index}] has {str(second)[:40]!r} where model.continuing_subword_prefix belongs"
+                    f"model.merges[{index}] has {show_value(second)} where model.continuing_subword_prefix belongs"
                 )
-                raise CheckpointError(f"{message}, which is {prefix!r}", file=file)
+                raise CheckpointError(f"{message}, which is {show_value(prefix)}", file=file)

@@ -14,8 +14,9 @@ from typing import Any
 from tokenizers import AddedToken, Tokenizer, processors
 
 from ..core import files
-from ..core.errors import CheckpointError, UnsupportedError
+from ..core.errors import CheckpointError, UnsupportedError, show_value
 from . import sentencepiece
+from .added_tokens import check_added_contents, check_added_tokens
 from .merges import check_merges
 from .vocabulary import (
     GPT2_SPLIT,
@@ -116,11 +117,11 @@ def _read_settings(folder: Path) -> _Settings:
     for key in _MORE:
         values = named.get(key) or []
         if not isinstance(values, list | dict):
-            raise CheckpointError(f"{key} is {values!r} where a list of tokens belongs", file=where)
+            raise CheckpointError(f"{key} is {show_value(values)} where a list of tokens belongs", file=where)
         more.extend(_parse_token(value, where) for value in (values.values() if isinstance(values, dict) else values))
     listed = config.get("added_tokens_decoder") or {}
     if not isinstance(listed, dict):
-        raise CheckpointError(f"added_tokens_decoder is {listed!r} where an object belongs", file=where)
+        raise CheckpointError(f"added_tokens_decoder is {show_value(listed)} where an object belongs", file=where)
     added = {_check_id(key, where): _parse_token(value, where, special=False) for key, value in listed.items()}
     for piece, index in _read_json(folder / "added_tokens.json").items():
         name = str(folder / "added_tokens.json")
@@ -142,8 +143,8 @@ def _read_json(path: Path) -> dict[str, Any]:
 
 
 def _check_id(value: Any, file: str) -> int:
-    if not str(value).isdecimal():
-        raise CheckpointError(f"gives {str(value)[:40]!r} for the id of an added token", file=file)
+    if not (type(value) is int and value >= 0) and not (isinstance(value, str) and value.isdecimal()):
+        raise CheckpointError(f"gives {show_value(value)} for the id of an added token", file=file)
     return int(value)
 
 
@@ -153,7 +154,7 @@ def _parse_token(value: Any, file: str, *, special: bool = True) -> AddedToken:
     content = flags.get("content")
     if not isinstance(content, str):
         raise CheckpointError(
-            f"gives {str(value)[:40]!r} for a special token; a string or an object belongs", file=file
+            f"gives {show_value(value)} for a special token; a string or an object belongs", file=file
         )
     return AddedToken(
         content,
@@ -169,6 +170,7 @@ def _read_tokenizer_json(folder: Path, settings: _Settings) -> Tokenizer:
     path = folder / "tokenizer.json"
     text = _check_utf8(path, lambda: files.read_json_bytes(path, files.MAX_VOCABULARY_BYTES).decode())
     check_merges(text, str(path))
+    check_added_tokens(text, str(path))
     backend = run_build(lambda: Tokenizer.from_str(text), str(path))
     # The file's settings for truncation and padding are ignored.  A text that is too long is an error that gives
     # both lengths, and nothing is padded.
@@ -215,11 +217,14 @@ def _read_source_spm(folder: Path, settings: _Settings) -> Tokenizer:
     if settings.other.get("separate_vocabs") or (folder / "target_vocab.json").is_file():
         raise UnsupportedError("has another vocabulary for each side, and only one for both is read", file=path)
     if not all(isinstance(index, int) for index in pieces.values()) or settings.piece("unk_token") not in pieces:
-        raise CheckpointError(f"has no number for each piece, and one for {settings.piece('unk_token')!r}", file=path)
+        raise CheckpointError(
+            f"has no number for each piece, and one for {show_value(settings.piece('unk_token'))}", file=path
+        )
     model = sentencepiece.read_unigram(folder / "source.spm")
     backend = run_build(lambda: sentencepiece.build_unigram_backend(model, pieces, settings.piece("unk_token")), path)
     _add_tokens(backend, settings, folder)
     codes = sorted(piece for piece in pieces if piece.startswith(">>") and piece.endswith("<<"))
+    check_added_contents(codes, path)
     backend.add_tokens([AddedToken(code, normalized=False, special=False) for code in codes])
     add_boundary_tokens(backend, "", settings.piece("eos_token"))
     return backend
@@ -252,7 +257,8 @@ _CLASSES: dict[str, tuple[_BuildBackend, dict[str, str]]] = {
 
 
 def _tokenizer_class(folder: Path, settings: _Settings) -> tuple[_BuildBackend, dict[str, str]]:
-    name = str(settings.other.get("tokenizer_class") or "GPT2Tokenizer").removesuffix("Fast")
+    given = settings.other.get("tokenizer_class") or "GPT2Tokenizer"
+    name = (given if isinstance(given, str) else show_value(given)).removesuffix("Fast")
     if name not in _CLASSES:
         path = str(folder / "vocab.json")
         raise UnsupportedError(f"is the vocabulary of a {name}, which is not read here; {_CONVERT}", file=path)
@@ -279,7 +285,7 @@ def _read_vocab_json(folder: Path, settings: _Settings, merge: _BuildBackend) ->
 
 def _boundary_piece(backend: Tokenizer, piece: str, file: str) -> tuple[str, int]:
     if (index := backend.token_to_id(piece)) is None:
-        raise CheckpointError(f"has no {piece!r}, which is added to every text", file=file)
+        raise CheckpointError(f"has no {show_value(piece)}, which is added to every text", file=file)
     return piece, index
 
 
@@ -299,16 +305,19 @@ def _read_merges(path: Path) -> list[tuple[str, str]]:
 
 def _add_tokens(backend: Tokenizer, settings: _Settings, folder: Path) -> None:
     """Add the tokens of the small files as added or special tokens, unless they are already."""
+    listed = [token for _, token in sorted(settings.added.items(), key=lambda item: item[0])]
+    named = [*settings.roles.values(), *settings.more]
+    check_added_contents((token.content for token in (*listed, *named)), str(folder))
     known = {token.content: token.special for token in backend.get_added_tokens_decoder().values()}
-    for index, token in sorted(settings.added.items()):
-        if known.get(token.content) is None:
-            backend.add_tokens([token])
+    # The library makes its automaton again in each call, so all tokens are added in one.
+    backend.add_tokens([token for token in listed if token.content not in known])
+    for index, token in settings.added.items():
         if backend.token_to_id(token.content) != index:
-            message = f"the added token {token.content!r} has id {index} in the small files, "
+            message = f"the added token {show_value(token.content)} has id {index} in the small files, "
             raise CheckpointError(f"{message}{backend.token_to_id(token.content)} in the vocabulary", file=str(folder))
-    for token in [*settings.roles.values(), *settings.more]:
-        if not known.get(token.content) and backend.token_to_id(token.content) is not None:
-            backend.add_special_tokens([token])
+    backend.add_special_tokens(
+        [token for token in named if not known.get(token.content) and backend.token_to_id(token.content) is not None]
+    )
 
 
 def _read_text(path: Path) -> str:

@@ -7,7 +7,7 @@ from typing import TypeVar
 
 from tokenizers import Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, processors
 
-from ..core.errors import CheckpointError, ModelError
+from ..core.errors import CheckpointError, ModelError, show_value
 from .panics import load_failure, run_library
 
 MAX_PIECE_LENGTH = 4096  # characters of a token; published ones have a few hundred
@@ -171,7 +171,7 @@ def word_piece_backend(pieces: Mapping[str, int], options: WordPieceOptions) -> 
     """WordPiece: the longest pieces of each word; pieces inside a word begin with `##` (BERT)."""
     for piece in (options.unknown, options.first, options.separator):
         if piece not in pieces:
-            raise ValueError(f"it has no {piece!r}")
+            raise ValueError(f"it has no {show_value(piece)}")
     backend = Tokenizer(models.WordPiece(vocab=dict(pieces), unk_token=options.unknown))
     backend.normalizer = normalizers.BertNormalizer(
         clean_text=True,

@@ -28,7 +28,7 @@ def start_child(command: Sequence[str]) -> subprocess.Popen[bytes]:
     return process
 
 
-def exchange_lines(process: subprocess.Popen[bytes], question: bytes, timeout_s: float) -> bytes:
+def exchange_lines(process: subprocess.Popen[bytes], question: bytes | bytearray, timeout_s: float) -> bytes:
     """Send `question` and return the line that answers it, within `timeout_s` seconds.
 
     Raises TimeoutError where none comes, BrokenPipeError where the process has closed its output.

@@ -127,7 +127,7 @@ class ReplicaSet:
         compatible = same or [
             connection
             for connection in serving
-            if connection.models[model.name].tokenizer.parts == model.tokenizer.parts
+            if connection.models[model.name].tokenizer.digest == model.tokenizer.digest
         ]
         if not compatible:
             raise self.unavailable_error(model.name)

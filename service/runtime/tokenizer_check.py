@@ -28,6 +28,8 @@ WALL_SECONDS = 90.0  # seconds of real time: on a busy machine the child gets li
 MEMORY_BYTES = 4 << 30  # bytes of address space
 TEXT_CHARACTERS = 1 << 13  # of each text that is tokenised
 CPU_SECONDS_PER_TEXT = 0.25  # of CPU time, for such a text; ten times what published tokenizers take
+CPU_SECONDS_PER_CALL = 3.0  # of CPU time, in which no other thread runs; 262,144 tokens and their merges take one
+WATCH_SECONDS = 0.005  # of real time, between two looks at the clock
 TEXT_PIECES = ("a", "a ", " ", "\n", "0", ".", "é", "the quick brown fox ", "\u4e2d")
 VOCABULARY_IDS = 512  # the first tokens of the vocabulary, from which texts are made too
 VOCABULARY_TEXTS = 4  # tokens of these that are a text of their own each
@@ -52,11 +54,12 @@ class TokenizerCheck:
         with self._lock:
             if self._process is not None and self._process.poll() is not None:  # it has ended or was killed
                 self._end()
-            question = {"source": str(source), "fields": dict(fields), "memory": MEMORY_BYTES}
-            question |= {"seconds": CPU_SECONDS, "text_seconds": CPU_SECONDS_PER_TEXT}
+            limits = {"memory": MEMORY_BYTES, "seconds": CPU_SECONDS}
+            limits |= {"text_seconds": CPU_SECONDS_PER_TEXT, "call_seconds": CPU_SECONDS_PER_CALL}
+            question = write_question({"source": str(source), **limits}, fields)
             try:
                 process = self._process = self._process or start_child(COMMAND)
-                answer = json.loads(exchange_lines(process, json.dumps(question).encode() + b"\n", WALL_SECONDS))
+                answer = json.loads(exchange_lines(process, question, WALL_SECONDS))
             except TimeoutError:
                 self._end()
                 raise tokenizer_error(
@@ -85,6 +88,18 @@ class TokenizerCheck:
             kill_child(process)
 
 
+def write_question(request: Mapping[str, Any], fields: Mapping[str, Any]) -> bytearray:
+    """Return the request with the metadata `fields` of a GGUF file, as a line of JSON.
+
+    A vocabulary is long, so one field at a time is copied, and characters outside of ASCII stay as they are.
+    """
+    line = bytearray(json.dumps(request).encode().removesuffix(b"}") + b', "fields": {')
+    for number, (name, value) in enumerate(fields.items()):
+        line += b", " * bool(number) + json.dumps(name).encode() + b": "
+        line += json.dumps(value, ensure_ascii=False).encode()
+    return line + b"}}\n"
+
+
 def tokenizer_error(source: Path | str, reason: str) -> CheckpointError:
     return CheckpointError(reason, file=str(source))
 
@@ -99,13 +114,43 @@ def describe_exit(code: int) -> str:
     return f"{subject}: the process that tried it ended {how}; {limit}"
 
 
+class InterpreterWatch:
+    """While it is entered, `longest` is the most CPU time of this process between two turns of another thread.
+
+    The tokenizers library keeps the interpreter's lock while it reads a vocabulary. A server that makes the same call
+    answers nothing for that long, on a busy machine for a multiple of it.
+    """
+
+    def __init__(self) -> None:
+        self.longest, self._ended = 0.0, threading.Event()
+        self._thread = threading.Thread(target=self._watch, daemon=True)
+
+    def __enter__(self) -> "InterpreterWatch":
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._ended.set()
+        self._thread.join()
+
+    def _watch(self) -> None:
+        last, ended = time.process_time(), False
+        while not ended:
+            ended, now = self._ended.wait(WATCH_SECONDS), time.process_time()
+            self.longest, last = max(self.longest, now - last), now
+
+
 def try_tokenizer(request: dict[str, Any]) -> CheckpointError | None:
     """Read the tokenizer of a folder or of a GGUF file's metadata, and tokenise texts; return what is wrong with it."""
     source = Path(request["source"])
     try:
-        tokenizer = Tokenizer.from_folder(source) if source.is_dir() else Tokenizer.from_gguf(request["fields"])
+        with InterpreterWatch() as watch:
+            tokenizer = Tokenizer.from_folder(source) if source.is_dir() else Tokenizer.from_gguf(request["fields"])
     except CheckpointError as error:
         return error
+    if watch.longest > (most := request["call_seconds"]):
+        cost = f"takes {watch.longest:.1f} s of a processor in one call, while no other thread runs"
+        return tokenizer_error(source, f"reading the tokenizer {cost}; {most:g} s are the most")
     for piece in (*TEXT_PIECES, *vocabulary_pieces(tokenizer)):
         text = (piece[:TEXT_CHARACTERS] * (TEXT_CHARACTERS // len(piece) + 1))[:TEXT_CHARACTERS]
         began = time.process_time()

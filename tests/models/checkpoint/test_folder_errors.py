@@ -4,6 +4,7 @@ import json
 import random
 import struct
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +12,7 @@ import pytest
 import torch
 import transformers as tf
 
-from polyhead.models.architectures.family import MAX_LAYERS
+from polyhead.models.architectures.family import MAX_HEAD_WIDTH, MAX_LAYERS, MAX_SHARED_LAYERS
 from polyhead.models.checkpoint import describe_source, load
 from polyhead.models.checkpoint import folder as folder_of
 from polyhead.models.checkpoint import tensor_files as tensors
@@ -41,6 +42,7 @@ from tests.support.edits import edited, with_tensors
         ({"vocab_size": -5}, "vocab_size is -5, which should be a whole number"),
         ({"vocab_size": 2**70}, "vocab_size is 1.18"),
         ({"hidden_size": 10**9}, "1000000000"),
+        ({"hidden_size": 2**31 - 2}, "the network that it describes cannot be built .*widths are too large"),
         ({"layer_norm_eps": "small"}, "norm_eps is 'small'"),
         ({"type_vocab_size": -1}, "segments is -1"),
         ({"num_hidden_layers": 10**9}, "1000000000 layers, but the files hold"),
@@ -89,14 +91,34 @@ def test_layers_are_not_built_without_their_tensors(
         build_on_meta(describe_source(str(folder)))
 
 
+def test_rotary_tables_are_bounded_before_shapes_are_compared(tiny_generator: Path, tmp_path: Path) -> None:
+    """The frequencies are computed when the network is built, before the files' shapes are compared with it."""
+    folder = edited(tiny_generator, tmp_path / "wide", head_dim=MAX_HEAD_WIDTH + 2)
+    with pytest.raises(CheckpointError, match="head_width is 16386, which should be 16384 at most, for rotary"):
+        build_on_meta(describe_source(str(folder)))
+
+
+@pytest.mark.parametrize("windowed", [0.0, 10_000.0])
+def test_tables_of_a_network_without_its_weights_are_small(tiny_generator: Path, windowed: float) -> None:
+    """A network on the meta device has no weights; the tables that it computes take the memory of the process."""
+    described = describe_source(str(tiny_generator))
+    for name, value in (("head_width", MAX_HEAD_WIDTH), ("width", 2**30), ("heads", 2**30), ("max_positions", 2**30)):
+        config = replace(described.config, window_rope_base=windowed, **{"kv_heads": 1, name: value})
+        network, _ = build_on_meta(replace(described, config=config))
+        assert sum(table.nbytes for table in network.buffers() if not table.is_meta) <= 4 * MAX_HEAD_WIDTH
+
+
 def test_layers_with_shared_tensors_may_be_many(tmp_path: Path) -> None:
     """ALBERT has one set of tensors for all layers; its large models have more layers than this set has tensors."""
     config = tf.AlbertConfig(vocab_size=400, hidden_size=32, num_hidden_layers=24, num_attention_heads=4)
     folder = checkpoints.save(tf.AlbertModel(config), checkpoints.word_piece(), tmp_path / "albert")
     assert len(build_on_meta(describe_source(str(folder)))[0].blocks) == 24
-    edited(folder, folder, num_hidden_layers=MAX_LAYERS + 1)
-    with pytest.raises(CheckpointError, match="1025 layers; networks of 1024 at most"):
-        build_on_meta(describe_source(str(folder)))
+    edited(folder, folder, num_hidden_layers=MAX_SHARED_LAYERS)
+    assert len(build_on_meta(describe_source(str(folder)))[0].blocks) == MAX_SHARED_LAYERS
+    for depth in (MAX_SHARED_LAYERS + 1, MAX_LAYERS, 10**9):
+        edited(folder, folder, num_hidden_layers=depth)
+        with pytest.raises(UnsupportedError, match=f"{depth} layers that share their tensors; 48 at most are known"):
+            build_on_meta(describe_source(str(folder)))
 
 
 @pytest.mark.parametrize("content", ["", "{", "[]", '"text"', "\xff"])
@@ -261,6 +283,8 @@ def test_damaged_headers_are_refused(tiny_classifier: Path, tmp_path: Path, head
         ({"a": "/etc/outside.safetensors"}, "not a file of this folder"),
         ({"a": ".."}, "not a file of this folder|missing"),
         ({"a": 5}, "not a file of this folder"),
+        ({"a": "x" * 5000}, "not a file of this folder"),
+        ({"a": "a\0b"}, "not a file of this folder"),
         ({"a": "model-00002-of-00002.safetensors"}, "model-00002-of-00002.safetensors is missing"),
         ({"nowhere": "model.safetensors"}, "places it here, but it is not"),
     ],

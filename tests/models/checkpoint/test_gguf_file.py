@@ -18,7 +18,7 @@ from polyhead.models.checkpoint import tensor_files as tensors
 from polyhead.models.checkpoint.gguf_header import ENCODINGS, read_header
 from polyhead.models.core.errors import CheckpointError, ModelError, UnsupportedError
 from polyhead.models.network.ragged import RaggedBatch
-from polyhead.models.tokenizer import Tokenizer
+from polyhead.models.tokenizer import Tokenizer, gguf_vocabulary
 from tests.support import checkpoints, gguf_files
 
 SEQUENCES = [[5, 6, 7, 8, 9, 10, 11, 12, 13], [20, 21, 22], [30, 31, 32, 33, 34]]
@@ -109,6 +109,34 @@ def test_rope_factors_of_a_very_wide_head_are_not_read(tmp_path: Path, monkeypat
     monkeypatch.setattr(tensors.TensorEntry, "read", None)
     with pytest.raises(UnsupportedError, match=rf"rope_freqs\.weight.*head width is {width}.*16384 features at most"):
         describe_source(str(path))
+
+
+def test_a_vocabulary_is_tried_with_the_fields_that_are_read(tmp_path: Path) -> None:
+    """They are copied for the process that tries it; others may be of any length."""
+    asked = list[set[str]]()
+    path = write_llama(
+        tmp_path / "a.gguf", llama(), **{".tokenizer.ggml.other": "x" * 1000, ".tokenizer.ggml.pre": "gpt-2"}
+    )
+    describe_source(str(path), vet=lambda _, fields: asked.append(set(fields)))
+    [names] = asked
+    assert {"tokenizer.ggml.model", "tokenizer.ggml.tokens", "tokenizer.ggml.merges", "tokenizer.ggml.pre"} <= names
+    assert "tokenizer.ggml.other" not in names
+
+
+@pytest.mark.parametrize("length", [30, 1000])
+def test_a_vocabulary_is_bounded_before_it_is_copied(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, length: int
+) -> None:
+    path, asked = write_llama(tmp_path / "a.gguf", llama(), **{".tokenizer.ggml.pre": "x" * length}), list[Path]()
+    fields = Tokenizer.select_gguf_fields(read_header(path)[0])
+    characters = sum(
+        len("".join(value)) for value in fields.values() if isinstance(value, str | list) and isinstance(value[0], str)
+    )
+    monkeypatch.setattr(gguf_vocabulary, "MAX_FIELD_CHARACTERS", characters - 1)
+    said = f"has .* of {characters} characters under tokenizer.ggml; {characters - 1} are the most"
+    with pytest.raises(CheckpointError, match=said):
+        describe_source(str(path), vet=lambda source, _: asked.append(source))
+    assert not asked
 
 
 def test_qwen_equals_transformers(tmp_path: Path) -> None:

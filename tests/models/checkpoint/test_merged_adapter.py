@@ -313,3 +313,46 @@ def test_progress_of_a_merged_checkpoint_increases_to_the_total(plain: tuple[Pat
     base, merged = (calls[-1][1] for calls in seen.values())
     sides = [each for name, each in load_file(plain[1] / "adapter_model.safetensors").items() if "lora_" in name]
     assert merged == base + sum(side.nbytes for side in sides)
+
+
+QUERY = "bert.encoder.layer.0.attention.self.query"
+
+
+@pytest.mark.parametrize(
+    "shapes",
+    [
+        {f"{QUERY}.lora_A.default.weight": (4, 32)},
+        {f"{QUERY}.lora_A": (4, 32)},
+        {
+            f"{QUERY.removeprefix('bert.')}.lora_A.weight": (4, 32),
+            f"{QUERY.removeprefix('bert.')}.lora_B.weight": (32, 4),
+        },
+        {f"{QUERY}.weight": (32, 32)},
+        {f"{QUERY.removeprefix('bert.')}.weight": (32, 32)},
+        {"classifier.modules_to_save.weight": (3, 32)},
+        {"bert.classifier.weight": (3, 32)},
+    ],
+)
+def test_a_tensor_that_is_changed_twice_is_refused(
+    plain: tuple[Path, Path], shapes: dict[str, tuple[int, int]]
+) -> None:
+    base, adapter = plain
+
+    def twice(tensors: dict[str, torch.Tensor]) -> None:
+        tensors["base_model.model.classifier.weight"] = torch.zeros(3, 32)
+        tensors |= {f"base_model.model.{name}": torch.zeros(shape) for name, shape in shapes.items()}
+
+    retensor(adapter, twice)
+    with pytest.raises(CheckpointError, match=r"it has the place of .*; an adapter changes a tensor once"):
+        describe_source(f"{base}+{adapter}")
+
+
+def test_the_steps_of_all_patterns_on_all_modules_are_bounded(
+    plain: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    base, adapter = plain
+    edit(adapter, alpha_pattern={f".*aa.*{number}": 3 for number in range(merged_adapter.MAX_PATTERNS)})
+    describe_source(f"{base}+{adapter}")
+    monkeypatch.setattr(merged_adapter, "MAX_PATTERN_STEPS", 2 * merged_adapter.MAX_PATTERNS)
+    with pytest.raises(UnsupportedError, match=r"adapter_config\.json.*alpha_pattern take too long.*all modules"):
+        describe_source(f"{base}+{adapter}")

@@ -41,3 +41,11 @@ def test_matching_takes_bounded_time(pattern: str) -> None:
     """Backtracking would take exponential time in the length of the name."""
     for module in (".a" * 256, "a" * 512, "1" * 512):
         assert not matches(pattern, module)
+
+
+def test_steps_are_counted_before_they_are_taken() -> None:
+    spent = list[int]()
+    assert not matches(".*b.*c", "a.a.a", spent.append)
+    assert spent == [3, 6]  # of the three suffixes, all positions
+    assert matches("^a", "a", spent.append)
+    assert spent == [3, 6, 1]

@@ -1,11 +1,13 @@
 """A malicious tokenizer is tried in a child process, and the server survives."""
 
 import asyncio
+import json
 import os
 import shutil
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -87,6 +89,25 @@ def test_a_slow_text_is_named(
         checker.check_folder(hostile_checkpoint("a tokenizer: a normalizer that multiplies within bounds"), {})
 
 
+def test_one_call_of_the_library_has_a_bound(
+    checker: TokenizerCheck, tiny_classifier: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The library keeps the interpreter's lock in a call, so the server would wait as long."""
+    monkeypatch.setattr(vetting, "CPU_SECONDS_PER_CALL", 0.0)
+    said = r"reading the tokenizer takes \S+ s of a processor in one call, while no other thread runs; 0 s are the most"
+    with pytest.raises(CheckpointError, match=said) as raised:
+        checker.check_folder(tiny_classifier, {})
+    assert raised.value.file == str(tiny_classifier)
+
+
+def test_a_call_that_keeps_the_interpreter_is_measured_whole() -> None:
+    with vetting.InterpreterWatch() as watch:
+        before = time.process_time()
+        sum(range(20_000_000))  # one call, in which no other thread runs
+        spent = time.process_time() - before
+    assert watch.longest >= spent / 2
+
+
 def test_texts_of_pieces_of_the_vocabulary_are_checked_too(
     checker: TokenizerCheck, tiny_classifier: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -131,6 +152,18 @@ def test_the_vocabulary_of_a_gguf_file_is_checked_too(checker: TokenizerCheck, t
     checker.check_folder(file, fields | {"tokenizer.ggml.tokens_of_another": ["x" * 100] * 50_000})  # it has megabytes
     with pytest.raises(CheckpointError, match=r"tokenizer\.ggml\.model is missing"):
         checker.check_folder(file, {name: value for name, value in fields.items() if not name.endswith(".model")})
+
+
+def test_a_question_is_a_line_of_json() -> None:
+    for fields in (
+        {},
+        {"one": "a\n\u00e9\U0001f642\x01"},
+        {"one": ["a", "b"], "two": [1, 2.5, float("inf")], "three": True},
+    ):
+        line = vetting.write_question({"source": "a\nb", "memory": 3}, fields)
+        assert line.endswith(b"\n")
+        assert line.count(b"\n") == 1
+        assert json.loads(line) == {"source": "a\nb", "memory": 3, "fields": fields}
 
 
 def test_a_child_that_ends_by_itself_is_no_failure_of_the_library() -> None:
