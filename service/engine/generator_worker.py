@@ -8,6 +8,7 @@ computed again in halves (service.engine.fault_bisection).
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from operator import attrgetter
 from time import perf_counter
 
 import torch
@@ -186,10 +187,15 @@ class GeneratorWorker:
         return StepResult(events, report, [handle for state in started for handle in state.handles if handle], began)
 
     def blame_failed_step(self) -> list[HandleEvent]:
-        """End the request that makes the step fail, once it is alone; all requests if the step had no chunks."""
-        chunks = self._plan.chunks
-        failed = self._bisector.split(chunks)
-        sequences = [chunk.sequence for chunk in failed] if chunks else list(self._groups.states)
+        """End the request that makes the step fail, once it is alone.
+
+        Where no chunk was planned: the last request in rank, or all requests if the scheduler raised.
+        """
+        if self._plan.chunks:
+            sequences = [chunk.sequence for chunk in self._bisector.split(self._plan.chunks)]
+        else:
+            sequences = list(self._groups.states)
+            sequences = sequences if self._plan is EMPTY_PLAN else [max(sequences, key=attrgetter("rank"))]
         blamed = dict.fromkeys(self._groups.states[sequence] for sequence in sequences)
         error = StepFailed("the step that computed this request failed")
         return [answer for state in blamed for answer in self._end_request(state, Failed(error))]
@@ -235,6 +241,7 @@ class GeneratorWorker:
         self._speculate()
         self._plan = self._groups.schedule()
         self._copies += self._plan.copies
+        assert self._plan.chunks, "the scheduler has planned no chunk although there is work"
         return self._plan
 
     def _speculate(self) -> None:

@@ -111,7 +111,7 @@ class RequestGroups:
             else:
                 sequence = parent.copy_uncomputed()
                 self.states[sequence] = state
-                self.scheduler.fork(parent, sequence)
+                self.scheduler.fork_beam(parent, sequence)
             if processor is not None and sequence is not parent:
                 processor = processor.fork()
             after.append(Beam(sequence, choice.score, token_scores, processor=processor))
@@ -122,6 +122,7 @@ class RequestGroups:
             beam.sequence.tokens.append(choice.token)
             if beam.processor is not None:
                 beam.processor.push(choice.token)
+            self.scheduler.requeue(beam.sequence)
         search.beams = after
 
     def remove(self, state: RequestState) -> None:

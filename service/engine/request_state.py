@@ -56,6 +56,7 @@ class RequestState:
             f"{request.salt} {request.source}" if request.source else request.salt,
             request.source,
             scored_prefix=len(request.tokens) if scoring else 0,
+            width=1 if request.beams is None else request.beams.width,
         )
         return cls(
             request,
