@@ -95,8 +95,6 @@ class GeneratorWorker:
             raise BadRequest("the prompt has no tokens", param="prompt")
         if most < (request.prompt_logprobs < 0):
             raise BadRequest(f"max_tokens must be at least 1, not {most}", param="max_tokens")
-        if min(request.option_tokens, default=0) < 0:  # the sampler indexes rows of logits with them
-            raise BadRequest("a token has a number below 0; numbers of tokens begin at 0", param="logit_bias")
         if width * (prompt + most) > self.capacity:
             times = f"{width} times " if width > 1 else ""
             raise BadRequest(

@@ -10,6 +10,7 @@ from collections.abc import Sequence
 
 from ..core.request import Generate
 from .beam_groups import Beam, SearchStep
+from .logits_processors import SharedRules
 from .request_state import RequestState
 from .scheduler import Chunk, Scheduler, StepPlan, TokenSequence
 from .worker import RequestHandle
@@ -24,6 +25,7 @@ class RequestGroups:
     def __init__(self, scheduler: Scheduler) -> None:
         self.states: dict[TokenSequence, RequestState] = {}
         self.scheduler = scheduler
+        self._rules = SharedRules()
         self._by_handle: dict[RequestHandle, RequestState] = {}
         self._leaders: dict[str, RequestState] = {}  # by group, until the prompt is computed
 
@@ -32,7 +34,7 @@ class RequestGroups:
         assert isinstance(request, Generate)
         state = leader = self._leaders.get(request.group)
         if state is None or state.search is None:
-            state = RequestState.create(handle)
+            state = RequestState.create(handle, self._rules)
         if leader is None:
             self._make_leader(state)
         elif leader is state:

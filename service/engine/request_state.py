@@ -12,7 +12,7 @@ from typing import Literal
 from ..core.guide import GuideState
 from ..core.request import Done, Generate
 from .beam_groups import BeamSearch
-from .logits_processors import LogitsProcessor, needs_processing
+from .logits_processors import LogitsProcessor, SharedRules, needs_processing
 from .scheduler import TokenSequence
 from .speculation import DraftState
 from .worker import RequestHandle
@@ -42,11 +42,11 @@ class RequestState:
     prompt_scores: list[tuple[float, tuple[tuple[int, float], ...]]] = field(default_factory=list)
 
     @classmethod
-    def create(cls, handle: RequestHandle) -> "RequestState":
+    def create(cls, handle: RequestHandle, rules: SharedRules) -> "RequestState":
         request = handle.request
         assert isinstance(request, Generate)
         terms, scoring = request.terms, request.prompt_logprobs >= 0
-        processor = LogitsProcessor(request) if needs_processing(request.sampling) else None
+        processor = LogitsProcessor(request, rules.find(request)) if needs_processing(request.sampling) else None
         sequence = TokenSequence(
             list(request.tokens),
             terms.owner,

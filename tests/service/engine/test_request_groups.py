@@ -32,7 +32,7 @@ from polyhead.service.core.request import (
     Terms,
 )
 from polyhead.service.engine.generator_worker import GeneratorWorker
-from polyhead.service.engine.logits_processors import LogitsProcessor
+from polyhead.service.engine.logits_processors import LogitsProcessor, TokenRules
 from polyhead.service.engine.scheduler import StepPlan
 from tests.support.engine_fakes import GREEDY, WORDS, Ask, FakeGenerator, ask, finish, generate, logits_after, turn
 
@@ -416,7 +416,7 @@ def test_each_beam_keeps_the_shape_of_its_own_history(monkeypatch: pytest.Monkey
         for talk in set(worker._groups.states.values()):
             assert talk.search is not None
             for beam in talk.search.beams:
-                fresh = LogitsProcessor(talk.request)
+                fresh = LogitsProcessor(talk.request, TokenRules(talk.request))
                 for token in talk.search.generated_tokens(beam):
                     push(fresh, token)
                 assert beam.processor is not None

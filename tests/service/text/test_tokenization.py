@@ -18,7 +18,7 @@ from polyhead.models.chat import ChatTemplate
 from polyhead.models.tokenizer import Tokenizer
 from polyhead.service.concurrency.thread_pool import ThreadPool, WorkItem
 from polyhead.service.concurrency.thread_pool import WorkInfo as Task
-from polyhead.service.core.errors import BadRequest, EmptyInput, StepFailed, TooLong
+from polyhead.service.core.errors import BadRequest, EmptyInput, StepFailed, TooLong, TooMany
 from polyhead.service.core.grammar import Grammar
 from polyhead.service.core.model import Model
 from polyhead.service.core.request import DEFAULT_TERMS, Done, Encode, Failed, Generate, GeneratedToken, Sampling, Terms
@@ -39,7 +39,7 @@ from polyhead.service.text.detokenizer import (
     stream_answers,
 )
 from polyhead.service.text.encoder_inputs import EncodedInput, EncodingRequest
-from polyhead.service.text.prompts import ChatMessages, GenerationRequest
+from polyhead.service.text.prompts import MAX_OPTION_TOKENS, ChatMessages, GenerationRequest
 from polyhead.service.text.tokenization import GRAMMAR_CHARACTERS, Decoding, TextProcessor
 from tests.support.checkpoints import CHAT_TEMPLATE
 from tests.support.scripted import WAIT, Source, model, spoken
@@ -200,6 +200,18 @@ def test_the_time_is_told_once_a_call_and_also_when_it_fails(talker: Model) -> N
         run(TextProcessor.read_prompts, talker, replace(asked, prompts=("",)), times)
     assert [call[:2] for call in times] == [("talker", "generate")] * 2
     assert all(seconds > 0 for *_, seconds in times)
+
+
+def test_the_options_of_a_call_are_bounded_for_all_its_answers_together(talker: Model) -> None:
+    sampling = Sampling(allowed=(1,) * (MAX_OPTION_TOKENS // 4))
+    requests = prompts(talker, "a", "b", count=2, sampling=sampling, stop_tokens=frozenset({3}))
+    assert len({id(request.sampling.allowed) for request in requests}) == 1
+    assert len({id(request.stop_tokens) for request in requests}) == 1
+    for more in ({"bias": ((1, 1.0),)}, {"banned": ((1,),)}):
+        with pytest.raises(TooMany, match=r"allowed_token_ids: .* at most 4194304 .*, got 1048577 tokens x 4 answers"):
+            prompts(talker, "a", "b", count=2, sampling=replace(sampling, **more))
+    with pytest.raises(TooMany, match=r"4 answers"):
+        prompts(talker, "a", "b", count=2, sampling=sampling, bad_words=("a",))
 
 
 def test_what_is_left_of_the_context(talker: Model) -> None:
