@@ -145,6 +145,7 @@ class GeneratorWorker:
 
     def step(self) -> StepResult:
         plan, states = self._next_plan(), self._groups.states
+        self._groups.begin(plan.chunks)
         number_rows(plan.chunks)
         rows = build_step_input(plan.chunks, self._blocks.size)
         began = perf_counter()

@@ -152,9 +152,19 @@ class Scheduler:
         self._preemptions = self._cached_tokens = 0  # since the last plan
         self._copies: list[BlockCopy] = []
 
+    @property
+    def free_places(self) -> int:
+        return max(self.sequence_budget - len(self.running), 0)
+
     def add(self, sequence: TokenSequence) -> None:
         sequence.rank = -sequence.priority, next(self._arrivals)
         self.waiting.add(sequence, sequence.owner, sequence.priority)
+        self._deadlines.add(sequence, sequence.deadline)
+
+    def add_after(self, other: TokenSequence, sequence: TokenSequence) -> None:
+        """Add a sequence with the rank of `other`, before those that came after `other`."""
+        sequence.rank = other.rank
+        self.waiting.put_back(sequence, sequence.owner, sequence.priority)
         self._deadlines.add(sequence, sequence.deadline)
 
     def remove(self, sequence: TokenSequence) -> None:

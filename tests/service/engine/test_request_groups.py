@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, cast
+from weakref import WeakSet
 
 import numpy as np
 import pytest
@@ -114,6 +115,79 @@ def test_groups_and_others_in_little_room(seed: int) -> None:
             assert ticket.tokens == said(alone)
 
 
+@pytest.mark.parametrize("seed", range(20))
+def test_a_group_of_more_answers_than_places(seed: int) -> None:
+    """As many as there are places start from the prompt, and the others after them, whoever leaves meanwhile."""
+    choice = random.Random(seed)
+    places, count = choice.choice([1, 2, 5]), choice.randint(8, 20)
+    requests = [*group(range(1, 11), count), generate([7, 7], 12), *group([3, 4, 5], count, max_tokens=3)]
+    worker = generator(FakeGenerator(block_count=choice.choice([8, 60])), sequence_budget=places)
+    tickets = ask(worker, *requests)
+    gone: set[Ask] = set()
+    while worker.has_work:
+        if choice.random() < 0.2:
+            worker.abort(left := choice.choice(tickets))
+            gone |= {left} if not left.ended else set()
+        if worker.has_work:
+            turn(worker)
+        worker.check_invariants()
+    for ticket in tickets:
+        if ticket not in gone:
+            (alone,) = answers(FakeGenerator(), replace(ticket.request, group=""))
+            assert ticket.tokens == said(alone)
+            assert isinstance(ticket.events[-1], Done)
+
+
+def test_an_answer_that_waits_has_no_tables_and_no_guide(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of thousands of answers of a call, those that run have them; and no step samples more tokens than run."""
+    places, sampled = 8, list[int]()
+    created, create = WeakSet[LogitsProcessor](), LogitsProcessor.__init__
+    rides, ride = WeakSet[Ride](), Rails.new_state
+
+    def noted(shape: LogitsProcessor, *given: Any) -> None:
+        create(shape, *given)
+        created.add(shape)
+
+    def ridden(rails: Rails) -> Ride:
+        rides.add(one := ride(rails))
+        return one
+
+    monkeypatch.setattr(LogitsProcessor, "__init__", noted)
+    monkeypatch.setattr(Rails, "new_state", ridden)
+    sampling = Sampling(temperature=2, bias=tuple((token, 0.5) for token in range(12)), frequency_penalty=0.5)
+    worker = generator(FakeGenerator(400), sequence_budget=places)
+    sample = worker.sampler.sample
+    monkeypatch.setattr(
+        worker.sampler, "sample", lambda logits, rows: sampled.append(len(rows)) or sample(logits, rows)
+    )
+    requests = [
+        one
+        for number in range(12)
+        for one in group([number % 5, number], 16, max_tokens=4, sampling=sampling, guide=Rails(PLACES))
+    ]
+    tickets = ask(worker, *requests)
+    assert not created
+    assert not rides
+    while worker.has_work:
+        turn(worker)
+        assert len(created) <= places
+        assert len(rides) <= places
+    assert max(sampled) == places
+    assert all(isinstance(ticket.events[-1], Done) for ticket in tickets)
+
+
+def test_a_guide_that_cannot_begin_fails_alone() -> None:
+    class Broken(Rails):
+        def new_state(self) -> Ride:
+            raise BadRequest("no room for its grammar")
+
+    requests = [generate([5, 6], 20, guide=Broken(PLACES)), generate([5, 6], 6)]
+    failed, other = answers(FakeGenerator(), *requests)
+    assert isinstance(failed[-1], Failed)
+    assert failed[-1].error.message == "no room for its grammar"
+    assert said(other) == said(answers(FakeGenerator(), requests[1])[0])
+
+
 def test_who_has_another_salt_finds_nothing_stored() -> None:
     worker = generator(FakeGenerator())
     cached = []
@@ -168,7 +242,7 @@ class Rails:
         return Ride(self)
 
 
-@dataclass
+@dataclass(eq=False)
 class Ride:
     rails: Rails
     come: list[int] = field(default_factory=list)
