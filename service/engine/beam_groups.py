@@ -53,10 +53,10 @@ class SearchStep:
 class BeamSearch:
     """The search for one request's best answers.  Starts with one beam."""
 
-    def __init__(self, request: Generate, sequence: TokenSequence, processor: LogitsProcessor | None = None) -> None:
+    def __init__(self, request: Generate, sequence: TokenSequence) -> None:
         assert request.beams is not None
         self.request, self.options = request, request.beams
-        self.beams = [Beam(sequence, processor=processor)]
+        self.beams = [Beam(sequence)]
         self.answers: tuple[BeamAnswer, ...] = ()
         stops, options = request.stop_tokens, self.options
         max_length = request.max_tokens + options.prefix_length

@@ -8,6 +8,7 @@ computed again in halves (service.engine.fault_bisection).
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from operator import attrgetter
 from time import perf_counter
 
 import torch
@@ -94,8 +95,6 @@ class GeneratorWorker:
             raise BadRequest("the prompt has no tokens", param="prompt")
         if most < (request.prompt_logprobs < 0):
             raise BadRequest(f"max_tokens must be at least 1, not {most}", param="max_tokens")
-        if min(request.option_tokens, default=0) < 0:  # the sampler indexes rows of logits with them
-            raise BadRequest("a token has a number below 0; numbers of tokens begin at 0", param="logit_bias")
         if width * (prompt + most) > self.capacity:
             times = f"{width} times " if width > 1 else ""
             raise BadRequest(
@@ -146,6 +145,7 @@ class GeneratorWorker:
 
     def step(self) -> StepResult:
         plan, states = self._next_plan(), self._groups.states
+        self._groups.begin(plan.chunks)
         number_rows(plan.chunks)
         rows = build_step_input(plan.chunks, self._blocks.size)
         began = perf_counter()
@@ -186,10 +186,15 @@ class GeneratorWorker:
         return StepResult(events, report, [handle for state in started for handle in state.handles if handle], began)
 
     def blame_failed_step(self) -> list[HandleEvent]:
-        """End the request that makes the step fail, once it is alone; all requests if the step had no chunks."""
-        chunks = self._plan.chunks
-        failed = self._bisector.split(chunks)
-        sequences = [chunk.sequence for chunk in failed] if chunks else list(self._groups.states)
+        """End the request that makes the step fail, once it is alone.
+
+        Where no chunk was planned: the last request in rank, or all requests if the scheduler raised.
+        """
+        if self._plan.chunks:
+            sequences = [chunk.sequence for chunk in self._bisector.split(self._plan.chunks)]
+        else:
+            sequences = list(self._groups.states)
+            sequences = sequences if self._plan is EMPTY_PLAN else [max(sequences, key=attrgetter("rank"))]
         blamed = dict.fromkeys(self._groups.states[sequence] for sequence in sequences)
         error = StepFailed("the step that computed this request failed")
         return [answer for state in blamed for answer in self._end_request(state, Failed(error))]
@@ -235,6 +240,7 @@ class GeneratorWorker:
         self._speculate()
         self._plan = self._groups.schedule()
         self._copies += self._plan.copies
+        assert self._plan.chunks, "the scheduler has planned no chunk although there is work"
         return self._plan
 
     def _speculate(self) -> None:

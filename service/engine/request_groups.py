@@ -2,14 +2,16 @@
 
 `RequestGroups` owns the scheduler: all changes of scheduled sequences go through it.
 
-Of a group, the leader computes the prompt.  The followers are not scheduled until it is computed, then they start from
-a fork of its sequence.  If the leader is aborted, the next request leads.
+Of a group, the leader computes the prompt.  The followers are not scheduled until it is computed, then as many as there
+are places for start from a fork of its sequence.  The first of the others leads them from then on, and finds the prompt
+in the cache.  If the leader is aborted, the next request leads.
 """
 
 from collections.abc import Sequence
 
 from ..core.request import Generate
 from .beam_groups import Beam, SearchStep
+from .logits_processors import SharedRules
 from .request_state import RequestState
 from .scheduler import Chunk, Scheduler, StepPlan, TokenSequence
 from .worker import RequestHandle
@@ -24,6 +26,7 @@ class RequestGroups:
     def __init__(self, scheduler: Scheduler) -> None:
         self.states: dict[TokenSequence, RequestState] = {}
         self.scheduler = scheduler
+        self._rules = SharedRules()
         self._by_handle: dict[RequestHandle, RequestState] = {}
         self._leaders: dict[str, RequestState] = {}  # by group, until the prompt is computed
 
@@ -32,7 +35,7 @@ class RequestGroups:
         assert isinstance(request, Generate)
         state = leader = self._leaders.get(request.group)
         if state is None or state.search is None:
-            state = RequestState.create(handle)
+            state = RequestState.create(handle, self._rules)
         if leader is None:
             self._make_leader(state)
         elif leader is state:
@@ -47,10 +50,8 @@ class RequestGroups:
         if state is None:
             return
         state.handles[state.handles.index(handle)] = None
-        leader = self._leaders.get(state.request.group)
-        if leader is not None and state in leader.followers:
-            leader.followers.remove(state)
-        elif not any(state.handles):
+        is_scheduled = state.search is not None or state.sequence in self.states
+        if is_scheduled and not any(state.handles):  # its leader drops it otherwise
             self.remove(state)
 
     def pause(self, handle: RequestHandle) -> None:
@@ -77,6 +78,20 @@ class RequestGroups:
     def accept_draft(self, state: RequestState, count: int) -> None:
         """Count `count` tokens of a draft, which were computed with the last chunk, as computed."""
         self.scheduler.advance(state.sequence, count)
+
+    def begin(self, chunks: Sequence[Chunk]) -> None:
+        """Let the requests of a step begin, and the followers of prompts that it completes."""
+        places = self.scheduler.free_places
+        for chunk in chunks:
+            state = self.states[chunk.sequence]
+            state.begin()
+            if chunk.is_last and state.followers:
+                self._drop_aborted(state)
+                if state.request.max_tokens:
+                    self._split_followers(state, places)
+                    places -= len(state.followers)
+                for follower in state.followers:
+                    follower.begin()
 
     def start_followers(self, state: RequestState) -> list[RequestState]:
         """The prompt of `state` is computed: start its followers.  Returns all of the group, the leader first."""
@@ -111,7 +126,7 @@ class RequestGroups:
             else:
                 sequence = parent.copy_uncomputed()
                 self.states[sequence] = state
-                self.scheduler.fork(parent, sequence)
+                self.scheduler.fork_beam(parent, sequence)
             if processor is not None and sequence is not parent:
                 processor = processor.fork()
             after.append(Beam(sequence, choice.score, token_scores, processor=processor))
@@ -122,6 +137,7 @@ class RequestGroups:
             beam.sequence.tokens.append(choice.token)
             if beam.processor is not None:
                 beam.processor.push(choice.token)
+            self.scheduler.requeue(beam.sequence)
         search.beams = after
 
     def remove(self, state: RequestState) -> None:
@@ -134,6 +150,7 @@ class RequestGroups:
                 del self._by_handle[handle]
         if self._leaders.get(state.request.group) is state:
             del self._leaders[state.request.group]
+        self._drop_aborted(state)
         if state.followers:
             first, *others = state.followers
             first.followers = others
@@ -143,6 +160,20 @@ class RequestGroups:
         """Assert that no block is leaked and no ended request is kept."""
         self.scheduler.check()
         assert self.states or not (self._by_handle or self._leaders), "a request is kept that has no sequence"
+
+    def _drop_aborted(self, leader: RequestState) -> None:
+        leader.followers = [follower for follower in leader.followers if any(follower.handles)]
+
+    def _split_followers(self, leader: RequestState, count: int) -> None:
+        """Leave `leader` its first `count` followers.  The first of the others leads these, as the next of its line."""
+        if len(leader.followers) <= count:
+            return
+        first, *others = leader.followers[count:]
+        del leader.followers[count:]
+        first.followers = others
+        self._leaders[leader.request.group] = first
+        self.states[first.sequence] = first
+        self.scheduler.add_after(leader.sequence, first.sequence)
 
     def _make_leader(self, state: RequestState) -> None:
         """Schedule a request, and let later requests of its group follow it."""

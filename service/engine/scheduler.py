@@ -19,6 +19,13 @@ in two cases only: it has lower priority, or its owner runs several while the ot
 Sequences with the same beginning can be forked.  They share its blocks, including the last, partly filled one, until
 one of them writes to it and gets a copy (copy on write).
 
+The beams of a search have one rank, and the search advances when all of them are computed.  Of one owner and priority,
+searches begin while their widths make at most `sequence_budget` together; the beams of a search that has begun are
+admitted before other sequences.  A running beam whose tokens are all computed waits for the others of its search.  For
+the admission of a sequence that does not rank after it, another beam of its search too, it may be preempted.  It is
+then set aside: it is not computed again before its search advances.  So the first search in rank can always go on, and
+no step is empty while there is work.
+
 A decoding sequence may have a draft: tokens that may come next.  The budget and the blocks that are left are used to
 compute some of them in the same step.
 
@@ -33,8 +40,10 @@ from itertools import count
 from math import inf
 from operator import attrgetter
 
-from ..concurrency.fair_queue import Deadlines, FairQueue
+from ..concurrency.fair_queue import Deadlines, FairQueue, LineKey
 from .block_allocator import BlockAllocator, BlockCopy, BlockKey, child_key, root_key
+
+Rank = tuple[int, int]  # smaller goes first
 
 
 @dataclass(eq=False, slots=True)
@@ -49,6 +58,7 @@ class TokenSequence:
     salt: str = ""  # nor do those with different salts
     source: tuple[int, ...] = ()  # tokens that an encoder has read; they are part of the salt
     scored_prefix: int = 0  # leading tokens whose logits are needed: they are computed even if they are cached
+    width: int = 1  # the most beams of its search; 1: no search
     draft: list[int] = field(default_factory=list)  # tokens that may come next
     computed: int = 0  # tokens whose keys and values are in the cache
     blocks: list[int] = field(default_factory=list)
@@ -56,12 +66,16 @@ class TokenSequence:
     published: int = 0  # leading blocks that were published or are shared
     cached_tokens: int = 0  # prompt tokens found in the cache
     preempted: int = 0
-    rank: tuple[int, int] = (0, 0)  # smaller goes first
+    rank: Rank = (0, 0)
 
     def copy_uncomputed(self) -> "TokenSequence":
         """Another sequence with the same tokens, none of them computed."""
         terms = self.owner, self.priority, self.deadline, self.adapter
-        return TokenSequence(list(self.tokens), *terms, self.salt, self.source)
+        return TokenSequence(list(self.tokens), *terms, self.salt, self.source, width=self.width)
+
+    @property
+    def line(self) -> LineKey:
+        return self.priority, self.owner
 
     @property
     def slot_count(self) -> int:
@@ -129,15 +143,28 @@ class Scheduler:
         self.waiting: FairQueue[TokenSequence] = FairQueue()
         self.running: dict[TokenSequence, None] = {}  # in order of rank
         self.paused: set[TokenSequence] = set()  # neither waiting nor running
+        self.set_aside: set[TokenSequence] = set()  # computed beams that were preempted; neither waiting nor running
+        self._searches: dict[Rank, dict[TokenSequence, None]] = {}  # the beams of searches that have begun
+        self._widths: Counter[LineKey] = Counter()  # sum of the widths of these searches, by priority and owner
         self._running_by_owner: Counter[str] = Counter()  # number of running sequences
         self._deadlines: Deadlines[TokenSequence] = Deadlines()
         self._arrivals = count()
         self._preemptions = self._cached_tokens = 0  # since the last plan
         self._copies: list[BlockCopy] = []
 
+    @property
+    def free_places(self) -> int:
+        return max(self.sequence_budget - len(self.running), 0)
+
     def add(self, sequence: TokenSequence) -> None:
         sequence.rank = -sequence.priority, next(self._arrivals)
         self.waiting.add(sequence, sequence.owner, sequence.priority)
+        self._deadlines.add(sequence, sequence.deadline)
+
+    def add_after(self, other: TokenSequence, sequence: TokenSequence) -> None:
+        """Add a sequence with the rank of `other`, before those that came after `other`."""
+        sequence.rank = other.rank
+        self.waiting.put_back(sequence, sequence.owner, sequence.priority)
         self._deadlines.add(sequence, sequence.deadline)
 
     def remove(self, sequence: TokenSequence) -> None:
@@ -145,6 +172,12 @@ class Scheduler:
         self.blocks.release(sequence.blocks)
         self._deadlines.remove(sequence)
         self._unlist(sequence)
+        beams = self._searches.get(sequence.rank, {})
+        beams.pop(sequence, None)
+        if not beams and self._searches.pop(sequence.rank, None) is not None:
+            self._widths[sequence.line] -= sequence.width
+            if not self._widths[sequence.line]:
+                del self._widths[sequence.line]
 
     def pause(self, sequence: TokenSequence) -> None:
         """Compute no more of a sequence until it is resumed."""
@@ -168,10 +201,27 @@ class Scheduler:
             return
         child.rank = -child.priority, next(self._arrivals)
         self._deadlines.add(child, child.deadline)
-        self._running_by_owner[child.owner] += 1
-        self.running[child] = None
+        self._run(child)
         self._sort_running()
         self.copy_progress(child, parent)
+
+    def fork_beam(self, parent: TokenSequence, child: TokenSequence) -> None:
+        """Add a beam to the search of `parent`, whose blocks it shares; without a free place it waits."""
+        child.rank = parent.rank
+        self._searches[child.rank][child] = None
+        self._deadlines.add(child, child.deadline)
+        if parent not in self.running or len(self.running) >= self.sequence_budget:
+            self.waiting.put_back(child, child.owner, child.priority)
+            return
+        self._run(child)
+        self._sort_running()
+        self.copy_progress(child, parent)
+
+    def requeue(self, sequence: TokenSequence) -> None:
+        """Let a beam wait that was set aside, because its search has advanced; any other one stays where it is."""
+        if sequence in self.set_aside:
+            self.set_aside.remove(sequence)
+            self.waiting.put_back(sequence, sequence.owner, sequence.priority)
 
     def copy_progress(self, sequence: TokenSequence, other: TokenSequence) -> None:
         """Make `sequence` share the blocks that `other` has computed, instead of its own.
@@ -188,7 +238,7 @@ class Scheduler:
         sequence.published, sequence.cached_tokens = other.published, other.cached_tokens
 
     def schedule(self) -> StepPlan:
-        """The next step.  Empty only if all sequences are fully computed."""
+        """The next step.  Empty only if no sequence waits or runs."""
         self._preemptions = self._cached_tokens = 0
         self._copies = []
         self._admit()
@@ -224,14 +274,19 @@ class Scheduler:
     def check(self) -> None:
         """Assert that no block is leaked, lost or held twice, and that no removed sequence is kept."""
         self.blocks.check(sequence.blocks for sequence in self.running)
-        assert not any(sequence.blocks for sequence in (*self.waiting, *self.paused)), (
+        assert not any(sequence.blocks for sequence in (*self.waiting, *self.paused, *self.set_aside)), (
             "a sequence not running holds blocks"
         )
         assert self._running_by_owner == Counter(sequence.owner for sequence in self.running), (
             "the running sequences of an owner are miscounted"
         )
-        present = len(self.running) + len(self.waiting) + len(self.paused)
+        present = len(self.running) + len(self.waiting) + len(self.paused) + len(self.set_aside)
         assert len(self._deadlines) <= present, "a deadline outlives its sequence"
+        assert sum(map(len, self._searches.values())) <= present, "a search outlives its sequences"
+        begun = [next(iter(beams)) for beams in self._searches.values()]
+        assert self._widths == sum((Counter({beam.line: beam.width}) for beam in begun), Counter()), (
+            "the widths of searches are miscounted"
+        )
 
     def _make_room(self, sequence: TokenSequence) -> bool:
         """Allocate blocks for the next tokens, preempting the last in rank if need be.
@@ -256,9 +311,13 @@ class Scheduler:
         return True
 
     def _preempt(self, sequence: TokenSequence) -> None:
+        is_computed = not sequence.uncomputed
         self._unlist(sequence)
         self._release_blocks(sequence)
-        self.waiting.put_back(sequence, sequence.owner, sequence.priority)
+        if is_computed:
+            self.set_aside.add(sequence)
+        else:
+            self.waiting.put_back(sequence, sequence.owner, sequence.priority)
         self._preemptions += 1
 
     def _release_blocks(self, sequence: TokenSequence) -> None:
@@ -268,9 +327,11 @@ class Scheduler:
         sequence.preempted += 1
 
     def _unlist(self, sequence: TokenSequence) -> None:
-        """Remove a sequence from the paused, the waiting or the running ones."""
+        """Remove a sequence from the paused, those set aside, the waiting or the running ones."""
         if sequence in self.paused:
             self.paused.remove(sequence)
+        elif sequence in self.set_aside:
+            self.set_aside.remove(sequence)
         elif sequence not in self.running:
             self.waiting.remove(sequence)
         else:
@@ -280,14 +341,50 @@ class Scheduler:
                 del self._running_by_owner[sequence.owner]
 
     def _admit(self) -> None:
-        """Admit waiting sequences in the order of the queue while there is room for them."""
+        """Admit waiting sequences while there is room: the beams of searches that have begun by rank, then all in the
+        order of the queue.
+        """
         before = len(self.running), self._preemptions
-        while (sequence := self.waiting.peek()) is not None and self._make_place(sequence):
-            self.waiting.remove(sequence)
-            self.running[sequence] = None
-            self._running_by_owner[sequence.owner] += 1
+        self._admit_beams()
+        searching: list[str] = []  # owners whose next search would be too wide beside those that have begun
+        while (sequence := self.waiting.peek(searching)) is not None:
+            if not self._may_begin(sequence):
+                searching.append(sequence.owner)
+            elif self._make_place(sequence):
+                self._start(sequence)
+            else:
+                break
         if (len(self.running), self._preemptions) != before:
             self._sort_running()
+
+    def _admit_beams(self) -> None:
+        first = self.waiting.peek()
+        if first is None:
+            return
+        for rank in sorted(self._searches):
+            for beam in [beam for beam in self._searches[rank] if beam in self.waiting]:
+                if first.priority > beam.priority or not self._make_place(beam):
+                    return
+                self._start(beam)
+
+    def _may_begin(self, sequence: TokenSequence) -> bool:
+        """Whether the search of a waiting sequence may begin beside others of its owner; true where there is none."""
+        if sequence.width == 1 or sequence.rank in self._searches:
+            return True
+        begun = self._widths[sequence.line]
+        return not begun or begun + sequence.width <= self.sequence_budget
+
+    def _start(self, sequence: TokenSequence) -> None:
+        """Let a waiting sequence run, for which there is a place."""
+        self.waiting.remove(sequence)
+        self._run(sequence)
+        if sequence.width > 1 and sequence.rank not in self._searches:
+            self._searches[sequence.rank] = {sequence: None}
+            self._widths[sequence.line] += sequence.width
+
+    def _run(self, sequence: TokenSequence) -> None:
+        self.running[sequence] = None
+        self._running_by_owner[sequence.owner] += 1
 
     def _sort_running(self) -> None:
         self.running = dict.fromkeys(sorted(self.running, key=attrgetter("rank")))
@@ -312,6 +409,9 @@ class Scheduler:
 
     def _find_victim(self, sequence: TokenSequence) -> TokenSequence | None:
         """The sequence that is preempted to admit `sequence`, if any: see the module's docstring."""
+        for runs in reversed(self.running):
+            if not runs.uncomputed and runs.rank >= sequence.rank:
+                return runs
         last = max(self.running, key=attrgetter("rank"), default=None)
         if last is None or last.priority < sequence.priority:
             return last

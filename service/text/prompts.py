@@ -7,7 +7,7 @@ from typing import Any, Literal
 
 from polyhead.models.tokenizer import Encoding
 
-from ..core.errors import BadRequest, EmptyInput, TooLong
+from ..core.errors import BadRequest, EmptyInput, TooLong, TooMany
 from ..core.grammar import Thinking
 from ..core.model import Model
 from ..core.request import BeamSearchOptions, Generate, Sampling, Terms
@@ -15,6 +15,7 @@ from ..core.text_limits import check_characters, check_token_ids, input_label
 from .generation_request import ChatMessages, GenerationRequest, Prompt
 
 SEED_LIMIT = 1 << 63
+MAX_OPTION_TOKENS = 1 << 22  # tokens in the options of a call, counted for each of its answers
 TAG_SEARCH_TOKENS = 16  # the last tokens of a prompt, in which a reasoning tag is searched
 SEED_STRIDE = 0x9E3779B97F4A7C15  # between the seeds of one prompt's answers, so that answers to near seeds share none
 
@@ -27,6 +28,7 @@ def read_prompts(
     `check` is called before each prompt, and stops the work by raising.
     """
     sampling = build_sampling(model, request)
+    stop_tokens = request.stop_tokens if request.ignore_eos else request.stop_tokens | model.stop_tokens
     requests = []
     for index, prompt in enumerate(request.prompts):
         check()
@@ -41,7 +43,7 @@ def read_prompts(
                     id=f"{call}-{index}" if request.attempts == 1 else f"{call}-{index}-{number}",
                     tokens=before,
                     max_tokens=most,
-                    stop_tokens=request.stop_tokens if request.ignore_eos else request.stop_tokens | model.stop_tokens,
+                    stop_tokens=stop_tokens,
                     sampling=replace(sampling, seed=seed % SEED_LIMIT),
                     logprobs=request.logprobs if request.attempts == request.count else max(request.logprobs, 0),
                     terms=terms,
@@ -71,7 +73,7 @@ def apply_beam_defaults(model: Model, beams: BeamSearchOptions | None) -> BeamSe
 
 
 def build_sampling(model: Model, request: GenerationRequest) -> Sampling:
-    """Add the tokens of the banned words. Raises BadRequest for tokens that the network does not have."""
+    """Add the tokens of the banned words. Raises BadRequest for tokens that the network does not have, and TooMany."""
     sampling = request.sampling
     if model.generation_defaults and request.prompt_logprobs >= 0:
         message = f"{model.name} reads a prompt and writes another text; it does not say how likely a prompt is"
@@ -82,8 +84,28 @@ def build_sampling(model: Model, request: GenerationRequest) -> Sampling:
     for row in sampling.banned:
         check_token_ids(model, row, "bad_words_ids or suppress_tokens")
     words = [row for word in request.bad_words for row in encode_word(model, word)]
+    check_option_count(request, sum(map(len, words)))
     words += model.generation_defaults.sampling.banned if model.generation_defaults else ()
     return replace(sampling, banned=(*sampling.banned, *words)) if words else sampling
+
+
+def check_option_count(request: GenerationRequest, word_tokens: int) -> None:
+    """Raise TooMany where the options, `word_tokens` of them in banned words, have too many tokens for so many
+    answers.
+    """
+    sampling, answers = request.sampling, len(request.prompts) * request.attempts
+    counts = {
+        "allowed_token_ids": len(sampling.allowed),
+        "logit_bias": len(sampling.bias),
+        "bad_words": sum(map(len, sampling.banned)) + word_tokens,
+    }
+    count, field = sum(counts.values()), max(counts, key=counts.__getitem__)
+    if count * answers > MAX_OPTION_TOKENS:
+        raise TooMany(
+            f"{field}: the options of a call have at most {MAX_OPTION_TOKENS} tokens, counted for each answer, "
+            f"got {count} tokens x {answers} answers",
+            param=field,
+        )
 
 
 def encode_word(model: Model, word: str) -> list[tuple[int, ...]]:

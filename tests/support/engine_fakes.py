@@ -52,6 +52,7 @@ class FakeGenerator:
         self.seen: list[StepInput] = []
 
     def step(self, rows: StepInput) -> Tensor:
+        assert rows.block_tables, "a step without sequences"
         self.seen.append(rows)
         if self.raises(rows):
             raise RuntimeError("the device is on fire")

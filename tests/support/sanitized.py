@@ -26,7 +26,7 @@ from polyhead.models.network.lora import LowRank, adaptable_shapes
 from polyhead.models.network.model_config import ModelConfig
 from polyhead.models.network.transformer import Transformer
 from polyhead.service.core.request import Generate, Sampling
-from polyhead.service.engine.logits_processors import LogitsProcessor
+from polyhead.service.engine.logits_processors import LogitsProcessor, TokenRules
 from polyhead.service.engine.native_sampling import CompiledSampler
 from polyhead.service.engine.sampler import SampleRow
 from tests.models.executors.test_bounds import LEARNED, disturbed, fits, fuzzed, good, passed, texts, unchecked
@@ -205,7 +205,8 @@ def draw(instructions: str) -> int:
         logits = torch.randn(9, words)
         bits = np.full(-(-words // 32), -2, np.int32)  # not the first
         shaped = Sampling(allowed=tuple(range(0, words + 3, 2)), bias=((0, 2.0), (words - 1, -1.0), (words, 1.0)))
-        shape = LogitsProcessor(Generate("", (1, 2), 5, sampling=shaped))
+        request = Generate("", (1, 2), 5, sampling=shaped)
+        shape = LogitsProcessor(request, TokenRules(request))
         for way, logprobs, one, guide in product(WAYS, (-1, 0, 4, 1000), (None, shape), (None, bits)):
             uniforms = [0.0, 1 - 2**-53, *(choice.random() for _ in range(7))]
             sampler.sample(

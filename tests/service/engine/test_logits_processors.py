@@ -2,6 +2,7 @@
 
 import random
 from collections import Counter
+from collections.abc import Iterator
 from dataclasses import replace
 from functools import cache
 
@@ -22,10 +23,20 @@ from transformers import (
 )
 
 from polyhead.models.native.library import runnable_targets
+from polyhead.service.core.errors import BadRequest
 from polyhead.service.core.request import Generate, Sampling
-from polyhead.service.engine.logits_processors import LogitsProcessor, apply_masks, needs_processing, process_logits
+from polyhead.service.engine.generator_worker import GeneratorWorker
+from polyhead.service.engine.logits_processors import (
+    LogitsProcessor,
+    SharedRules,
+    TokenRules,
+    apply_masks,
+    needs_processing,
+    process_logits,
+)
 from polyhead.service.engine.native_sampling import CompiledSampler
 from polyhead.service.engine.sampler import SampleRow
+from tests.support.engine_fakes import Ask, FakeGenerator, ask, finish, generate
 
 WORDS = 50
 tokens = st.integers(0, WORDS - 1)
@@ -48,8 +59,12 @@ def asked(sampling: Sampling, prompt: list[int], stop: frozenset[int] = frozense
     return Generate("a", tuple(prompt), 100, stop, sampling)
 
 
+def fresh(request: Generate) -> LogitsProcessor:
+    return LogitsProcessor(request, TokenRules(request))
+
+
 def after(request: Generate, answer: list[int]) -> LogitsProcessor:
-    one = LogitsProcessor(request)
+    one = fresh(request)
     for token in answer:
         one.push(token)
     return one
@@ -160,14 +175,14 @@ def test_tokens_that_the_model_does_not_have_change_nothing() -> None:
     way = Sampling(
         bias=((WORDS, 3.0), (1, 1.0)), banned=((WORDS + 1,), (3, WORDS)), allowed=(*range(9), 99), min_tokens=5
     )
-    found = process_logits(logits, [LogitsProcessor(asked(way, [3], frozenset([WORDS + 2]))).after_drafts(()), None])
+    found = process_logits(logits, [fresh(asked(way, [3], frozenset([WORDS + 2]))).after_drafts(()), None])
     assert torch.equal(found[1], logits[1])
     assert torch.equal(found[0, :9], logits[0, :9] + torch.eye(9)[1])
 
 
 def test_a_row_without_allowed_tokens_is_reported_alone() -> None:
     logits = random_logits(2)
-    one = LogitsProcessor(asked(Sampling(allowed=(3,), banned=((3,),)), [1]))
+    one = fresh(asked(Sampling(allowed=(3,), banned=((3,),)), [1]))
     found = process_logits(logits, [one.after_drafts(()), None])
     assert found[0].isneginf().all()
     assert torch.equal(found[1], logits[1])
@@ -189,7 +204,7 @@ def test_a_mask_restricts_only_its_own_row() -> None:
 
 def test_a_buffer_is_used_again() -> None:
     logits, room = random_logits(2), torch.empty(2, WORDS)
-    before, one = logits.clone(), LogitsProcessor(asked(Sampling(bias=((1, 2.0),)), [1]))
+    before, one = logits.clone(), fresh(asked(Sampling(bias=((1, 2.0),)), [1]))
     found = apply_masks(
         process_logits(logits, [one.after_drafts(()), None], room), {1: np.array([1, 0], np.int32)}, room
     )
@@ -272,3 +287,50 @@ def test_penalties_make_no_logit_infinite(means: str, way: Sampling, largest: fl
     rows = [SampleRow(0, request.sampling, u / 20, after(request, []).after_drafts(())) for u in range(20)]
     found = {token for token, _ in compiled(means).sample(logits, rows)}
     assert found <= {3, 5, 9} if largest > 0 else found <= set(range(WORDS)) - {3, 5, 9}
+
+
+class CountedTokens(tuple[int, ...]):
+    """Tokens that count how often they are read."""
+
+    reads = 0
+
+    def __iter__(self) -> Iterator[int]:
+        CountedTokens.reads += 1
+        return super().__iter__()
+
+
+def test_the_options_of_a_call_are_read_once_for_all_its_answers() -> None:
+    """Neither the check of a request, on the event loop, nor the engine reads them again for each answer."""
+    sampling = Sampling(temperature=0, allowed=CountedTokens(range(20)))
+    one = generate([1, 2], 3, sampling=sampling)
+    requests = [replace(one, sampling=replace(sampling, seed=seed)) for seed in range(100)]
+    worker = GeneratorWorker(FakeGenerator(400), model="talker")
+    CountedTokens.reads = 0
+    for request in requests:
+        worker.validate(request)
+    assert not CountedTokens.reads
+    tickets = ask(worker, *requests)
+    finish(worker)
+    assert CountedTokens.reads <= 2
+    assert len({tuple(ticket.tokens) for ticket in tickets}) == 1
+
+
+@pytest.mark.parametrize(
+    "sampling", [Sampling(bias=((-1, 2.0),)), Sampling(allowed=(3, -1)), Sampling(banned=((1, -1),))]
+)
+def test_a_token_below_zero_is_refused(sampling: Sampling) -> None:
+    worker = GeneratorWorker(FakeGenerator(), model="talker")
+    with pytest.raises(BadRequest, match="numbers of tokens begin at 0"):
+        worker.submit(Ask(generate([1, 2], 3, sampling=sampling)))
+    assert not worker.has_work
+
+
+def test_requests_with_the_same_options_share_their_rules_while_one_is_open() -> None:
+    shared, bias = SharedRules(), ((3, 1.5), (4, -2.0))
+    request = asked(Sampling(bias=bias, seed=1), [1])
+    rules = shared.find(request)
+    assert shared.find(replace(request, sampling=Sampling(bias=bias, seed=2))) is rules
+    assert shared.find(asked(Sampling(bias=((3, 1.5),)), [1])) is not rules
+    table = rules.table
+    one, other = (LogitsProcessor(request, rules) for _ in range(2))
+    assert one.changes[1] is other.changes[1] is table.changes[1]

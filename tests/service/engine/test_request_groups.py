@@ -6,10 +6,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, cast
+from weakref import WeakSet
 
 import numpy as np
 import pytest
 import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 from polyhead.models.checkpoint import load
@@ -27,9 +30,11 @@ from polyhead.service.core.request import (
     GeneratedToken,
     PromptScores,
     Sampling,
+    Terms,
 )
 from polyhead.service.engine.generator_worker import GeneratorWorker
-from polyhead.service.engine.logits_processors import LogitsProcessor
+from polyhead.service.engine.logits_processors import LogitsProcessor, TokenRules
+from polyhead.service.engine.scheduler import StepPlan
 from tests.support.engine_fakes import (
     GREEDY,
     WORDS,
@@ -120,6 +125,79 @@ def test_groups_and_other_requests_in_a_small_cache(seed: int) -> None:
             assert ticket.tokens == token_ids(alone)
 
 
+@pytest.mark.parametrize("seed", range(20))
+def test_a_group_of_more_answers_than_places(seed: int) -> None:
+    """As many as there are places start from the prompt, and the others after them, whoever leaves meanwhile."""
+    choice = random.Random(seed)
+    places, count = choice.choice([1, 2, 5]), choice.randint(8, 20)
+    requests = [*group(range(1, 11), count), generate([7, 7], 12), *group([3, 4, 5], count, max_tokens=3)]
+    worker = generator(FakeGenerator(block_count=choice.choice([8, 60])), sequence_budget=places)
+    tickets = ask(worker, *requests)
+    gone: set[RecordingTicket] = set()
+    while worker.has_work:
+        if choice.random() < 0.2:
+            worker.abort(left := choice.choice(tickets))
+            gone |= {left} if not left.ended else set()
+        if worker.has_work:
+            turn(worker)
+        worker.check_invariants()
+    for ticket in tickets:
+        if ticket not in gone:
+            (alone,) = answers(FakeGenerator(), replace(ticket.request, group=""))
+            assert ticket.tokens == token_ids(alone)
+            assert isinstance(ticket.events[-1], Done)
+
+
+def test_an_answer_that_waits_has_no_tables_and_no_guide(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of thousands of answers of a call, those that run have them; and no step samples more tokens than run."""
+    places, sampled = 8, list[int]()
+    created, create = WeakSet[LogitsProcessor](), LogitsProcessor.__init__
+    rides, ride = WeakSet[ForcedState](), ForcedGuide.new_state
+
+    def noted(shape: LogitsProcessor, *given: Any) -> None:
+        create(shape, *given)
+        created.add(shape)
+
+    def ridden(rails: ForcedGuide) -> ForcedState:
+        rides.add(one := ride(rails))
+        return one
+
+    monkeypatch.setattr(LogitsProcessor, "__init__", noted)
+    monkeypatch.setattr(ForcedGuide, "new_state", ridden)
+    sampling = Sampling(temperature=2, bias=tuple((token, 0.5) for token in range(12)), frequency_penalty=0.5)
+    worker = generator(FakeGenerator(400), sequence_budget=places)
+    sample = worker.sampler.sample
+    monkeypatch.setattr(
+        worker.sampler, "sample", lambda logits, rows: sampled.append(len(rows)) or sample(logits, rows)
+    )
+    requests = [
+        one
+        for number in range(12)
+        for one in group([number % 5, number], 16, max_tokens=4, sampling=sampling, guide=ForcedGuide(PLACES))
+    ]
+    tickets = ask(worker, *requests)
+    assert not created
+    assert not rides
+    while worker.has_work:
+        turn(worker)
+        assert len(created) <= places
+        assert len(rides) <= places
+    assert max(sampled) == places
+    assert all(isinstance(ticket.events[-1], Done) for ticket in tickets)
+
+
+def test_a_guide_that_cannot_begin_fails_alone() -> None:
+    class Broken(ForcedGuide):
+        def new_state(self) -> ForcedState:
+            raise BadRequest("no room for its grammar")
+
+    requests = [generate([5, 6], 20, guide=Broken(PLACES)), generate([5, 6], 6)]
+    failed, other = answers(FakeGenerator(), *requests)
+    assert isinstance(failed[-1], Failed)
+    assert failed[-1].error.message == "no room for its grammar"
+    assert token_ids(other) == token_ids(answers(FakeGenerator(), requests[1])[0])
+
+
 def test_another_cache_salt_finds_no_cached_blocks() -> None:
     worker = generator(FakeGenerator())
     cached = []
@@ -174,7 +252,7 @@ class ForcedGuide:
         return ForcedState(self)
 
 
-@dataclass
+@dataclass(eq=False)
 class ForcedState:
     rails: ForcedGuide
     come: list[int] = field(default_factory=list)
@@ -277,6 +355,121 @@ def test_beam_searches_in_a_small_cache_find_the_same(seed: int) -> None:
     assert crowded[0][:-1] == answers(FakeGenerator(), others[0])[0][:-1]
 
 
+def several(count: int, how: BeamSearchOptions, **options: object) -> list[Generate]:
+    """Searches with prompts of their own, as those of one call."""
+    searches = [beam_search_of([1, 2, number % 20, number], 1, how, **options)[0] for number in range(count)]
+    return [replace(search, group=f"search-{number}") for number, search in enumerate(searches)]
+
+
+@pytest.mark.parametrize(("count", "width"), [(2, 64), (100, 2), (5, 40)])
+@pytest.mark.parametrize("blocks", [1000, 140])
+def test_searches_that_need_more_places_than_there_are_all_answer(count: int, width: int, blocks: int) -> None:
+    requests = several(count, BeamSearchOptions(width), max_tokens=6)
+    worker = generator(FakeGenerator(blocks, 16))
+    tickets = ask(worker, *requests)
+    computed = sum(report.tokens for report in finish(worker))
+    alone, enough = [], 0
+    for request in requests:
+        one = generator(FakeGenerator(1000, 16))
+        alone += ask(one, request)
+        enough += sum(report.tokens for report in finish(one))
+    assert [ticket.events for ticket in tickets] == [ticket.events for ticket in alone]
+    assert computed <= enough if blocks == 1000 else computed < 3 * enough, "hardly a token is computed twice"
+
+
+def test_a_search_that_loses_a_place_to_another_owner_goes_on() -> None:
+    worker = generator(FakeGenerator(1000), sequence_budget=4)
+    (search,) = ask(worker, *beam_search_of([1, 2, 3], 1, BeamSearchOptions(4), max_tokens=30, terms=Terms("a")))
+    for _ in range(3):
+        turn(worker)
+    (one,) = ask(worker, generate([4, 5], 200, terms=Terms("b")))
+    while not search.ended:
+        turn(worker)
+    assert not one.ended
+    assert search.tokens == token_ids(answers(FakeGenerator(1000), cast(Generate, search.request))[0])
+    finish(worker)
+    assert one.tokens == token_ids(answers(FakeGenerator(1000), cast(Generate, one.request))[0])
+
+
+def test_an_urgent_search_begins_beside_one_of_its_owner() -> None:
+    worker = generator(FakeGenerator(1000), sequence_budget=4)
+    calm, urgent = several(2, BeamSearchOptions(4), max_tokens=30)
+    (first,) = ask(worker, calm)
+    for _ in range(3):
+        turn(worker)
+    (second,) = ask(worker, replace(urgent, terms=Terms(priority=1)))
+    while not second.ended:
+        turn(worker)
+    assert not first.ended
+    finish(worker)
+    assert [first.tokens, second.tokens] == [token_ids(answers(FakeGenerator(), one)[0]) for one in (calm, urgent)]
+
+
+@st.composite
+def crowds(draw: st.DrawFn) -> tuple[dict[str, int], tuple[int, int], list[tuple[int, Generate]]]:
+    """Budgets, a cache of few blocks, and requests that all fit into it, each with the step before which it comes."""
+    places, size = draw(st.integers(1, 6)), draw(st.integers(1, 4))
+    widths = draw(st.lists(st.integers(0, places), min_size=1, max_size=7))
+    requests = []
+    for number, width in enumerate(widths):
+        prompt = draw(st.lists(st.integers(0, 2), min_size=1, max_size=6))
+        terms = Terms(draw(st.sampled_from(["", "", "a"])), draw(st.sampled_from([0, 0, 0, 1])))
+        one = generate(prompt, draw(st.integers(1, 5)), terms=terms)
+        if width:
+            one = replace(one, group=f"search-{number}", beams=BeamSearchOptions(width))
+        requests.append((draw(st.integers(0, 12)), one))
+    need = max((one.beams.width if one.beams else 1) * (len(one.tokens) + one.max_tokens) for _, one in requests)
+    blocks = -(-need // size) + draw(st.sampled_from([0, 0, 1, 5, 40]))
+    budgets = {
+        "sequence_budget": places,
+        "token_budget": draw(st.sampled_from([1, 3, 64])),
+        "prefill_chunk": draw(st.sampled_from([1, 3, 64])),
+    }
+    return budgets, (blocks, size), requests
+
+
+@settings(max_examples=400, deadline=None)
+@given(crowds(), st.randoms(use_true_random=False))
+def test_no_step_is_empty_while_there_is_work(
+    crowd: tuple[dict[str, int], tuple[int, int], list[tuple[int, Generate]]], choice: random.Random
+) -> None:
+    budgets, cache, requests = crowd
+    worker = generator(FakeGenerator(*cache), **budgets)
+    tickets: list[RecordingTicket] = []
+    gone: set[RecordingTicket] = set()
+    turns = 0
+    while worker.has_work or len(tickets) < len(requests):
+        tickets += ask(worker, *[one for at, one in requests if at == turns])
+        if tickets and choice.random() < 0.02:
+            gone.add(left := choice.choice(tickets))
+            worker.abort(left)
+        if worker.has_work:
+            assert turn(worker).tokens
+            worker.check_invariants()
+        turns += 1
+        assert turns < 3000, "no progress"
+    for ticket in tickets:
+        if ticket not in gone:
+            alone = answers(FakeGenerator(400), cast(Generate, ticket.request))[0]
+            assert ticket.tokens == token_ids(alone)
+            assert isinstance(ticket.events[-1], Done)
+
+
+def test_an_empty_plan_ends_the_last_in_rank_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    worker = generator(FakeGenerator())
+    first, second, last = ask(worker, *[generate([number, 3]) for number in range(3)])
+    turn(worker)
+    with monkeypatch.context() as broken:
+        broken.setattr(worker._groups.scheduler, "schedule", lambda: StepPlan([], 0, 0, []))
+        with pytest.raises(AssertionError, match="no chunk"):
+            worker.step()
+    for ticket, event in worker.blame_failed_step():
+        ticket.receive(event)
+    assert isinstance(last.events[-1], Failed)
+    finish(worker)
+    assert [first.tokens, second.tokens] == [token_ids(answers(FakeGenerator(), generate([n, 3]))[0]) for n in range(2)]
+
+
 PENALISED = Sampling(
     temperature=0.0,
     repetition_penalty=1.4,
@@ -309,7 +502,7 @@ def test_each_beam_has_the_logits_processors_of_its_own_history(monkeypatch: pyt
         for talk in set(worker._groups.states.values()):
             assert talk.search is not None
             for beam in talk.search.beams:
-                fresh = LogitsProcessor(talk.request)
+                fresh = LogitsProcessor(talk.request, TokenRules(talk.request))
                 for token in talk.search.generated_tokens(beam):
                     push(fresh, token)
                 assert beam.processor is not None

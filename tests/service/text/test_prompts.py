@@ -1,8 +1,6 @@
 """Prompts of generation requests: texts, token ids, chats, control tokens, the remaining context."""
 
 import asyncio
-from collections.abc import Sequence
-from contextlib import aclosing
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -11,16 +9,14 @@ import pytest
 
 from polyhead.models.chat import ChatTemplate
 from polyhead.models.tokenizer import Tokenizer
-from polyhead.service.core.errors import BadRequest, TooLong
+from polyhead.service.core.errors import BadRequest, TooLong, TooMany
 from polyhead.service.core.model import Model
 from polyhead.service.core.request import DEFAULT_TERMS, Generate, Sampling
-from polyhead.service.text.answer_delta import AnswerDelta
-from polyhead.service.text.answer_stream import AnswerStream
 from polyhead.service.text.generation_request import ChatMessages, GenerationRequest
-from polyhead.service.text.stop_strings import StopRules
+from polyhead.service.text.prompts import MAX_OPTION_TOKENS
 from polyhead.service.text.tokenization import TextProcessor
 from tests.support.checkpoints import CHAT_TEMPLATE
-from tests.support.scripted import Source, model
+from tests.support.scripted import model
 
 
 @pytest.fixture(scope="module")
@@ -167,9 +163,13 @@ def test_stop_tokens_and_seeds(generator: Model) -> None:
     assert (one.stop_tokens, one.sampling.seed, two.sampling.seed) == (frozenset(), 7, 7)
 
 
-def written(tokenizer: Tokenizer, stops: Sequence[str], request: Generate, script: Sequence[Any]) -> list[AnswerDelta]:
-    async def collect() -> list[AnswerDelta]:
-        async with aclosing(AnswerStream(tokenizer, StopRules(tuple(stops)), [request], [Source(script)])) as items:
-            return [piece async for _, piece in items]
-
-    return asyncio.run(collect())
+def test_the_options_of_a_call_are_bounded_for_all_its_answers_together(generator: Model) -> None:
+    sampling = Sampling(allowed=(1,) * (MAX_OPTION_TOKENS // 4))
+    requests = prompts(generator, "a", "b", count=2, sampling=sampling, stop_tokens=frozenset({3}))
+    assert len({id(request.sampling.allowed) for request in requests}) == 1
+    assert len({id(request.stop_tokens) for request in requests}) == 1
+    for more in ({"bias": ((1, 1.0),)}, {"banned": ((1,),)}):
+        with pytest.raises(TooMany, match=r"allowed_token_ids: .* at most 4194304 .*, got 1048577 tokens x 4 answers"):
+            prompts(generator, "a", "b", count=2, sampling=replace(sampling, **more))
+    with pytest.raises(TooMany, match=r"4 answers"):
+        prompts(generator, "a", "b", count=2, sampling=sampling, bad_words=("a",))
