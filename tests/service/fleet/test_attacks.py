@@ -40,14 +40,15 @@ from polyhead.service.fleet.frames import (
     FrameError,
     RequestStarted,
     compute_proof,
+    digest_bytes,
     encode_frame,
-    model_digest,
     pack,
-    read_frame,
+    pack_model,
     unpack,
 )
 from polyhead.service.fleet.replica_connection import ConnectionContext
 from tests.service.fleet.test_fleet import GREEDY, HOST, SECRET, Scene, ended, heard, played
+from tests.service.fleet.test_messages import read_frame
 
 Talk = tuple[asyncio.StreamReader, asyncio.StreamWriter]
 
@@ -430,7 +431,7 @@ def lied(settings: Settings, lies: Iterable[Any], act: Callable[[Scene, Liar], A
     """`act` beside one honest replica and one that lies."""
 
     async def run(here: Scene) -> None:
-        way, version, _, seen, *rest = here.replicas[0].hello_message()
+        way, version, _, seen, *rest = await here.replicas[0].hello_message()
         hello = (way, version, "liar", seen, *rest)
         liar = Liar(named.get("changed", lambda words: words)(hello), lies, named.get("secret", SECRET))
         here.addresses["liar"] = await liar.start()
@@ -444,10 +445,15 @@ def lied(settings: Settings, lies: Iterable[Any], act: Callable[[Scene, Liar], A
     played(settings, run, count=1)
 
 
+def model_in(hello: tuple[Any, ...], **changes: Any) -> Model:
+    """Its first model changed."""
+    changed: Model = replace(unpack(hello[4][0][1]), **changes)
+    return changed
+
+
 def model_of(hello: tuple[Any, ...], **changes: Any) -> tuple[Any, ...]:
     """Its first model changed, under a mark that nobody has read yet."""
-    (_, told), *others = hello[4]
-    return (*hello[:4], (("0" * 32, pack(replace(unpack(told), **changes))), *others), *hello[5:])
+    return (*hello[:4], (pack_model(model_in(hello, **changes)), *hello[4][1:]), *hello[5:])
 
 
 def deep(levels: int) -> bytes:
@@ -493,14 +499,19 @@ def test_a_line_over_which_a_replica_lies_is_made_again_and_the_others_go_on(set
     lied(settings, [words], act)
 
 
+TOKEN = pack(GeneratedToken(1))
 CHANGED: dict[str, Callable[[tuple[Any, ...]], tuple[Any, ...]]] = {
     "name": lambda hello: (*hello[:2], "replica-0", *hello[3:]),
     "version": lambda hello: (hello[0], 99, *hello[2:]),
     "port": lambda hello: (*hello[:3], 1 << 20, *hello[4:]),
     "blocks": lambda hello: (*hello[:6], -1, *hello[7:]),
     "block size": lambda hello: (*hello[:7], -16),
-    "mark": lambda hello: model_of(hello, vocab_size=1 << 40, width=-3),
-    "type": lambda hello: (*hello[:4], (("x" * 32, pack(GeneratedToken(1))),), *hello[5:]),
+    "mark": lambda hello: (
+        *hello[:4],
+        (("0" * 32, *pack_model(model_in(hello, vocab_size=1 << 40, width=-3))[1:]), *hello[4][1:]),
+        *hello[5:],
+    ),
+    "type": lambda hello: (*hello[:4], ((digest_bytes(TOKEN), TOKEN, 0),), *hello[5:]),
     "field": lambda hello: model_of(hello, labels=7),
 }
 
@@ -518,7 +529,7 @@ def test_a_replica_that_lies_of_itself_is_not_asked(settings: Settings, change: 
 def test_models_that_nobody_is_to_serve_are_not_counted(settings: Settings) -> None:
     def renamed(hello: tuple[Any, ...]) -> tuple[Any, ...]:
         model = replace(unpack(hello[4][0][1]), name="stranger")
-        return (*hello[:4], (*hello[4], (model_digest(model), pack(model))), *hello[5:])
+        return (*hello[:4], (*hello[4], pack_model(model)), *hello[5:])
 
     async def act(here: Scene, liar: Liar) -> None:
         await here.until(lambda: here.fleet.replicas.ready_counts()["chat"] == 2)
@@ -601,10 +612,10 @@ def test_models_that_no_line_has_are_forgotten(tiny_generator: Path, settings: S
         circle = ConnectionContext(SECRET, here.fleet)
         for number in range(20):
             other: Model = replace(model, source=str(number))
-            circle.decode_model(model_digest(other), pack(other))
+            await circle.decode_model(*pack_model(other))
         assert len(circle.known_models) <= 1
         with pytest.raises(FrameError, match="does not match its digest"):
-            circle.decode_model("0" * 32, pack(model))
+            await circle.decode_model("0" * 32, *pack_model(model)[1:])
 
     played(settings, act, count=1)
 
