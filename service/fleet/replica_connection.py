@@ -196,15 +196,16 @@ class ReplicaConnection:
                 outcome = await wait_for_error(self._run_connection())
             finally:
                 self._disconnect()
+            pause, self._retry_pause_s = self._retry_pause_s, min(2 * self._retry_pause_s, MAX_RETRY_S)
             if isinstance(outcome, OSError | TimeoutError | asyncio.IncompleteReadError):
                 log.warning("replica %s at %s:%d: %s", self.name, *self.address, outcome or type(outcome).__name__)
             elif outcome is not None:  # it may have another version and be replaced soon
                 log.error(
                     "replica %s at %s:%d sent what the protocol does not allow: %s", self.name, *self.address, outcome
                 )
-                await asyncio.sleep(self._next_fault_pause())
-            await asyncio.sleep(self._retry_pause_s)
-            self._retry_pause_s = min(2 * self._retry_pause_s, MAX_RETRY_S)
+                pause = self._next_fault_pause()
+            del outcome  # its traceback holds the frame
+            await asyncio.sleep(pause)
 
     def _next_fault_pause(self) -> float:
         """Return the seconds to wait after a frame that the protocol does not allow: twice those of the last time."""

@@ -16,7 +16,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from polyhead.models.tokenizer import Tokenizer
-from polyhead.service.api.access.app_state import AppState, split_requests
+from polyhead.service.api.access.app_state import SLICE_TOKENS, AppState, split_requests
 from polyhead.service.api.access.request_context import RequestContext
 from polyhead.service.api.shared.streaming import NUMPY_OPTION, dumps_sliced
 from polyhead.service.concurrency.time_slices import SLICE_SIZE, call_in_slices, iterate_in_slices, split_in_slices
@@ -337,6 +337,14 @@ def test_a_group_is_submitted_at_once() -> None:
     assert all(SLICE_SIZE <= len(some) < SLICE_SIZE + 3 for some in slices[:-1])
     ends = [(some[-1].group, after[0].group) for some, after in pairwise(slices)]
     assert all(last != first or not last for last, first in ends)
+
+
+def test_long_prompts_are_submitted_in_slices_and_the_prompt_of_a_group_counts_once() -> None:
+    long = tuple(range(SLICE_TOKENS // 2))
+    requests = [replace(one, tokens=long, group=f"g{number // 8}") for number, one in enumerate(asked(32))]
+    slices = [list(some) for some in split_requests(requests)]
+    assert [request for some in slices for request in some] == requests
+    assert [{request.group for request in some} for some in slices] == [{"g0", "g1"}, {"g2", "g3"}]
 
 
 # The pieces

@@ -32,6 +32,7 @@ from polyhead.service.core.request import (
     Sampling,
 )
 from polyhead.service.fleet import replica as replica_module
+from polyhead.service.fleet import replica_connection
 from polyhead.service.fleet import unauthenticated as strangers
 from polyhead.service.fleet.frames import (
     CODEC_NUMBERS,
@@ -39,6 +40,7 @@ from polyhead.service.fleet.frames import (
     NONCE_BYTES,
     FrameError,
     RequestStarted,
+    SimilarRequest,
     compute_proof,
     digest_bytes,
     encode_frame,
@@ -46,7 +48,8 @@ from polyhead.service.fleet.frames import (
     pack_model,
     unpack,
 )
-from polyhead.service.fleet.replica_connection import ConnectionContext
+from polyhead.service.fleet.messages import SMALL_FRAME_BYTES
+from polyhead.service.fleet.replica_connection import FAULTLESS_S, MAX_FAULT_RETRY_S, ConnectionContext
 from tests.service.fleet.test_fleet import GREEDY, HOST, SECRET, Scene, ended, heard, played
 from tests.service.fleet.test_messages import read_frame
 
@@ -230,6 +233,7 @@ def test_a_slow_handshake_ends(settings: Settings, monkeypatch: pytest.MonkeyPat
 # An ingress that lies
 
 GENERATE = Generate("asked", (3, 4, 5), 4, sampling=GREEDY)
+ENCODE = Encode("asked", (1, 5, 6, 2))
 LIES: list[Any] = [
     ("ask", "chat", 0, ((7, 3, None),)),
     ("ask", "chat", 0, ((7, 3, "text"),)),
@@ -251,10 +255,16 @@ LIES: list[Any] = [
     None,
     {"ask": 1},
     (["ask"], 1),
+    ("ask", "chat", 0, (None,) * 1_000_000),
+    ("ask", "chat", 0, ((7, 3, SimilarRequest(6, "x", 1)),)),
+    ("ask", "chat", 0, ((7, 3, SimilarRequest(7, "x", 1)),)),
+    ("ask", "chat", 0, ((7, 4, ENCODE), (8, 4, SimilarRequest(7, "x", 1)))),
+    ("ask", "chat", 0, ((7, 3, (None,) * 1_000_000),)),
+    ("drop", 7, "x" * SMALL_FRAME_BYTES),
 ]
 
 
-@pytest.mark.parametrize("lie", LIES, ids=str)
+@pytest.mark.parametrize("lie", LIES, ids=lambda lie: str(lie)[:80])
 def test_a_replica_hangs_up_on_an_ingress_that_lies(settings: Settings, lie: Any) -> None:
     async def act(here: Scene) -> None:
         reader, writer = await known(here)
@@ -294,7 +304,6 @@ WRONG: list[Request] = [
 ]
 
 
-ENCODE = Encode("asked", (1, 5, 6, 2))
 EXPLAIN = ExplainTextRequest("asked", (3, 4, 5), "occlusion", goals=(((2, 1),),))
 WRONG += [
     replace(ENCODE, tokens=(1 << 40, -1)),
@@ -480,6 +489,10 @@ SAID_WRONG: list[Any] = [
     7,
     b"\xff\xff\xff\xff",
     deep(500),
+    ("said", (None,) * 1_000_000),
+    ("said", ((1, None),) * 1_000_000),
+    ("load", 1, ("x" * SMALL_FRAME_BYTES,), None),
+    ("hello", 3, "liar", 1, ((),) * 1_000_000, {}, 1, 16),
 ]
 
 
@@ -500,6 +513,23 @@ def test_a_line_over_which_a_replica_lies_is_made_again_and_the_others_go_on(set
 
 
 TOKEN = pack(GeneratedToken(1))
+
+
+def test_after_each_lie_of_a_replica_the_pause_is_longer(settings: Settings, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(replica_connection, "MIN_FAULT_RETRY_S", 3600.0)
+
+    async def act(here: Scene, liar: Liar) -> None:
+        [connection] = [connection for connection in here.fleet.replicas if connection.name == "liar"]
+        await here.until(lambda: connection._fault_pause_s == MAX_FAULT_RETRY_S)
+        await answers(here)
+        assert liar.visits == 1
+        assert [connection._next_fault_pause() for _ in range(2)] == [MAX_FAULT_RETRY_S] * 2
+        connection._opened_at -= FAULTLESS_S + 1  # as after a long time without a lie
+        assert connection._next_fault_pause() == 3600.0
+
+    lied(settings, [("dance",)], act)
+
+
 CHANGED: dict[str, Callable[[tuple[Any, ...]], tuple[Any, ...]]] = {
     "name": lambda hello: (*hello[:2], "replica-0", *hello[3:]),
     "version": lambda hello: (hello[0], 99, *hello[2:]),
