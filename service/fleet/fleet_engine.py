@@ -113,6 +113,8 @@ class Fleet:
         self._tokens_by_owner: Counter[str] = Counter()  # prompt tokens of open requests, by owner
         self._answer_lengths: dict[str, AnswerLengths] = {}
         self._explainers: dict[str, ReplicaConnection] = {}  # by model, the replica that has loaded its explainer
+        # Kept while no replica has them: to decode a model again holds the interpreter for about a second.
+        self._newest_models: dict[str, Model] = {}
         self._is_closing = False
 
     # The registry's interface
@@ -228,6 +230,7 @@ class Fleet:
 
     def on_connected(self, connection: ReplicaConnection) -> None:
         connection.models = {name: model for name, model in connection.models.items() if name in self.replicas.names()}
+        self._newest_models.update(connection.models)
         for name, model in connection.models.items():
             log.info("%s has a replica: %s at %s:%d", name, connection.name, *connection.address)
             self._telemetry.metrics.record_loaded(model)
