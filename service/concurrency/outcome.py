@@ -51,7 +51,10 @@ def as_exception(error: BaseException) -> PolyheadError:
 def unwrap(outcome: T | Failure) -> T:
     """The result; raises the error of a Failure."""
     if isinstance(outcome, Failure):
-        raise outcome.error
+        try:
+            raise outcome.error
+        finally:
+            del outcome  # it holds the error, whose traceback holds this frame: such a cycle keeps all that was read
     return outcome
 
 
@@ -78,12 +81,11 @@ async def run_on_daemon_thread(function: Callable[[], T]) -> T:
     future: asyncio.Future[object] = loop.create_future()
 
     def run() -> None:
-        outcome = attempt(function)
         with suppress(RuntimeError):  # the loop is closed, and nothing awaits the result
-            loop.call_soon_threadsafe(resolve_future, future, outcome)
+            loop.call_soon_threadsafe(resolve_future, future, [attempt(function)])
 
     threading.Thread(target=run, name="aside", daemon=True).start()
-    return unwrap(cast(T | Failure, await future))
+    return unwrap(cast(list[T | Failure], await future).pop())  # so the future does not hold a Failure: see `unwrap`
 
 
 async def wait_for_error(work: Coroutine[Any, Any, None]) -> BaseException | None:

@@ -27,6 +27,16 @@ def child_key(parent: BlockKey, tokens: Sequence[int]) -> BlockKey:
     return blake2b(parent + array("q", tokens).tobytes(), digest_size=16).digest()
 
 
+def block_keys(parent: BlockKey, tokens: Sequence[int], size: int) -> list[BlockKey]:
+    """The keys of the full blocks of `size` tokens that follow the block with the key `parent` and hold `tokens`."""
+    keys = list[BlockKey]()
+    data, width = array("q", tokens[: len(tokens) // size * size]).tobytes(), size * array("q").itemsize
+    for start in range(0, len(data), width):
+        parent = blake2b(parent + data[start : start + width], digest_size=16).digest()
+        keys.append(parent)
+    return keys
+
+
 class BlockAllocator:
     """A pool of `count` blocks of `size` tokens with reference counts.
 

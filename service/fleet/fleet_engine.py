@@ -11,8 +11,8 @@ import math
 from collections import Counter
 from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
-from itertools import count
+from dataclasses import dataclass, field, replace
+from itertools import count, groupby
 from random import Random
 from typing import Any
 
@@ -35,12 +35,13 @@ from ..core.request import (
     TokenOutputs,
     WorkerTask,
 )
-from ..engine.block_allocator import BlockKey, child_key, root_key
+from ..engine.block_allocator import BlockKey, block_keys, root_key
 from ..engine.event_stream import Stream, StreamContext
 from ..engine.worker import RequestCounts, RequestEnd
 from ..runtime.operation import ModelOperation
 from ..server.process import Telemetry
-from .frames import FrameError, RequestStarted
+from .frames import FrameError, RequestStarted, SimilarRequest
+from .messages import REQUESTS_PER_FRAME, PackedRows, fill_frames, pack_rows
 from .replica_connection import Address, ConnectionContext, ReplicaConnection
 from .replica_set import ReplicaSet
 from .routing import AnswerLengths, CreatePolicy, PrefixAffinity, RoutingRequest
@@ -112,6 +113,8 @@ class Fleet:
         self._tokens_by_owner: Counter[str] = Counter()  # prompt tokens of open requests, by owner
         self._answer_lengths: dict[str, AnswerLengths] = {}
         self._explainers: dict[str, ReplicaConnection] = {}  # by model, the replica that has loaded its explainer
+        # Kept while no replica has them: to decode a model again holds the interpreter for about a second.
+        self._newest_models: dict[str, Model] = {}
         self._is_closing = False
 
     # The registry's interface
@@ -164,7 +167,8 @@ class Fleet:
         with name_model_in_errors(model):
             connections = self._eligible_connections(model, requests)
             streams = [Stream(request, self._context_of(model, request)) for request in requests]
-            self._send(connections, [self._register(model, stream) for stream in streams])
+            prompts = PromptKeys(model, self._block_tokens(model))
+            self._send(connections, [self._register(prompts, stream) for stream in streams])
         for stream in streams:
             stream.start()
         return streams
@@ -226,6 +230,7 @@ class Fleet:
 
     def on_connected(self, connection: ReplicaConnection) -> None:
         connection.models = {name: model for name, model in connection.models.items() if name in self.replicas.names()}
+        self._newest_models.update(connection.models)
         for name, model in connection.models.items():
             log.info("%s has a replica: %s at %s:%d", name, connection.name, *connection.address)
             self._telemetry.metrics.record_loaded(model)
@@ -244,7 +249,7 @@ class Fleet:
             sent = self._by_number.get(number)
             if sent is not None and sent.connection is connection:
                 if not sent.accepts(event):
-                    raise FrameError(f"a request is not answered like this: {str(event)[:200]}")
+                    raise FrameError(f"a request is not answered like this: {type(event).__name__}")
                 self._receive_event(sent, event)
 
     def on_lost(self, connection: ReplicaConnection) -> None:
@@ -290,42 +295,58 @@ class Fleet:
             raise Unavailable(f"the replica that explains {model.name} was lost; send it again", retry_after=1)
         return [self._explainers[model.name]]
 
-    def _register(self, model: Model, stream: Stream) -> RoutedRequest:
+    def _block_tokens(self, model: Model) -> int:
+        """Return the tokens in a block of the replicas' caches; 0 if no replica has the model."""
+        return next((connection.block_tokens for connection in self.replicas.connections_for(model.name)), 0)
+
+    def _register(self, prompts: "PromptKeys", stream: Stream) -> RoutedRequest:
         """Register a request before `_send` chooses its connection."""
         request = stream.request
-        sent = RoutedRequest(model, stream, next(self._numbers), self._routing_request(model, request))
+        routing = self._routing_request(prompts, request)
+        sent = RoutedRequest(prompts.model, stream, next(self._numbers), routing)
         self._routed[stream] = self._by_number[sent.number] = sent
         self._tokens_by_owner[request.terms.owner] += request.prompt_tokens
         return sent
 
-    def _routing_request(self, model: Model, request: Request) -> RoutingRequest:
+    def _routing_request(self, prompts: "PromptKeys", request: Request) -> RoutingRequest:
         if not isinstance(request, Generate):
             return RoutingRequest(request.prompt_tokens)
-        expected = self._answer_lengths.setdefault(model.name, AnswerLengths()).expected_tokens(request.max_tokens)
-        block = next((connection.block_tokens for connection in self.replicas.connections_for(model.name)), 0)
-        return RoutingRequest(request.prompt_tokens, expected, block_keys(model, request, block), block)
+        lengths = self._answer_lengths.setdefault(prompts.model.name, AnswerLengths())
+        expected = lengths.expected_tokens(request.max_tokens)
+        return RoutingRequest(request.prompt_tokens, expected, prompts.keys_of(request), prompts.block_tokens)
 
     def _send(self, connections: Sequence[ReplicaConnection], to_send: Sequence[RoutedRequest]) -> None:
-        """Send each request to the replica that the policy chooses; the requests of one group go to the same replica.
-        Each connection gets one frame.
+        """Send each request to the replica that the policy chooses.  The requests of one group, which follow one
+        another, go to the same replica.
         """
-        group_connections: dict[str, ReplicaConnection] = {}
-        frames: dict[ReplicaConnection, list[RoutedRequest]] = {}
-        for sent in to_send:
-            group = sent.stream.request.group if isinstance(sent.stream.request, Generate) else ""
-            connection = group_connections.get(group) or self._choose_connection(connections, sent)
-            if group:
-                group_connections[group] = connection
-            sent.uncached_tokens = connection.candidate.add_request(sent.number, sent.routing)
-            sent.connection = connection
-            frames.setdefault(connection, []).append(sent)
-        for connection, batch in frames.items():
-            rows = tuple((sent.number, sent.uncached_tokens, sent.stream.request) for sent in batch)
-            try:
-                connection.send("ask", batch[0].model.name, batch[0].routing.expected_tokens, rows)
-            except FrameError as error:
-                for sent in batch:
-                    self._fail(sent, BadRequest(f"it cannot be sent to a replica: {error}"))
+        batches: dict[ReplicaConnection, list[RoutedRequest]] = {}
+        for _, members in groupby(to_send, group_of):
+            first, *rest = members
+            connection = self._choose_connection(connections, first)
+            first.uncached_tokens = connection.candidate.add_request(first.number, first.routing)
+            batch = batches.setdefault(connection, [])
+            batch.append(first)
+            cached = connection.candidate.stored_tokens(first.routing) if rest else 0
+            for sent in rest:  # its prompt is that of the first, whose blocks are counted already
+                routing = RoutingRequest(sent.routing.prompt_tokens - cached, sent.routing.expected_tokens)
+                sent.uncached_tokens = connection.candidate.add_request(sent.number, routing)
+                batch.append(sent)
+        for connection, batch in batches.items():
+            for sent in batch:
+                sent.connection = connection
+            parts = [part for _, members in groupby(batch, group_of) for part in self._pack_group(list(members))]
+            fields = "ask", batch[0].model.name, batch[0].routing.expected_tokens
+            for frame in fill_frames(fields, parts, REQUESTS_PER_FRAME):
+                connection.send_frame(frame)
+
+    def _pack_group(self, group: Sequence[RoutedRequest]) -> Sequence[PackedRows]:
+        """Pack the requests of one group.  If they cannot be sent they fail, and nothing is returned."""
+        try:
+            return [pack_rows(request_rows(group))]
+        except FrameError as error:
+            for sent in group:
+                self._fail(sent, BadRequest(f"it cannot be sent to a replica: {error}"))
+            return []
 
     def _choose_connection(self, connections: Sequence[ReplicaConnection], sent: RoutedRequest) -> ReplicaConnection:
         candidate, why = self._policy.choose(sent.routing, [connection.candidate for connection in connections])
@@ -383,12 +404,48 @@ class Fleet:
         self._telemetry.record_end(ended)
 
 
-def block_keys(model: Model, request: Generate, block: int) -> tuple[BlockKey, ...]:
-    """Return the keys of the prompt's full blocks.  The model's name is part of the key: models share no blocks."""
-    if not block or request.source:
-        return ()
-    keys, parent = [], root_key(0, f"{model.name}\0{request.salt}")
-    for first in range(0, len(request.tokens) - block + 1, block):
-        parent = child_key(parent, request.tokens[first : first + block])
-        keys.append(parent)
-    return tuple(keys)
+@dataclass(slots=True)
+class PromptKeys:
+    """The keys of the full blocks of prompts, computed once for requests in a row that have the same prompt.
+
+    `block_tokens` are those of a block of the replicas' caches; 0: no keys are computed.
+    """
+
+    model: Model
+    block_tokens: int
+    _tokens: tuple[int, ...] = ()
+    _salt: str = ""
+    _keys: tuple[BlockKey, ...] = ()
+
+    def keys_of(self, request: Generate) -> tuple[BlockKey, ...]:
+        """Return the keys of the prompt's full blocks.  The model's name is part of the key: models share no blocks."""
+        if not self.block_tokens or request.source:
+            return ()
+        if request.tokens is not self._tokens or request.salt != self._salt:
+            root = root_key(0, f"{self.model.name}\0{request.salt}")
+            self._tokens, self._salt = request.tokens, request.salt
+            self._keys = tuple(block_keys(root, request.tokens, self.block_tokens))
+        return self._keys
+
+
+def group_of(sent: RoutedRequest) -> str | int:
+    """Return the group of a request, or its number if it has none."""
+    request = sent.stream.request
+    return (request.group if isinstance(request, Generate) else "") or sent.number
+
+
+def request_rows(group: Sequence[RoutedRequest]) -> Sequence[tuple[int, int, Request | SimilarRequest]]:
+    """Return the rows of requests of one group.  What they have in common, above all the prompt, is sent once."""
+    rows = list[tuple[int, int, Request | SimilarRequest]]()
+    number, whole = 0, None  # the newest request that is sent whole
+    for sent in group:
+        request = sent.stream.request
+        row: Request | SimilarRequest = request
+        if isinstance(request, Generate) and isinstance(whole, Generate):
+            seed = request.sampling.seed
+            if replace(whole, id=request.id, sampling=replace(whole.sampling, seed=seed)) == request:
+                row = SimilarRequest(number, request.id, seed)
+        if row is request:
+            number, whole = sent.number, request
+        rows.append((sent.number, sent.uncached_tokens, row))
+    return rows

@@ -2,21 +2,22 @@
 
 `CODECS` is a closed table of the types that may be sent.  Each is sent as the row of its fields.  No type is looked up
 by a name from the wire, so bytes of an attacker cannot run code.  Deadlines are sent as the seconds that are left,
-because clocks of machines differ.
+because clocks of machines differ.  The number of values in a frame is limited: a byte of msgpack may become a hundred
+bytes of Python objects.
 """
 
 import hashlib
 import hmac
-from asyncio import StreamReader
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from functools import partial
 from operator import attrgetter
 from time import perf_counter
-from typing import Any, Literal
+from types import UnionType
+from typing import Annotated, Any, Literal, Union, get_args, get_origin
 
 import msgpack
-from pydantic import ConfigDict, TypeAdapter
+from pydantic import ConfigDict, FailFast, TypeAdapter, ValidationError
 
 from polyhead.models.chat import ChatTemplate
 from polyhead.models.core.errors import ModelError
@@ -49,11 +50,16 @@ from ..core.request import (
 from ..structured.guide_compiler import CompiledGuide
 from ..structured.thinking import ThinkingGuide
 
-PROTOCOL_VERSION = 2  # of this table; both ends must have the same
+PROTOCOL_VERSION = 3  # of this table and of the messages; both ends must have the same
 MAX_FRAME_BYTES = 1 << 28  # bytes of a frame, at most
 LENGTH_BYTES = 4  # bytes of the length in front of a frame
 NONCE_BYTES = 32  # bytes
 MAX_DEPTH = 8  # nested extension values, at most
+MAX_ARRAY_ITEMS = 1 << 22  # of one array, at most; the longest are the tokens of a prompt
+MAX_ITEMS = 1 << 24  # of all arrays of a frame, at most
+MAX_MAP_ITEMS, MAX_MAPS = 1 << 14, 64  # entries of one map, and maps of a frame, at most
+MAX_EXTENSIONS = 1 << 16  # extension values of a frame, at most; a request has about eight
+UNCHECKED_BYTES = 1 << 12  # up to this size, the lengths that arrays announce cannot take much memory
 LEAVE_TIMEOUT_S = 15.0  # seconds in which clients of a leaving replica find another one
 
 DECODE_ERRORS = (ValueError, TypeError, ArithmeticError, LookupError, RecursionError, MemoryError, ModelError)
@@ -67,6 +73,15 @@ class RequestStarted:
     """Computation of a request began, `waited_s` seconds after the replica received it."""
 
     waited_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class SimilarRequest:
+    """A generation request that differs from another of its message, the one with `number`, in its id and its seed."""
+
+    number: int
+    id: str
+    seed: int
 
 
 class FrameError(ValueError):
@@ -90,10 +105,42 @@ WIRE_FIELD_TYPES: Mapping[Any, Any] = {
 }
 
 
+class HashableFailFast(FailFast):
+    """FailFast for types in a union: the types of a union are hashed."""
+
+    def __hash__(self) -> int:
+        return hash(self.fail_fast)
+
+
+def fail_fast(kind: Any) -> Any:
+    """Return the type with its containers annotated so that validation ends at the first wrong item.
+
+    Otherwise pydantic makes an error for each of a million wrong items.
+    """
+    origin, arguments = get_origin(kind), get_args(kind)
+    if origin is Annotated:
+        return Annotated[fail_fast(arguments[0]), *arguments[1:]]
+    if origin in (Union, UnionType):
+        return Union[tuple(map(fail_fast, arguments))]  # noqa: UP007
+    if origin in (tuple, list, frozenset):
+        return Annotated[origin[tuple(map(fail_fast, arguments))], HashableFailFast()]
+    return kind
+
+
 def row_validator(*kinds: Any) -> Callable[[Any], Any]:
-    """Return a function that validates a row of values of these types.  The function raises ValueError."""
+    """Return a function that validates a row of values of these types.  The function raises ValidationError, which has
+    one error, or one for each type of a union.
+    """
     config = ConfigDict(strict=True, arbitrary_types_allowed=True)
-    return TypeAdapter(tuple[kinds], config=config).validate_python  # type: ignore[valid-type]
+    return TypeAdapter(fail_fast(tuple[kinds]), config=config).validate_python  # type: ignore[valid-type]
+
+
+def describe_error(error: Exception) -> str:
+    """Return the message of an error; of a ValidationError the first one, without the value."""
+    if not isinstance(error, ValidationError):
+        return str(error)
+    first = error.errors(include_url=False, include_context=False, include_input=False)[0]
+    return f"{'.'.join(map(str, first['loc'])) or 'fields'}: {first['msg']}"
 
 
 def dataclass_codec(kind: type) -> Codec:
@@ -134,7 +181,7 @@ def decode_terms(*row: Any) -> Terms:
     return Terms(owner, priority, seconds + perf_counter(), trace)
 
 
-validate_floats = TypeAdapter(list[float]).validate_python
+validate_floats = TypeAdapter(fail_fast(list[float])).validate_python
 validate_terms, validate_error = row_validator(str, int, float, str), row_validator(str, str, str, int, str, str)
 
 
@@ -183,12 +230,14 @@ CODECS: Mapping[type, Codec] = {
             *(GuideSpec, Grammar, Thinking),
             *(Generate, Encode, ExplainTextRequest, Sampling, BeamSearchOptions),
             *(GeneratedToken, PromptScores, TokenCandidates, ExplanationResult, Done, Failed),
-            *(Model, GenerationDefaults, RequestStarted),
+            *(Model, GenerationDefaults, RequestStarted, SimilarRequest),
         )
     },
 }
 CODEC_NUMBERS = {kind: number for number, kind in enumerate(CODECS)}
 DECODERS = [form.decode for form in CODECS.values()]
+# Types of which models are made.  No message has them, because a tokenizer is a program: see `unpack_model`.
+MODEL_NUMBERS = frozenset(CODEC_NUMBERS[kind] for kind in (Model, GenerationDefaults, Tokenizer, ChatTemplate))
 REPLACEMENTS: Mapping[type, Callable[[Any], Any]] = dict.fromkeys((CompiledGuide, ThinkingGuide), attrgetter("spec"))
 
 
@@ -206,7 +255,10 @@ def encode_extension(value: Any) -> Any:
         return dict(value)
     if kind not in CODEC_NUMBERS:
         raise FrameError(f"{kind.__name__} cannot be sent")
-    return msgpack.ExtType(CODEC_NUMBERS[kind], pack(tuple(CODECS[kind].encode(value))))
+    cells = tuple(CODECS[kind].encode(value))
+    if any(type(cell) is tuple and len(cell) > MAX_ARRAY_ITEMS for cell in cells):
+        raise FrameError(f"a field of {kind.__name__} has more than {MAX_ARRAY_ITEMS} items")
+    return msgpack.ExtType(CODEC_NUMBERS[kind], pack(cells))
 
 
 def pack(value: Any) -> bytes:
@@ -216,60 +268,137 @@ def pack(value: Any) -> bytes:
     return bytes(msgpack.packb(value, default=encode_extension))
 
 
-def unpack(data: bytes, depth: int = 0) -> Any:
-    """Decode a value.  Raises FrameError.
+class FrameDecoder:
+    """Decodes the values of one frame, and counts them: their limits are MAX_ITEMS, MAX_MAPS and MAX_EXTENSIONS.
 
-    `depth` is the number of extension values around it.  It is bounded because unbounded nesting would exhaust the C
-    stack.
+    `refused` are numbers of extension types that may not occur.
     """
 
-    def decode_extension(number: int, data: bytes) -> Any:
-        if not 0 <= number < len(DECODERS) or depth == MAX_DEPTH:
-            raise FrameError(f"{number} is no extension type, or more than {MAX_DEPTH} are nested")
-        return DECODERS[number](*unpack(data, depth + 1))
+    def __init__(self, refused: Collection[int] = ()) -> None:
+        self._refused = refused
+        self._items_left, self._maps_left, self._extensions_left = MAX_ITEMS, MAX_MAPS, MAX_EXTENSIONS
+        self._depth = 0
 
-    try:
-        return msgpack.unpackb(data, use_list=False, ext_hook=decode_extension, strict_map_key=False)
-    except (*DECODE_ERRORS, msgpack.UnpackException) as error:
-        raise FrameError(f"a frame of {len(data)} bytes cannot be read: {error}") from None
+    def decode(self, data: bytes) -> Any:
+        """Decode a value.  Raises FrameError."""
+        try:
+            if len(data) > UNCHECKED_BYTES:
+                check_lengths(data)
+            return msgpack.unpackb(
+                data,
+                use_list=False,
+                ext_hook=self._decode_extension,
+                list_hook=self._count_items,
+                object_hook=self._count_map,
+                max_array_len=MAX_ARRAY_ITEMS,
+                max_map_len=MAX_MAP_ITEMS,
+            )
+        except FrameError:
+            raise
+        except (*DECODE_ERRORS, msgpack.UnpackException) as error:
+            raise FrameError(f"a value of {len(data)} bytes cannot be read: {describe_error(error)}") from None
+
+    def _decode_extension(self, number: int, data: bytes) -> Any:
+        self._extensions_left -= 1
+        if not 0 <= number < len(DECODERS) or number in self._refused:
+            raise FrameError(f"{number} is no extension type that may occur here")
+        # The depth is bounded because unbounded nesting would exhaust the C stack.
+        if self._depth == MAX_DEPTH or self._extensions_left < 0:
+            raise FrameError(f"more than {MAX_DEPTH} extension values are nested, or it has more than {MAX_EXTENSIONS}")
+        self._depth += 1
+        value = DECODERS[number](*self.decode(data))
+        self._depth -= 1
+        return value
+
+    def _count_items(self, items: tuple[Any, ...]) -> tuple[Any, ...]:
+        self._items_left -= len(items)
+        if self._items_left < 0:
+            raise FrameError(f"its arrays have more than {MAX_ITEMS} items")
+        return items
+
+    def _count_map(self, entries: dict[Any, Any]) -> dict[Any, Any]:
+        self._maps_left -= 1
+        if self._maps_left < 0:
+            raise FrameError(f"it has more than {MAX_MAPS} maps")
+        return entries
 
 
-# A validator of a message's fields, and the function that gets them.
-MessageRoute = tuple[Callable[[Any], Any], Callable[..., None]]
+def check_item_count(data: bytes) -> None:
+    """Raise FrameError if `data`, packed values one after the other, has more items than a frame may have."""
+    if len(data) <= MAX_ITEMS:  # an item has at least one byte
+        return
+    left = MAX_ITEMS
+
+    def count(items: tuple[Any, ...]) -> None:
+        nonlocal left
+        left -= len(items)
+
+    def count_nested(number: int, data: bytes) -> None:  # noqa: ARG001
+        unpacker = msgpack.Unpacker(
+            max_buffer_size=len(data) or 1, use_list=False, list_hook=count, ext_hook=count_nested
+        )
+        unpacker.feed(data)
+        for _ in unpacker:
+            pass
+
+    count_nested(0, data)
+    if left < 0:
+        raise FrameError(f"its arrays have more than {MAX_ITEMS} items")
 
 
-def dispatch_message(routes: Mapping[str, MessageRoute], message: Any) -> None:
-    """Call the function that the message's first field names with its other fields.  Raises FrameError if the name is
-    unknown or the fields have other types.
+def check_lengths(data: bytes) -> None:
+    """Raise ValueError if an array or a map is shorter than it announces.
+
+    Memory is taken for as many items as are announced, so nested arrays could take memory for many times the bytes of
+    the frame.
     """
-    if not (isinstance(message, tuple) and message and isinstance(message[0], str) and message[0] in routes):
-        raise FrameError("its first field is no known message type")
-    validate, function = routes[message[0]]
-    try:
-        rest = validate(message[1:])
-    except ValueError as error:
-        raise FrameError(f"{message[0]}: {next(iter(str(error).splitlines()))}") from None
-    function(*rest)
+    unpacker = msgpack.Unpacker(max_buffer_size=len(data))
+    unpacker.feed(data)
+    unpacker.skip()
 
 
-def model_digest(model: Model) -> str:
-    """Return a digest of a model's content.  It is equal for the same model loaded in several processes."""
-    return hashlib.blake2b(pack(replace(model, created=0, adapter=0)), digest_size=16).hexdigest()
+def unpack(data: bytes) -> Any:
+    """Decode a value of any type of the table.  Raises FrameError."""
+    return FrameDecoder().decode(data)
+
+
+def unpack_message(data: bytes) -> Any:
+    """Decode a message, in which there is no part of a model.  Raises FrameError."""
+    return FrameDecoder(MODEL_NUMBERS).decode(data)
+
+
+# A model on the wire: the digest of its bytes, the bytes, and when it was loaded, in seconds since 1970. The bytes are
+# equal for the same model loaded in several processes.
+PackedModel = tuple[str, bytes, int]
+
+
+def pack_model(model: Model) -> PackedModel:
+    """Encode a model.  A large vocabulary takes about a second."""
+    data = pack(replace(model, created=0, adapter=0))
+    return digest_bytes(data), data, model.created
+
+
+def unpack_model(data: bytes, created: int) -> Model:
+    """Decode a model.  A large vocabulary takes seconds.  Raises FrameError if the data is no model."""
+    model = unpack(data)
+    if not isinstance(model, Model):
+        raise FrameError("the data of a model is none")
+    return replace(model, created=created)
+
+
+def digest_bytes(data: bytes) -> str:
+    return hashlib.blake2b(data, digest_size=16).hexdigest()
 
 
 def encode_frame(value: Any) -> bytes:
-    data = pack(value)
+    return frame(pack(value))
+
+
+def frame(data: bytes) -> bytes:
+    """Return the frame of a packed value.  Raises FrameError if it is too long."""
     if len(data) > MAX_FRAME_BYTES:
         raise FrameError(f"{len(data)} bytes are more than a frame has, {MAX_FRAME_BYTES}")
     return len(data).to_bytes(LENGTH_BYTES, "big") + data
-
-
-async def read_frame(reader: StreamReader, max_bytes: int = MAX_FRAME_BYTES) -> Any:
-    """Read the next frame.  Raises FrameError for a bad one and IncompleteReadError at the end of the connection."""
-    length = int.from_bytes(await reader.readexactly(LENGTH_BYTES), "big")
-    if length > max_bytes:
-        raise FrameError(f"a frame of {length} bytes is announced; at most {max_bytes} are read")
-    return unpack(await reader.readexactly(length))
 
 
 def compute_proof(secret: str, role: Role, nonce: bytes) -> bytes:

@@ -13,10 +13,14 @@ from asyncio import StreamReader, StreamWriter
 from collections.abc import Coroutine, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
-from typing import Any
+from functools import partial
+from typing import Annotated, Any
+
+from pydantic import Field
 
 from ..api.access.access_log import NO_TRACING
 from ..api.access.auth import watch_keys_file
+from ..concurrency.outcome import run_on_daemon_thread
 from ..config.settings import Settings
 from ..core.errors import AnswerTooLarge, PolyheadError, Unavailable
 from ..core.guide import GuideSpec
@@ -33,18 +37,26 @@ from ..server.assembly import keep_executor
 from ..server.process import ACCEPT_BATCH, LISTEN_BACKLOG, Telemetry
 from .frames import (
     LEAVE_TIMEOUT_S,
+    MAX_FRAME_BYTES,
     NONCE_BYTES,
     PROTOCOL_VERSION,
     FrameError,
-    MessageRoute,
+    PackedModel,
     RequestStarted,
+    SimilarRequest,
     compute_proof,
-    dispatch_message,
     encode_frame,
-    model_digest,
-    pack,
-    read_frame,
+    pack_model,
     row_validator,
+)
+from .messages import (
+    EVENTS_PER_FRAME,
+    REQUESTS_PER_FRAME,
+    MessageRoute,
+    PackedRows,
+    fill_frames,
+    pack_rows,
+    read_message,
 )
 from .model_pool import ModelPool
 from .replica_http import ReplicaHttpServer
@@ -54,7 +66,7 @@ from .unauthenticated import UnauthenticatedConnections
 LOAD_INTERVAL_S = 0.5  # seconds between two reports of the queued tokens to each connection
 AUTHENTICATION_TIMEOUT_S = 10.0  # seconds in which a new connection must prove that it knows the secret
 # The fields of each message that an ingress may send.
-ASK_FIELDS = row_validator(str, int, tuple[tuple[int, int, Any], ...])
+ASK_FIELDS = row_validator(str, int, Annotated[tuple[tuple[int, int, Any], ...], Field(max_length=REQUESTS_PER_FRAME)])
 DROP_FIELDS = row_validator(int, bool)
 NUMBER_FIELDS = row_validator(int)
 WATCH_FIELDS = row_validator(int, str)
@@ -98,6 +110,7 @@ class Replica:
         self.pool = (
             ModelPool(self.registry, settings.models, settings.pool_models, self._drain_s) if settings.pools else None
         )
+        self._packed_models: dict[str, tuple[Model, asyncio.Task[PackedModel]]] = {}  # by name
         self._connections: set[IngressConnection] = set()
         self._unauthenticated = UnauthenticatedConnections()
 
@@ -183,11 +196,19 @@ class Replica:
             await visitor.close()
         self.server.text.close()
 
-    def hello_message(self) -> tuple[Any, ...]:
+    async def hello_message(self) -> tuple[Any, ...]:
         """Return the hello message: models with their digests, failures, port and cache size."""
-        models = tuple((model_digest(model), pack(model)) for model in self.models)
+        models = tuple([await self._pack_model(model) for model in self.models])
         block_count, size = self.registry.cache_size()
         return ("hello", PROTOCOL_VERSION, self.name, self._http_port, models, dict(self.broken), block_count, size)
+
+    async def _pack_model(self, model: Model) -> PackedModel:
+        """Encode a model on a thread, once for all connections."""
+        known, task = self._packed_models.get(model.name, (None, None))
+        if known is not model or task is None:
+            task = asyncio.create_task(run_on_daemon_thread(partial(pack_model, model)))
+            self._packed_models[model.name] = model, task
+        return await asyncio.shield(task)
 
     async def _accept(self, reader: StreamReader, writer: StreamWriter) -> None:
         self._unauthenticated.add(writer)
@@ -200,9 +221,12 @@ class Replica:
             return
         finally:
             self._unauthenticated.remove(writer)
+        hello = encode_frame(await self.hello_message())
         visitor = IngressConnection(self, writer)
         self._connections.add(visitor)
-        writer.write(encode_frame(self.hello_message()))
+        writer.write(hello)
+        if self.server.admission.is_draining:  # the replica began to leave while its models were encoded
+            visitor.send("leaving")
         try:
             await visitor.serve(reader)
         finally:
@@ -250,6 +274,14 @@ async def authenticate(secret: str, reader: StreamReader, writer: StreamWriter) 
     writer.write(compute_proof(secret, "answers", peer_nonce))
 
 
+def complete_request(similar: SimilarRequest, others: Mapping[int, Request]) -> Generate:
+    """Return the request that is similar to one of `others`, by their numbers.  Raises FrameError."""
+    other = others.get(similar.number)
+    if not isinstance(other, Generate):
+        raise FrameError(f"a request is similar to {similar.number}, which is none of the same message")
+    return replace(other, id=similar.id, sampling=replace(other.sampling, seed=similar.seed))
+
+
 class IngressConnection:
     """The connection of one ingress process.  `load` counts its requests and the tokens that are left to compute."""
 
@@ -262,19 +294,21 @@ class IngressConnection:
         self._unsent_events: list[tuple[int, Event | RequestStarted]] = []
         self._tasks: set[asyncio.Task[None]] = set()
         self._routes: Mapping[str, MessageRoute] = {
-            "ask": (ASK_FIELDS, self._on_ask),
-            "drop": (DROP_FIELDS, self._drop),
-            "hold": (NUMBER_FIELDS, self._hold),
-            "resume": (NUMBER_FIELDS, self._resume),
-            "watch": (WATCH_FIELDS, self._on_watch),
-            "left": (NO_FIELDS, self.has_left.set),
+            "ask": MessageRoute(ASK_FIELDS, self._on_ask, MAX_FRAME_BYTES),
+            "drop": MessageRoute(DROP_FIELDS, self._drop),
+            "hold": MessageRoute(NUMBER_FIELDS, self._hold),
+            "resume": MessageRoute(NUMBER_FIELDS, self._resume),
+            "watch": MessageRoute(WATCH_FIELDS, self._on_watch),
+            "left": MessageRoute(NO_FIELDS, self.has_left.set),
         }
 
     async def serve(self, reader: StreamReader) -> None:
         """Read messages until the connection ends."""
         try:
             while True:
-                dispatch_message(self._routes, await read_frame(reader))
+                call_route = await read_message(reader, self._routes)
+                if (work := call_route()) is not None:
+                    await work
         except (OSError, asyncio.IncompleteReadError):
             pass  # the peer has left; its requests are aborted
         except FrameError as error:
@@ -295,17 +329,20 @@ class IngressConnection:
 
     # Messages of the ingress
 
-    def _on_ask(self, name: str, answer: int, requests: Sequence[tuple[int, int, Request]]) -> None:
-        for number, left, request in requests:
+    def _on_ask(self, name: str, answer: int, rows: Sequence[tuple[int, int, Request | SimilarRequest]]) -> None:
+        requests = dict[int, Request]()
+        for number, left, row in rows:
+            request = complete_request(row, requests) if isinstance(row, SimilarRequest) else row
             if not isinstance(request, Request) or number in self._open_numbers:
                 raise FrameError("it sent what is no request, or a number that is in use")
             if not (answer >= 0 and 0 <= left <= request.prompt_tokens):
                 raise FrameError(
                     f"{left} tokens are left to compute of {request.prompt_tokens}, and {answer} to answer"
                 )
+            requests[number] = request
             self._open_numbers.add(number)
             self.load.add_request(number, RoutingRequest(left, answer))
-        self._start_task(self._submit(name, [(number, request) for number, _, request in requests]))
+        self._start_task(self._submit(name, list(requests.items())))
 
     def _drop(self, number: int, answered: bool) -> None:
         self._finish_request(number)
@@ -395,13 +432,17 @@ class IngressConnection:
         self._resume(number)
 
     def _send_events(self) -> None:
-        events, self._unsent_events = tuple(self._unsent_events), []
-        try:
-            self.send("said", events)
-        except FrameError as error:
-            for number in {number for number, _ in events}:
-                self._drop(number, answered=False)
-                self.send("said", ((number, Failed(AnswerTooLarge(f"it cannot be sent: {error}"))),))
+        unsent, self._unsent_events = self._unsent_events, []
+        parts = list[PackedRows]()
+        for event in unsent:
+            try:
+                parts.append(pack_rows([event]))
+            except FrameError as error:
+                self._drop(event[0], answered=False)
+                parts.append(pack_rows([(event[0], Failed(AnswerTooLarge(f"it cannot be sent: {error}")))]))
+        if not self._writer.is_closing():
+            for frame in fill_frames(("said",), parts, EVENTS_PER_FRAME):
+                self._writer.write(frame)
 
     async def _send_layout(self, number: int, name: str) -> None:
         try:

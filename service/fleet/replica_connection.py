@@ -13,25 +13,27 @@ from contextlib import ExitStack
 from dataclasses import dataclass, field
 from functools import partial
 from itertools import count
-from typing import Any, Protocol
+from typing import Annotated, Any, Protocol
 from weakref import WeakValueDictionary
 
-from ..concurrency.outcome import wait_for_error
+from pydantic import Field
+
+from ..concurrency.outcome import run_on_daemon_thread, wait_for_error
 from ..core.errors import PolyheadError
 from ..core.model import Model
 from .frames import (
+    MAX_FRAME_BYTES,
     NONCE_BYTES,
     PROTOCOL_VERSION,
     FrameError,
-    MessageRoute,
+    PackedModel,
     compute_proof,
-    dispatch_message,
+    digest_bytes,
     encode_frame,
-    model_digest,
-    read_frame,
     row_validator,
-    unpack,
+    unpack_model,
 )
+from .messages import EVENTS_PER_FRAME, MODELS_PER_FRAME, MessageRoute, read_message
 from .routing import Candidate
 
 CONNECT_TIMEOUT_S = 5.0
@@ -39,12 +41,17 @@ SILENCE_TIMEOUT_S = 15.0  # a replica reports its load twice a second; after thi
 MAX_BLOCKS = 1 << 20  # of a replica's cache whose keys are remembered, at most
 PORT_COUNT = 1 << 16
 MIN_RETRY_S, MAX_RETRY_S = 0.1, 2.0  # between two attempts to connect
+# The same after a frame that the protocol does not allow: each attempt may cost this process as much again.
+MIN_FAULT_RETRY_S, MAX_FAULT_RETRY_S = 0.5, 30.0
+FAULTLESS_S = 120.0  # after a connection of this length, the pause begins at its minimum again
 
 Address = tuple[str, int]
 
 # The fields of each message that a replica may send.
-HELLO_FIELDS = row_validator(int, str, int, tuple[tuple[str, bytes], ...], dict[str, str], int, int)
-EVENT_FIELDS = row_validator(tuple[tuple[int, Any], ...])
+HELLO_FIELDS = row_validator(
+    int, str, int, Annotated[tuple[PackedModel, ...], Field(max_length=MODELS_PER_FRAME)], dict[str, str], int, int
+)
+EVENT_FIELDS = row_validator(Annotated[tuple[tuple[int, Any], ...], Field(max_length=EVENTS_PER_FRAME)])
 LOAD_FIELDS = row_validator(int, tuple[str, ...], tuple[str, ...] | None)
 WATCHED_FIELDS = row_validator(int, PolyheadError | dict[str, tuple[int, int]])
 NO_FIELDS = row_validator()
@@ -76,18 +83,30 @@ class ConnectionContext:
     secret: str
     listener: ConnectionListener
     known_models: WeakValueDictionary[str, Model] = field(default_factory=WeakValueDictionary)
+    decoding: dict[str, asyncio.Task[Model]] = field(default_factory=dict)  # models that are being decoded, by digest
 
-    def decode_model(self, digest: str, data: bytes) -> Model:
-        """Decode a model, or return the known one with this digest.  Raises FrameError if the data is no model or has
-        another digest.
+    async def decode_model(self, digest: str, data: bytes, created: int) -> Model:
+        """Decode a model on a thread, or return the known one with this digest.  Raises FrameError if the data is no
+        model or has another digest.
         """
         if (known_model := self.known_models.get(digest)) is not None:
             return known_model
-        model = unpack(data)
-        if not isinstance(model, Model) or model_digest(model) != digest:
+        # The digest is checked first: the connections that wait for the model of a digest have received the same bytes.
+        if await run_on_daemon_thread(partial(digest_bytes, data)) != digest:
             raise FrameError("the data of a model does not match its digest")
-        self.known_models[digest] = model
-        return model
+        if (known_model := self.known_models.get(digest)) is not None:
+            return known_model
+        task = self.decoding.get(digest)
+        if task is None:
+            task = asyncio.create_task(run_on_daemon_thread(partial(unpack_model, data, created)))
+            self.decoding[digest] = task
+            task.add_done_callback(partial(self._on_decoded, digest))
+        return await asyncio.shield(task)  # it is completed for other connections even if this one is closed
+
+    def _on_decoded(self, digest: str, task: asyncio.Task[Model]) -> None:
+        del self.decoding[digest]
+        if not task.cancelled() and task.exception() is None:
+            self.known_models[digest] = task.result()
 
 
 class ReplicaConnection:
@@ -111,13 +130,14 @@ class ReplicaConnection:
         self._writer: StreamWriter | None = None
         self._pending_calls: dict[int, asyncio.Future[Any]] = {}
         self._numbers = count(1)
-        self._is_listed, self._retry_pause_s = True, MIN_RETRY_S
+        self._is_listed, self._retry_pause_s, self._fault_pause_s = True, MIN_RETRY_S, MIN_FAULT_RETRY_S
+        self._opened_at = 0.0  # of the newest connection, on the clock of the event loop
         self._routes: Mapping[str, MessageRoute] = {
-            "hello": (HELLO_FIELDS, self._on_hello),
-            "said": (EVENT_FIELDS, partial(context.listener.on_events, self)),
-            "load": (LOAD_FIELDS, self._on_load),
-            "leaving": (NO_FIELDS, self._on_leaving),
-            "watched": (WATCHED_FIELDS, self._on_watched),
+            "hello": MessageRoute(HELLO_FIELDS, self._on_hello, MAX_FRAME_BYTES),
+            "said": MessageRoute(EVENT_FIELDS, partial(context.listener.on_events, self), MAX_FRAME_BYTES),
+            "load": MessageRoute(LOAD_FIELDS, self._on_load),
+            "leaving": MessageRoute(NO_FIELDS, self._on_leaving),
+            "watched": MessageRoute(WATCHED_FIELDS, self._on_watched),
         }
         self._task = asyncio.create_task(self._keep_connected())
 
@@ -133,6 +153,10 @@ class ReplicaConnection:
     def send(self, *fields: Any) -> None:
         if self._writer is not None and not self._writer.is_closing():
             self._writer.write(encode_frame(fields))
+
+    def send_frame(self, frame: bytes) -> None:
+        if self._writer is not None and not self._writer.is_closing():
+            self._writer.write(frame)
 
     async def call(self, message: str, *fields: Any) -> Any:
         """Send a message and return its answer.  Raises ConnectionError if the replica is not connected or is lost
@@ -172,16 +196,26 @@ class ReplicaConnection:
                 outcome = await wait_for_error(self._run_connection())
             finally:
                 self._disconnect()
+            pause, self._retry_pause_s = self._retry_pause_s, min(2 * self._retry_pause_s, MAX_RETRY_S)
             if isinstance(outcome, OSError | TimeoutError | asyncio.IncompleteReadError):
                 log.warning("replica %s at %s:%d: %s", self.name, *self.address, outcome or type(outcome).__name__)
             elif outcome is not None:  # it may have another version and be replaced soon
                 log.error(
                     "replica %s at %s:%d sent what the protocol does not allow: %s", self.name, *self.address, outcome
                 )
-            await asyncio.sleep(self._retry_pause_s)
-            self._retry_pause_s = min(2 * self._retry_pause_s, MAX_RETRY_S)
+                pause = self._next_fault_pause()
+            del outcome  # its traceback holds the frame
+            await asyncio.sleep(pause)
+
+    def _next_fault_pause(self) -> float:
+        """Return the seconds to wait after a frame that the protocol does not allow: twice those of the last time."""
+        if asyncio.get_running_loop().time() - self._opened_at > FAULTLESS_S:
+            self._fault_pause_s = MIN_FAULT_RETRY_S
+        pause, self._fault_pause_s = self._fault_pause_s, min(2 * self._fault_pause_s, MAX_FAULT_RETRY_S)
+        return pause
 
     async def _run_connection(self) -> None:
+        self._opened_at = asyncio.get_running_loop().time()
         reader, self._writer = await self._connect()
         await self._read_messages(reader)
 
@@ -206,8 +240,9 @@ class ReplicaConnection:
     async def _read_messages(self, reader: StreamReader) -> None:
         while True:
             async with asyncio.timeout(SILENCE_TIMEOUT_S):
-                message = await read_frame(reader)
-            dispatch_message(self._routes, message)
+                call_route = await read_message(reader, self._routes)
+            if (work := call_route()) is not None:
+                await work
             if self.is_retired and not self._is_listed and not self.candidate.open_requests:
                 return
 
@@ -224,8 +259,8 @@ class ReplicaConnection:
 
     # Messages of the replica
 
-    def _on_hello(
-        self, version: int, name: str, http_port: int, models: Sequence[tuple[str, bytes]], *rest: Any
+    async def _on_hello(
+        self, version: int, name: str, http_port: int, models: Sequence[PackedModel], *rest: Any
     ) -> None:
         broken, cache_blocks, block_tokens = rest
         if version != PROTOCOL_VERSION:
@@ -236,11 +271,12 @@ class ReplicaConnection:
             raise FrameError(
                 f"impossible values in its hello: port {http_port}, {cache_blocks} blocks of {block_tokens} tokens"
             )
+        decoded = [await self._context.decode_model(*each) for each in models]
         self._retry_pause_s = MIN_RETRY_S
         self.metrics_address = self.address[0], http_port
         self.block_tokens = block_tokens
         self.candidate = Candidate(name, min(cache_blocks, MAX_BLOCKS))
-        self.models = {model.name: model for model in (self._context.decode_model(*each) for each in models)}
+        self.models = {model.name: model for model in decoded}
         self.broken, self.is_retired, self.will_leave = broken, False, not self._is_listed
         self._context.listener.on_connected(self)
 

@@ -74,18 +74,20 @@ class Candidate:
                 return count
         return len(keys)
 
+    def stored_tokens(self, request: RoutingRequest) -> int:
+        """Return how many tokens of the prompt were sent there before and may still be in its cache."""
+        return self.stored_blocks(request.block_keys) * request.block_tokens
+
     def cost(self, request: RoutingRequest) -> int:
         """Return the tokens to compute before the request's first token: the queue and the uncached part of its
         prompt.
         """
-        return (
-            self.queued_tokens + request.prompt_tokens - self.stored_blocks(request.block_keys) * request.block_tokens
-        )
+        return self.queued_tokens + request.prompt_tokens - self.stored_tokens(request)
 
     def add_request(self, id: Hashable, request: RoutingRequest) -> int:
         """Count a request that is sent there, and return the tokens of its prompt that are to be computed."""
         remaining = RemainingTokens(
-            request.prompt_tokens - self.stored_blocks(request.block_keys) * request.block_tokens,
+            request.prompt_tokens - self.stored_tokens(request),
             max(request.expected_tokens, 0),
         )
         self._remaining[id] = remaining

@@ -3,13 +3,14 @@
 A serving network is packed and fused, perhaps in 8 bits, and does not expose attention weights or gradients. So an
 explainer is the same checkpoint in float32 and plain torch. It is loaded with the first request for an explanation, and
 its memory is taken from the common budget. It is unloaded with its model, when another explainer needs the memory, or
-when it was not used for `explain_idle_seconds`.
+when it was not used for `explain_idle_seconds`. Requests for the explainer of one model share one load, which goes on
+when its clients leave: a thread of it cannot be stopped, and the next request would start another.
 """
 
 import asyncio
 import logging
 import time
-from collections import OrderedDict
+from collections import Counter, OrderedDict
 from collections.abc import Callable, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass
@@ -33,7 +34,7 @@ from ..engine.engine import Engine
 from ..engine.explain_worker import ExplainWorker
 from ..engine.head_outputs import OutputHead
 from .explain_cost import CHUNK_TOKENS, GIGA, WorkLimit, explainer_memory_need
-from .load_task import LoadTask
+from .load_task import LoadTask, retrieve_outcome
 from .loader import Loader, yielding_progress
 from .memory_budget import MemoryNeed, ModelSize, measure_model
 
@@ -70,6 +71,8 @@ class ExplainerCache:
         self._timers: dict[str, Timer] = {}  # by model name, of explainers that are unloaded when idle
         self._unload_tasks: set[asyncio.Task[None]] = set()
         self._lock = asyncio.Lock()  # held while an explainer is loaded or unloaded
+        self._load_tasks: dict[int, asyncio.Task[ExplainWorker]] = {}  # by the identity of the model
+        self._waiting: Counter[str] = Counter()  # by model name, requests that wait for a load
         self.call_later: Callable[[float, Callable[[], None]], Timer] = call_later
 
     def find_worker(self, model: Model) -> ExplainWorker | None:
@@ -84,24 +87,47 @@ class ExplainerCache:
     async def load(self, model: Model, source: str) -> Mapping[str, tuple[int, int]]:
         """Load the explainer of a model unless it is loaded. Return the layers and heads of each kind of attention.
 
-        The explainer is not unloaded before the caller awaits again. Raises InsufficientMemory, Expired after
-        `load_seconds`, and Conflict if the source cannot be read any more.
+        The explainer is not unloaded before the caller awaits again, unless its model is. Raises InsufficientMemory,
+        Expired after `load_seconds`, and Conflict if the source cannot be read any more.
         """
-        if self.find_worker(model) is None:  # a loaded one does not wait for the load of another
-            await self._ensure(model, source)
-        self._explainers.move_to_end(model.name)
-        self._start_timer(model.name)
-        return self._explainers[model.name].worker.layout
+        worker = self.find_worker(model)
+        if worker is None:  # a loaded one does not wait for the load of another
+            self._waiting[model.name] += 1
+            try:
+                worker = await asyncio.shield(self._start_load(model, source))
+            finally:
+                self._waiting[model.name] -= 1
+        if worker is self.find_worker(model):
+            self._explainers.move_to_end(model.name)
+            self._start_timer(model.name)
+        return worker.layout
 
-    async def _ensure(self, model: Model, source: str) -> None:
+    def _start_load(self, model: Model, source: str) -> "asyncio.Task[ExplainWorker]":
+        """Return the task that loads the explainer of a model: the one that runs, or a new one."""
+        task = self._load_tasks.get(id(model))
+        if task is None:
+            task = self._load_tasks[id(model)] = asyncio.create_task(self._load(model, source))
+            task.add_done_callback(partial(self._on_load_done, id(model)))
+        return task
+
+    def _on_load_done(self, key: int, task: "asyncio.Task[ExplainWorker]") -> None:
+        del self._load_tasks[key]
+        retrieve_outcome(task)  # perhaps no request waits for it any more
+
+    async def _load(self, model: Model, source: str) -> ExplainWorker:
         async with self._lock:
-            if self.find_worker(model) is None:
-                await self._unload(model.name)  # an explainer of an older model of that name
-                loading = LoadTask(f"the explainer of {model.name}", self._settings.load_seconds)
-                await loading.run(self._read_explainer(loading, model, source))
+            await self._unload(model.name)  # an explainer of an older model of that name
+            loading = LoadTask(f"the explainer of {model.name}", self._settings.load_seconds)
+            await loading.run(self._read_explainer(loading, model, source))
+            self._start_timer(model.name)
+            return self._explainers[model.name].worker
 
     async def unload(self, model: Model) -> None:
-        """Unload the explainer of a model, if it is loaded. Explanations in progress fail with an error."""
+        """Unload the explainer of a model, if it is loaded or being loaded. Explanations in progress fail with an
+        error.
+        """
+        if task := self._load_tasks.get(id(model)):
+            await asyncio.wait({task})
         async with self._lock:
             if self.find_worker(model) is not None:
                 await self._unload(model.name)
@@ -135,7 +161,7 @@ class ExplainerCache:
         async with self._lock:
             if name not in self._explainers or name in self._timers:  # it was used while this waited for the lock
                 return
-            if self._engine.has_open_streams(self._explainers[name].worker):
+            if self._is_used(name):
                 self._start_timer(name)
                 return
             freed = self.held_bytes(name)
@@ -146,11 +172,16 @@ class ExplainerCache:
             else:
                 log.info("the explainer of %s was idle and is unloaded: %.0f MiB are free again", name, freed / 2**20)
 
+    def _is_used(self, name: str) -> bool:
+        """Whether requests are explained by the loaded explainer of that name, or are about to be."""
+        return self._waiting[name] > 0 or self._engine.has_open_streams(self._explainers[name].worker)
+
     async def _read_explainer(self, loading: LoadTask, model: Model, source: str) -> None:
         began, loading.stage = time.perf_counter(), "was being read"
+        check_tokenizer = partial(self._tokenizer_check.check_changed, check_wanted=loading.check)
         try:
             description = await run_on_daemon_thread(
-                lambda: checkpoint.describe_source(source, self._source_policy, self._tokenizer_check.check_folder)
+                lambda: checkpoint.describe_source(source, self._source_policy, check_tokenizer)
             )
             need = await self._reserve_memory(measure_model(model.name, description))
             worker = await self._load_worker(loading, model, description, need)
@@ -167,14 +198,7 @@ class ExplainerCache:
         """
         need = explainer_memory_need(size, self._settings)
         while need.total > self._budget.free:
-            idle = next(
-                (
-                    name
-                    for name, explainer in self._explainers.items()
-                    if not self._engine.has_open_streams(explainer.worker)
-                ),
-                "",
-            )
+            idle = next((name for name in self._explainers if not self._is_used(name)), "")
             if not idle:
                 free = f"{max(self._budget.free, 0) >> 20} of {self._budget.limit >> 20} MiB are free"
                 raise InsufficientMemory(f"to explain {size.name} takes {-(-need.total >> 20)} MiB more, and {free}")

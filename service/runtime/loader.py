@@ -166,12 +166,13 @@ class Loader:
         causes in a library.
         """
 
+        check_tokenizer = partial(self.tokenizer_check.check_folder, check_wanted=loading.check)
+
         def read() -> DescribedModel:
             description = apply_known_cost(
-                checkpoint.describe_source(source, self.source_policy, self.tokenizer_check.check_folder),
-                self._settings,
+                checkpoint.describe_source(source, self.source_policy, check_tokenizer), self._settings
             )
-            draft = choose_draft_model(loading.name, description, self._settings, self.tokenizer_check.check_folder)
+            draft = choose_draft_model(loading.name, description, self._settings, check_tokenizer)
             return self._place(loading.name, source, description, draft)
 
         with self._time_stage(loading, "describe"):

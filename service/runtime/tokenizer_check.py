@@ -6,15 +6,19 @@ child process with limits reads it first. The child imports the tokenizers libra
 GGUF file, from which merges are made, is checked too: the child gets the metadata in the file's header.
 """
 
+import hashlib
 import json
+import os
 import resource
 import signal
 import subprocess
 import sys
 import threading
 import time
-from collections.abc import Mapping
-from contextlib import suppress
+from collections import OrderedDict
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, suppress
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -31,6 +35,9 @@ CPU_SECONDS_PER_TEXT = 0.25  # of CPU time, for such a text; ten times what publ
 CPU_SECONDS_PER_CALL = 3.0  # of CPU time, in which no other thread runs; 262,144 tokens and their merges take one
 WATCH_SECONDS = 0.005  # of real time, between two looks at the clock
 TEXT_PIECES = ("a", "a ", " ", "\n", "0", ".", "é", "the quick brown fox ", "\u4e2d")
+CANCEL_INTERVAL_S = 0.25  # seconds between two looks at whether a check that waits for its turn was cancelled
+MAX_PASSED = 256  # checks that are remembered
+MAX_FILES = 1024  # files of a folder whose check is remembered
 VOCABULARY_IDS = 512  # the first tokens of the vocabulary, from which texts are made too
 VOCABULARY_TEXTS = 4  # tokens of these that are a text of their own each
 ERROR_TYPES = {kind.__name__: kind for kind in (CheckpointError, UnsupportedError)}
@@ -46,31 +53,63 @@ class TokenizerCheck:
     def __init__(self) -> None:
         self._process: subprocess.Popen[bytes] | None = None
         self._lock = threading.Lock()
+        self._passed: OrderedDict[Path, object] = OrderedDict()  # what was checked without an error, the newest last
 
-    def check_folder(self, source: Path, fields: Mapping[str, Any]) -> None:
+    def check_folder(
+        self, source: Path, fields: Mapping[str, Any], check_wanted: Callable[[], object] = lambda: None
+    ) -> None:
         """Raise CheckpointError if the tokenizer of a folder, or in the metadata `fields` of a GGUF file, cannot be
         read, costs too much, or ends the process.
+
+        One tokenizer is checked at a time. `check_wanted` is called while this check waits for its turn, and raises if
+        nothing needs the result any more.
         """
-        with self._lock:
-            if self._process is not None and self._process.poll() is not None:  # it has ended or was killed
-                self._end()
-            limits = {"memory": MEMORY_BYTES, "seconds": CPU_SECONDS}
-            limits |= {"text_seconds": CPU_SECONDS_PER_TEXT, "call_seconds": CPU_SECONDS_PER_CALL}
-            question = write_question({"source": str(source), **limits}, fields)
-            try:
-                process = self._process = self._process or start_child(COMMAND)
-                answer = json.loads(exchange_lines(process, question, WALL_SECONDS))
-            except TimeoutError:
-                self._end()
-                raise tokenizer_error(
-                    source, f"the tokenizer could not be tried: the machine is too busy, it had {WALL_SECONDS:g} s"
-                ) from None
-            except BrokenPipeError:
-                if self._process is None:
-                    raise tokenizer_error(source, "the process that tries its tokenizer cannot be started") from None
-                code = self._process.wait()
-                self._end()
-                raise tokenizer_error(source, describe_exit(code)) from None
+        with self._turn(check_wanted):
+            state = read_state(source, fields)
+            self._ask_child(source, fields)
+            self._passed[source] = state
+            self._passed.move_to_end(source)
+            while len(self._passed) > MAX_PASSED:
+                self._passed.popitem(last=False)
+
+    def check_changed(self, source: Path, fields: Mapping[str, Any], check_wanted: Callable[[], object]) -> None:
+        """The same, but do nothing if the last check of the source found no error and its files are unchanged."""
+        state = read_state(source, fields)
+        if state is None or self._passed.get(source) != state:
+            self.check_folder(source, fields, check_wanted)
+
+    @contextmanager
+    def _turn(self, check_wanted: Callable[[], object]) -> Iterator[None]:
+        """Hold the lock."""
+        while not self._lock.acquire(timeout=CANCEL_INTERVAL_S):
+            check_wanted()
+        try:
+            check_wanted()
+            yield
+        finally:
+            self._lock.release()
+
+    def _ask_child(self, source: Path, fields: Mapping[str, Any]) -> None:
+        """Have the child process check a tokenizer. Raises CheckpointError."""
+        if self._process is not None and self._process.poll() is not None:  # it has ended or was killed
+            self._end()
+        limits = {"memory": MEMORY_BYTES, "seconds": CPU_SECONDS}
+        limits |= {"text_seconds": CPU_SECONDS_PER_TEXT, "call_seconds": CPU_SECONDS_PER_CALL}
+        question = write_question({"source": str(source), **limits}, fields)
+        try:
+            process = self._process = self._process or start_child(COMMAND)
+            answer = json.loads(exchange_lines(process, question, WALL_SECONDS))
+        except TimeoutError:
+            self._end()
+            raise tokenizer_error(
+                source, f"the tokenizer could not be tried: the machine is too busy, it had {WALL_SECONDS:g} s"
+            ) from None
+        except BrokenPipeError:
+            if self._process is None:
+                raise tokenizer_error(source, "the process that tries its tokenizer cannot be started") from None
+            code = self._process.wait()
+            self._end()
+            raise tokenizer_error(source, describe_exit(code)) from None
         if answer:
             raise ERROR_TYPES[answer["kind"]](answer["wrong"], file=answer["file"])
 
@@ -98,6 +137,26 @@ def write_question(request: Mapping[str, Any], fields: Mapping[str, Any]) -> byt
         line += b", " * bool(number) + json.dumps(name).encode() + b": "
         line += json.dumps(value, ensure_ascii=False).encode()
     return line + b"}}\n"
+
+
+def read_state(source: Path, fields: Mapping[str, Any]) -> object:
+    """Return what tells whether the tokenizer of a source was changed; None if that cannot be told.
+
+    Of a folder these are the sizes and times of its files, of a GGUF file a digest of its metadata. Links are followed.
+    """
+    if fields:
+        return hashlib.blake2b(json.dumps(dict(fields)).encode(), digest_size=32).digest()
+    try:
+        with os.scandir(source) as found:
+            entries = list(islice(found, MAX_FILES + 1))
+        states = [(entry.name, entry.stat()) for entry in entries]
+    except OSError:
+        return None
+    if len(entries) > MAX_FILES:
+        return None
+    return sorted(
+        (name, each.st_dev, each.st_ino, each.st_size, each.st_mtime_ns, each.st_ctime_ns) for name, each in states
+    )
 
 
 def tokenizer_error(source: Path | str, reason: str) -> CheckpointError:

@@ -97,6 +97,7 @@ class AnswerStream:
                 raise AssertionError("an event of another task")
         delta = self._parse(index, delta)
         if delta.finish:
+            self._events.leave(index)  # behind a stop string, more events may be there
             del self._detokenizers[index]
             self._parsers.pop(index, None)
         return delta

@@ -109,15 +109,18 @@ class SubmittedAhead:
         self._waiting, self._submit, self._ahead = UnsubmittedRequests(requests), submit, ahead
         self._begun = deque[tuple[int, EventSource]]()  # submitted sources with their tokens
         self._is_current = False  # the first of them is being read
-        self._submit_batch()
+        self._may_fit_more = self._submit_batch()
 
     async def next(self) -> EventSource:
         """The source of the next request. The one before it is finished."""
         if self._is_current:
             self._begun.popleft()
             self._is_current = False
-        while self._fill():
-            await asyncio.sleep(0)
+        if not self._may_fit_more:
+            self._may_fit_more = self._fill()
+        while self._may_fit_more:
+            await asyncio.sleep(0)  # one slice in a turn of the event loop
+            self._may_fit_more = self._fill()
         while not self._begun:
             assert self._waiting.next_request is not None, "there is a next one"
             await asyncio.sleep(RETRY_S)

@@ -56,6 +56,8 @@ class EventReader:
         while self._unfinished:
             while self._ready:
                 index = self._ready.popleft()
+                if index not in self._unfinished:
+                    continue
                 if (event := self._sources[index].take()) is not None:
                     self._ready.append(index)
                     return index, event
@@ -66,6 +68,10 @@ class EventReader:
                 self._waiter = asyncio.get_running_loop().create_future()
                 await self._waiter
         raise StopAsyncIteration
+
+    def leave(self, index: int) -> None:
+        """Read no more of a source."""
+        self._unfinished.discard(index)
 
     def _mark_ready(self, index: int) -> None:
         if not self._is_ready[index]:

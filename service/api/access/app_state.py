@@ -29,6 +29,8 @@ from .origins import OriginPolicy
 from .rate_limit import Quotas
 from .request_context import RequestContext
 
+SLICE_TOKENS = 1 << 16  # prompt tokens that are submitted in one iteration of the event loop: they are hashed or packed
+
 
 class RegistryProtocol(Resolver, Protocol):
     """What the HTTP API needs of the registry of served models."""
@@ -100,7 +102,8 @@ class AppState:
         Room for all tokens is reserved before the first slice.  If a later slice fails, the deadline passes or the
         client disconnects meanwhile, the requests that were submitted are aborted.
         """
-        if len(requests) <= SLICE_SIZE:
+        slices = list(split_requests(requests))
+        if len(slices) <= 1:
             return self.submit(context, model, requests)
         sources, is_complete = list[EventSource](), False
         try:
@@ -108,7 +111,7 @@ class AppState:
                 name_model_in_errors(model),
                 self.admission.reserve_tokens(context.owner, count_prompt_tokens(requests)) as count_submitted,
             ):
-                for part in split_requests(requests):
+                for part in slices:
                     async with self.slice_turns:
                         context.check_deadline()
                         sources += self._submit(context, model, part)
@@ -183,13 +186,17 @@ def count_prompt_tokens(requests: Sequence[Request]) -> int:
 
 
 def split_requests(requests: Sequence[Request]) -> Iterator[Sequence[Request]]:
-    """Split `requests` into slices of about SLICE_SIZE; requests of one group stay together."""
-    part = list[Request]()
+    """Split `requests` into slices of about SLICE_SIZE, or of prompts with about SLICE_TOKENS; requests of one group,
+    which have the same prompt, stay together.
+    """
+    part, tokens = list[Request](), 0
     for _, group in groupby(requests, group_key):
-        part += group
-        if len(part) >= SLICE_SIZE:
+        first, *rest = group
+        part += first, *rest
+        tokens += first.prompt_tokens
+        if len(part) >= SLICE_SIZE or tokens >= SLICE_TOKENS:
             yield part
-            part = []
+            part, tokens = [], 0
     if part:
         yield part
 

@@ -32,6 +32,7 @@ from polyhead.service.core.request import (
     Sampling,
 )
 from polyhead.service.fleet import replica as replica_module
+from polyhead.service.fleet import replica_connection
 from polyhead.service.fleet import unauthenticated as strangers
 from polyhead.service.fleet.frames import (
     CODEC_NUMBERS,
@@ -39,15 +40,18 @@ from polyhead.service.fleet.frames import (
     NONCE_BYTES,
     FrameError,
     RequestStarted,
+    SimilarRequest,
     compute_proof,
+    digest_bytes,
     encode_frame,
-    model_digest,
     pack,
-    read_frame,
+    pack_model,
     unpack,
 )
-from polyhead.service.fleet.replica_connection import ConnectionContext
+from polyhead.service.fleet.messages import SMALL_FRAME_BYTES
+from polyhead.service.fleet.replica_connection import FAULTLESS_S, MAX_FAULT_RETRY_S, ConnectionContext
 from tests.service.fleet.test_fleet import GREEDY, HOST, SECRET, Scene, ended, read_events, run_scene
+from tests.service.fleet.test_messages import read_frame
 
 Talk = tuple[asyncio.StreamReader, asyncio.StreamWriter]
 
@@ -229,6 +233,7 @@ def test_a_slow_handshake_ends(settings: Settings, monkeypatch: pytest.MonkeyPat
 # An ingress that sends invalid frames
 
 GENERATE = Generate("asked", (3, 4, 5), 4, sampling=GREEDY)
+ENCODE = Encode("asked", (1, 5, 6, 2))
 INVALID_FRAMES: list[Any] = [
     ("ask", "chat", 0, ((7, 3, None),)),
     ("ask", "chat", 0, ((7, 3, "text"),)),
@@ -250,10 +255,16 @@ INVALID_FRAMES: list[Any] = [
     None,
     {"ask": 1},
     (["ask"], 1),
+    ("ask", "chat", 0, (None,) * 1_000_000),
+    ("ask", "chat", 0, ((7, 3, SimilarRequest(6, "x", 1)),)),
+    ("ask", "chat", 0, ((7, 3, SimilarRequest(7, "x", 1)),)),
+    ("ask", "chat", 0, ((7, 4, ENCODE), (8, 4, SimilarRequest(7, "x", 1)))),
+    ("ask", "chat", 0, ((7, 3, (None,) * 1_000_000),)),
+    ("drop", 7, "x" * SMALL_FRAME_BYTES),
 ]
 
 
-@pytest.mark.parametrize("frame", INVALID_FRAMES, ids=str)
+@pytest.mark.parametrize("frame", INVALID_FRAMES, ids=lambda frame: str(frame)[:80])
 def test_a_replica_closes_a_connection_with_invalid_frames(settings: Settings, frame: Any) -> None:
     async def act(here: Scene) -> None:
         reader, writer = await connect_with_secret(here)
@@ -293,7 +304,6 @@ WRONG: list[Request] = [
 ]
 
 
-ENCODE = Encode("asked", (1, 5, 6, 2))
 EXPLAIN = ExplainTextRequest("asked", (3, 4, 5), "occlusion", goals=(((2, 1),),))
 WRONG += [
     replace(ENCODE, tokens=(1 << 40, -1)),
@@ -432,7 +442,7 @@ def run_with_invalid_replica(
     """Run `act` with one valid replica and one that sends invalid frames."""
 
     async def run(here: Scene) -> None:
-        way, version, _, seen, *rest = here.replicas[0].hello_message()
+        way, version, _, seen, *rest = await here.replicas[0].hello_message()
         hello = (way, version, "invalid", seen, *rest)
         invalid = InvalidReplica(named.get("changed", lambda words: words)(hello), frames, named.get("secret", SECRET))
         here.addresses["invalid"] = await invalid.start()
@@ -446,10 +456,15 @@ def run_with_invalid_replica(
     run_scene(settings, run, count=1)
 
 
+def model_in(hello: tuple[Any, ...], **changes: Any) -> Model:
+    """Its first model changed."""
+    changed: Model = replace(unpack(hello[4][0][1]), **changes)
+    return changed
+
+
 def model_of(hello: tuple[Any, ...], **changes: Any) -> tuple[Any, ...]:
     """Its first model changed, under a hash that was not read before."""
-    (_, decoded), *others = hello[4]
-    return (*hello[:4], (("0" * 32, pack(replace(unpack(decoded), **changes))), *others), *hello[5:])
+    return (*hello[:4], (pack_model(model_in(hello, **changes)), *hello[4][1:]), *hello[5:])
 
 
 def deep(levels: int) -> bytes:
@@ -476,6 +491,10 @@ WRONG_VALUES: list[Any] = [
     7,
     b"\xff\xff\xff\xff",
     deep(500),
+    ("said", (None,) * 1_000_000),
+    ("said", ((1, None),) * 1_000_000),
+    ("load", 1, ("x" * SMALL_FRAME_BYTES,), None),
+    ("hello", 3, "invalid", 1, ((),) * 1_000_000, {}, 1, 16),
 ]
 
 
@@ -495,14 +514,38 @@ def test_a_connection_with_invalid_frames_is_opened_again_and_others_go_on(setti
     run_with_invalid_replica(settings, [words], act)
 
 
+TOKEN = pack(GeneratedToken(1))
+
+
+def test_the_pause_grows_with_each_invalid_frame_of_a_replica(
+    settings: Settings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(replica_connection, "MIN_FAULT_RETRY_S", 3600.0)
+
+    async def act(here: Scene, invalid: InvalidReplica) -> None:
+        [connection] = [connection for connection in here.fleet.replicas if connection.name == "invalid"]
+        await here.until(lambda: connection._fault_pause_s == MAX_FAULT_RETRY_S)
+        await answers(here)
+        assert invalid.connection_count == 1
+        assert [connection._next_fault_pause() for _ in range(2)] == [MAX_FAULT_RETRY_S] * 2
+        connection._opened_at -= FAULTLESS_S + 1  # as after a long time without a lie
+        assert connection._next_fault_pause() == 3600.0
+
+    run_with_invalid_replica(settings, [("dance",)], act)
+
+
 CHANGED: dict[str, Callable[[tuple[Any, ...]], tuple[Any, ...]]] = {
     "name": lambda hello: (*hello[:2], "replica-0", *hello[3:]),
     "version": lambda hello: (hello[0], 99, *hello[2:]),
     "port": lambda hello: (*hello[:3], 1 << 20, *hello[4:]),
     "blocks": lambda hello: (*hello[:6], -1, *hello[7:]),
     "block size": lambda hello: (*hello[:7], -16),
-    "mark": lambda hello: model_of(hello, vocab_size=1 << 40, width=-3),
-    "type": lambda hello: (*hello[:4], (("x" * 32, pack(GeneratedToken(1))),), *hello[5:]),
+    "mark": lambda hello: (
+        *hello[:4],
+        (("0" * 32, *pack_model(model_in(hello, vocab_size=1 << 40, width=-3))[1:]), *hello[4][1:]),
+        *hello[5:],
+    ),
+    "type": lambda hello: (*hello[:4], ((digest_bytes(TOKEN), TOKEN, 0),), *hello[5:]),
     "field": lambda hello: model_of(hello, labels=7),
 }
 
@@ -520,7 +563,7 @@ def test_a_replica_with_an_invalid_hello_gets_no_requests(settings: Settings, ch
 def test_models_that_are_not_in_the_settings_are_ignored(settings: Settings) -> None:
     def renamed(hello: tuple[Any, ...]) -> tuple[Any, ...]:
         model = replace(unpack(hello[4][0][1]), name="stranger")
-        return (*hello[:4], (*hello[4], (model_digest(model), pack(model))), *hello[5:])
+        return (*hello[:4], (*hello[4], pack_model(model)), *hello[5:])
 
     async def act(here: Scene, invalid: InvalidReplica) -> None:
         await here.until(lambda: here.fleet.replicas.ready_counts()["chat"] == 2)
@@ -603,10 +646,10 @@ def test_models_without_a_connection_are_forgotten(tiny_generator: Path, setting
         circle = ConnectionContext(SECRET, here.fleet)
         for number in range(20):
             other: Model = replace(model, source=str(number))
-            circle.decode_model(model_digest(other), pack(other))
+            await circle.decode_model(*pack_model(other))
         assert len(circle.known_models) <= 1
         with pytest.raises(FrameError, match="does not match its digest"):
-            circle.decode_model("0" * 32, pack(model))
+            await circle.decode_model("0" * 32, *pack_model(model)[1:])
 
     run_scene(settings, act, count=1)
 

@@ -4,9 +4,10 @@ the others."""
 import asyncio
 import json
 import socket
+import threading
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from hashlib import sha256
 from pathlib import Path
 from typing import Any
@@ -20,12 +21,16 @@ from polyhead.service.api.access.app_state import AppState
 from polyhead.service.config.settings import Settings
 from polyhead.service.core.errors import PolyheadError
 from polyhead.service.core.model import Model
-from polyhead.service.core.request import Done, Event, Failed, Generate, GeneratedToken, Sampling
+from polyhead.service.core.request import Done, Event, Failed, Generate, GeneratedToken, PromptScores, Sampling
+from polyhead.service.engine.block_allocator import block_keys
 from polyhead.service.engine.event_stream import Stream
+from polyhead.service.fleet import replica as replica_module
+from polyhead.service.fleet import replica_connection
 from polyhead.service.fleet.fleet_engine import Fleet
-from polyhead.service.fleet.frames import compute_proof, encode_frame
+from polyhead.service.fleet.frames import compute_proof, digest_bytes, encode_frame, pack, pack_model
 from polyhead.service.fleet.ingress import assemble_ingress
 from polyhead.service.fleet.replica import Replica
+from polyhead.service.fleet.replica_connection import ConnectionContext
 from polyhead.service.server import assembly as serve
 from tests.support.processes import Page
 
@@ -490,3 +495,168 @@ def test_a_replicas_own_pages_check_the_host_and_the_key(settings: Settings, tmp
             await replica.close()
 
     asyncio.run(run())
+
+
+class Packed:
+    """Counts the tokens of the requests and the bytes of the frames that an ingress sends."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, here: Scene) -> None:
+        self.frames, self.hashed = list[bytes](), list[int]()
+        real = block_keys
+
+        def counted(parent: bytes, tokens: Sequence[int], size: int) -> list[bytes]:
+            self.hashed.append(len(tokens))
+            return real(parent, tokens, size)
+
+        monkeypatch.setattr("polyhead.service.fleet.fleet_engine.block_keys", counted)
+        for connection in here.fleet.replicas:
+            monkeypatch.setattr(connection, "send_frame", self.sender(connection.send_frame))
+
+    def sender(self, send: Callable[[bytes], None]) -> Callable[[bytes], None]:
+        def counted(frame: bytes) -> None:
+            self.frames.append(frame)
+            send(frame)
+
+        return counted
+
+
+ANSWERS = 64
+
+
+def grouped(here: Scene, tokens: tuple[int, ...], group: str = "g", **named: Any) -> list[Generate]:
+    """Requests as for one prompt and `n` answers."""
+    [here.model] = [model for model in here.fleet.models() if model.name == "chat"]
+    sampled = [Sampling(temperature=1.0, seed=number, bias=((5, 1.0),)) for number in range(ANSWERS)]
+    return [
+        Generate(f"{group}-{number}", tokens, 3, sampling=each, group=group, **named)
+        for number, each in enumerate(sampled)
+    ]
+
+
+def test_the_prompt_of_a_group_is_hashed_and_sent_once(settings: Settings, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The answers are those of requests that are sent whole, one by one."""
+    prompt = tuple(number % 200 + 3 for number in range(100))
+
+    async def act(here: Scene) -> None:
+        requests = grouped(here, prompt)
+        alone = [
+            await read_events(here.fleet.submit(here.model, [replace(request, group="")])[0]) for request in requests
+        ]
+        packed = Packed(monkeypatch, here)
+        streams = here.fleet.submit(here.model, requests)
+        connections = {here.fleet._routed[stream].connection.name for stream in streams}
+        assert len(connections) == 1
+        assert packed.hashed == [len(prompt)]
+        [frame] = packed.frames
+        assert frame.count(pack(prompt)) == 1
+        assert len(frame) < ANSWERS * 40 + 1000
+        together = [await read_events(stream) for stream in streams]
+        tokens = [[event.id for event in events if isinstance(event, GeneratedToken)] for events in together]
+        assert tokens == [[event.id for event in events if isinstance(event, GeneratedToken)] for events in alone]
+        assert len({tuple(each) for each in tokens}) > 1, "each has its own seed"
+        assert here.fleet.tokens == 0
+        await here.until(lambda: not any(replica.queued_tokens for replica in here.replicas))
+
+    run_scene(settings, act)
+
+
+def test_requests_of_a_group_that_differ_otherwise_are_sent_whole(settings: Settings) -> None:
+    async def act(here: Scene) -> None:
+        first, *others = grouped(here, tuple(range(3, 40)))
+        streams = here.fleet.submit(here.model, [replace(first, prompt_logprobs=1), *others])
+        answers = [await read_events(stream) for stream in streams]
+        assert isinstance(answers[0][0], PromptScores)
+        assert not any(isinstance(event, PromptScores) for events in answers[1:] for event in events)
+        assert all(isinstance(ended(events), Done) for events in answers)
+
+    run_scene(settings, act, count=1)
+
+
+def test_the_load_of_a_group_is_counted_as_before(settings: Settings) -> None:
+    """One prompt is computed, and of the other answers what is no full block."""
+
+    async def act(here: Scene) -> None:
+        prompt = tuple(range(3, 43))
+        [connection] = here.fleet.replicas
+        requests = grouped(here, prompt)
+        streams = here.fleet.submit(here.model, requests)
+        rest = len(prompt) % connection.block_tokens
+        uncached = [here.fleet._routed[stream].uncached_tokens for stream in streams]
+        assert uncached == [len(prompt)] + [rest] * (ANSWERS - 1)
+        for stream in streams:
+            await read_events(stream)
+
+    run_scene(settings, act, count=1)
+
+
+def test_a_group_of_a_lost_replica_is_sent_to_another_once(settings: Settings, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def act(here: Scene) -> None:
+        prompt = tuple(range(3, 43))
+        requests = grouped(here, prompt)
+        streams = here.fleet.submit(here.model, requests)
+        lost = here.fleet._routed[streams[0]].connection.name
+        packed = Packed(monkeypatch, here)
+        await here.kill(here.replicas[int(lost[-1])])
+        answers = [await read_events(stream) for stream in streams]
+        assert all(isinstance(ended(events), Done) for events in answers)
+        assert packed.hashed == []
+        assert sum(frame.count(pack(prompt)) for frame in packed.frames) == 1
+
+    run_scene(settings, act)
+
+
+def test_a_group_that_cannot_be_sent_fails_and_the_others_do_not(settings: Settings) -> None:
+    async def act(here: Scene) -> None:
+        wrong, right = grouped(here, (1 << 70,), "wrong"), grouped(here, (3, 4), "right")
+        streams = here.fleet.submit(here.model, [*wrong, *right])
+        answers = [ended(await read_events(stream)) for stream in streams]
+        assert [type(each) for each in answers] == [Failed] * ANSWERS + [Done] * ANSWERS
+        assert here.fleet.tokens == 0
+
+    run_scene(settings, act, count=1)
+
+
+def test_a_model_is_decoded_once_on_a_thread_and_not_packed_again(
+    settings: Settings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Two replicas of three models connect; each model is packed once by each of them."""
+    decoded, packed = list[threading.Thread](), list[threading.Thread]()
+    for owner, name, threads in (
+        (replica_connection, "unpack_model", decoded),
+        (replica_module, "pack_model", packed),
+    ):
+        real = getattr(owner, name)
+
+        def noted(*given: Any, real: Any = real, threads: Any = threads) -> Any:
+            threads.append(threading.current_thread())
+            return real(*given)
+
+        monkeypatch.setattr(owner, name, noted)
+
+    async def act(here: Scene) -> None:
+        for connection in here.fleet.replicas:
+            connection._disconnect()
+        await here.until(lambda: here.fleet.replicas.ready_counts()["chat"] == 2)
+        one, other = (connection.models["chat"] for connection in here.fleet.replicas)
+        assert one is other
+        assert one.created == here.replicas[0].models[0].created
+
+    run_scene(settings, act)
+    assert len(packed) == 2 * len(settings.models)
+    assert threading.main_thread() not in {*decoded, *packed}
+    assert len(decoded) == len(settings.models)  # not again when the replicas come back
+
+
+def test_replicas_that_connect_together_share_one_decoding(settings: Settings, tiny_generator: Path) -> None:
+    async def act(here: Scene) -> None:
+        [model] = [model for model in here.fleet.models() if model.name == "chat"]
+        context, packed = ConnectionContext(SECRET, here.fleet), pack_model(replace(model, source="another"))
+        found = await asyncio.gather(*(context.decode_model(*packed) for _ in range(5)))
+        assert all(each is found[0] for each in found)
+        assert context.decoding == {}
+        bad = digest_bytes(b"\xc0"), b"\xc0", 0
+        refused = await asyncio.gather(*(context.decode_model(*bad) for _ in range(3)), return_exceptions=True)
+        assert [str(each) for each in refused] == ["the data of a model is none"] * 3
+        assert context.decoding == {}
+
+    run_scene(settings, act, count=1)

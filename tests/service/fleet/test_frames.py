@@ -1,6 +1,5 @@
 """Requests and events as bytes: they are decoded unchanged, and invalid data is rejected."""
 
-import asyncio
 import contextlib
 import math
 from dataclasses import replace
@@ -37,7 +36,7 @@ from polyhead.service.core.request import (
     TokenOutputs,
 )
 from polyhead.service.fleet import frames
-from polyhead.service.fleet.frames import FrameError, RequestStarted, encode_frame, pack, unpack
+from polyhead.service.fleet.frames import FrameError, RequestStarted, pack, unpack
 
 
 def floats(*values: float, shape: tuple[int, ...]) -> "memoryview[float]":
@@ -150,17 +149,3 @@ def test_types_outside_of_the_table_are_not_encoded() -> None:
         pack(object())
     with pytest.raises(FrameError, match="int cannot be sent"):
         pack(1 << 64)
-
-
-def test_frames_have_a_length_and_a_maximum() -> None:
-    async def read(data: bytes, most: int) -> Any:
-        reader = asyncio.StreamReader()
-        reader.feed_data(data)
-        reader.feed_eof()
-        return await frames.read_frame(reader, most)
-
-    assert asyncio.run(read(encode_frame(("load", 3)), 100)) == ("load", 3)
-    with pytest.raises(FrameError, match="is announced; at most 10 are read"):
-        asyncio.run(read(encode_frame("x" * 100), 10))
-    with pytest.raises(asyncio.IncompleteReadError):
-        asyncio.run(read(encode_frame("x")[:-1], 100))

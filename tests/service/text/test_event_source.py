@@ -86,3 +86,17 @@ def test_sources_that_end_before_they_are_read(end: Callable[[Stream], None]) ->
 
 def test_a_reader_of_no_sources_ends() -> None:
     assert asyncio.run(read_all(EventReader([]))) == []
+
+
+def test_nothing_is_read_of_a_source_that_was_left() -> None:
+    async def run() -> list[tuple[int, Event]]:
+        sources = streams(2)
+        for source in sources:
+            source.receive(GeneratedToken(1))
+            source.receive(Done("length", 1, 1))
+        reader = EventReader(sources)
+        first = await reader.read()
+        reader.leave(0)
+        return [first, *await read_all(reader)]
+
+    assert [index for index, _ in asyncio.run(run())] == [0, 1, 1]

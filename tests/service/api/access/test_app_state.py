@@ -9,7 +9,7 @@ from typing import Any, cast
 
 import pytest
 
-from polyhead.service.api.access.app_state import AppState, split_requests
+from polyhead.service.api.access.app_state import SLICE_TOKENS, AppState, split_requests
 from polyhead.service.api.access.request_context import RequestContext
 from polyhead.service.concurrency.time_slices import SLICE_SIZE
 from polyhead.service.core.errors import Expired, Overloaded, Unavailable
@@ -148,3 +148,11 @@ def test_several_large_calls_submit_one_slice_at_a_time(generator: Model) -> Non
 
     registry = Registry([generator], lambda *_: [WAIT])
     asyncio.run(run())
+
+
+def test_long_prompts_are_submitted_in_slices_and_the_prompt_of_a_group_counts_once() -> None:
+    long = tuple(range(SLICE_TOKENS // 2))
+    requests = [replace(one, tokens=long, group=f"g{number // 8}") for number, one in enumerate(requests_of(32))]
+    slices = [list(some) for some in split_requests(requests)]
+    assert [request for some in slices for request in some] == requests
+    assert [{request.group for request in some} for some in slices] == [{"g0", "g1"}, {"g2", "g3"}]
