@@ -1,1 +1,1 @@
-"""Side-by-side measurements against named peers, one script each; run as `python -m benchmarks.NAME`."""
+"""Measurements of Polyhead beside other programs, one script each; run as `python -m benchmarks.NAME`."""

@@ -1,4 +1,4 @@
-"""Every measurement, one after the other: `python -m benchmarks`."""
+"""Run all measurements, one after the other: `python -m benchmarks`."""
 
 from benchmarks import encoder, generation, startup
 

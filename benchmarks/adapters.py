@@ -1,11 +1,11 @@
-"""Fifty classifiers on one base model against one merged classifier: throughput of mixed traffic, memory, time to load.
+"""Compare fifty classifiers on one base model with one merged: throughput of mixed traffic, memory, load time.
 
     python -m benchmarks.adapters [--rounds 7] [--texts 1000] [--adapters 50] [--precision float32]
 
-The quick start's sentence encoder, and random LoRA adapters of rank 8 with a head each, saved by peft: over queries and
-values, and over all of a layer's matrices.  Sentences of mixed length go through the engine in this process, once
-all to the merged classifier, once each to the next of the adapters; rounds alternate.  Memory is that of a process of
-its own that has answered as many.
+The model is the quick start's sentence encoder with random LoRA adapters of rank 8, each with a head, saved by peft.
+Adapters cover queries and values, or all matrices of a layer. Sentences of mixed length go through the engine in this
+process: once all to the merged classifier, once each to the next adapter. Rounds alternate. Memory is measured in a
+separate process that has answered as many sentences.
 """
 
 import argparse

@@ -1,18 +1,18 @@
-"""How long probes and refusals take while many clients connect at once to a server whose places are taken.
+"""Measure the time of probes and refusals while many clients connect at once to a server without free places.
 
     python -m benchmarks.arrivals [--model FOLDER_OR_FILE] [--clients 2560] [--within 3] [--rounds 5] [--again SECONDS]
         [--one-port]
 
-First `--taken` requests, as many as the server takes (`max_requests`), ask for long answers.  Then so many clients
-connect within so many seconds, evenly, each on a connection of its own; each posts a completion and reads the answer,
-a 429.  With `--again` each client that was answered connects again at once, until so many seconds have passed.
-Meanwhile others ask for /livez every 50 ms: on a new connection each time, on one that is kept, and on a new connection
-to the server's port for probes.
+First `--taken` requests, as many as the server accepts (`max_requests`), ask for long answers. Then `--clients` clients
+connect evenly within `--within` seconds, each on its own connection. Each posts a completion and reads the answer, a
+429. With `--again` each client connects again at once after its answer, for so many seconds. Meanwhile /livez is
+requested every 50 ms in three ways: on a new connection each time, on a kept connection, and on a new connection to the
+server's port for probes.
 
-The server has one core and everything else another (Linux; where there are fewer than two cores they share).  A time
-is from before the connection is opened (of a kept one: from before the request is sent) to the end of the answer.  The
-generator of the load is one thread; its longest turn is printed, too, because it is part of the times it measures.
-Figures are those of each round, and their medians.
+The server has one core and everything else another (Linux; with fewer than two cores they share one). A time is from
+before the connection is opened (with a kept connection: from before the request is sent) to the end of the answer. The
+load generator is one thread. Its longest turn is printed, too, because it is part of the measured times. The figures
+are those of each round, and their medians.
 """
 
 import argparse

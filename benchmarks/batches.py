@@ -1,11 +1,11 @@
-"""How long one call of very many texts holds up everybody else, and by how much it misses its deadline.
+"""Measure how long one call with very many texts delays other requests, and by how much it exceeds its deadline.
 
     python -m benchmarks.batches [--texts 16384] [--rounds 3] [--only completions]
 
-A server of tiny models answers calls of as many texts as one call may have, each alone on the server.  A process of its
-own asks for /livez over one connection, one request after the other: the longest wait is how long the event loop (or
-the interpreter's lock) was held.  The same call is then made with a deadline, and by a client that leaves: how long
-after that the call was still answered, or the engine still had tokens of it.  All share the same cores.
+A server of tiny models answers calls with the maximum number of texts, one call at a time. A separate process requests
+/livez over one connection, one request after the other. The longest time is the time for which the event loop (or the
+interpreter's lock) was held. The same call is then made with a deadline, and by a client that disconnects; measured is
+how long after that the call was still answered, or the engine still had tokens of it. All processes share the cores.
 """
 
 import argparse

@@ -1,9 +1,9 @@
-"""Two checkouts of this project side by side, on the quick-start models: is a change as fast as what was before?
+"""Compare the speed of two checkouts of this project on the quick-start models.
 
     python -m benchmarks.checkouts FOLDER [--rounds 7] [a flag of `polyhead serve` ...]
 
-FOLDER is another checkout, with its compiled step built.  Both servers are ready and idle; each measurement is made of
-one and then of the other, in the order that changes with each round.  Printed are medians, ranges, and the ratio.
+FOLDER is another checkout with its compiled step built. Both servers are ready and idle. Each measurement is made of
+one server and then of the other, in an order that changes with each round. Printed are medians, ranges, and the ratio.
 """
 
 import argparse

@@ -1,10 +1,10 @@
-"""lm-eval through a served model's /v1/completions, beside lm-eval with transformers: the same numbers, item by item.
+"""Compare lm-eval through a served model's /v1/completions with lm-eval on transformers, item by item.
 
     python -m benchmarks.conformance [--install] [--source FILE.gguf] [--limit 1e-3]
 
-The model is written out in float32 once, as transformers reads its file, and both sides take that.  The task is local:
-sentences to be finished with one of four words, and texts whose every token is scored.  `--install` makes lm-eval's own
-environment under .bench/.  Exits with 1 where any log-probability is further off than `--limit`.
+The model is written once in float32, as transformers reads its file, and both sides use that copy. The task is local:
+sentences that end in one of four words, and texts whose every token is scored. `--install` makes lm-eval's own
+environment under .bench/. The exit status is 1 if the error of any log-probability is above `--limit`.
 """
 
 import argparse

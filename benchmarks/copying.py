@@ -1,4 +1,4 @@
-"""Prompts whose answers copy from them, and open questions: what foretelling tokens is measured with."""
+"""Prompts whose answers copy from them, and open questions: the prompts that draft tokens are measured with."""
 
 BOATS = """The harbour of Lindesnes was quiet on the morning of the third of May. Twelve fishing boats lay along the
 north quay, and the ice machine behind the auction hall hummed as it had done every day since 1974. Marit

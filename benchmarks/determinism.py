@@ -1,10 +1,10 @@
-"""What it costs that answers do not depend on the batch, to the bit: the deterministic mode beside the fast one.
+"""Measure the cost of answers that do not depend on the batch, to the bit: the deterministic mode beside the fast mode.
 
     python -m benchmarks.determinism [--rounds 7] [--precision float32] [--threads 0]
 
-SmolLM2-135M and MiniLM on the reference executor, in this process, each loaded twice.  Rounds alternate between the
-modes; medians.  Decoding is a step of so many sequences with about CONTEXT tokens each; a prompt is computed in chunks
-of CHUNK tokens; texts are real sentences, in steps of BATCH texts, read by their pooled vector.
+SmolLM2-135M and MiniLM run on the reference executor in this process, each loaded twice. Rounds alternate between the
+modes; the figures are medians. Decoding is a step of several sequences with about CONTEXT tokens each. A prompt is
+computed in chunks of CHUNK tokens. Texts are real sentences, in steps of BATCH texts, whose pooled vectors are read.
 """
 
 import argparse

@@ -1,11 +1,11 @@
-"""Classification over HTTP against transformers' padded batches: the same probabilities, and how much faster.
+"""Compare classification over HTTP with transformers' padded batches: the probabilities, and the speed.
 
     python -m benchmarks.encoder [--rounds 5]
 
-1,000 sentences of mixed length in batches of 32 texts, in arrival order.  The peer runs the same merged classifier in
-float32 in this process, each batch padded to its longest sentence; the server answers one batch after the other over
-HTTP, client and server on the same cores.  Rounds alternate.  Then short sentences alone, one after the other: what a
-request takes, and the server's own time of its forward pass.
+1,000 sentences of mixed length are sent in batches of 32 texts, in arrival order. The peer runs the same merged
+classifier in float32 in this process, with each batch padded to its longest sentence. The server answers one batch
+after the other over HTTP, with client and server on the same cores. Rounds alternate. Then short sentences are sent one
+at a time: measured are the time of a request and the server's own time of the forward pass.
 """
 
 import argparse

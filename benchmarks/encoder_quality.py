@@ -1,8 +1,8 @@
-"""What narrow weights and activations cost encoders, on real data, against the same checkpoint in float32.
+"""Measure the quality of encoders with narrow weights and activations, on real data, against float32.
 
-A part of benchmarks.quality.  The sentiment classifier labels the sentences that its recipe held out.  The embedder's
-vectors of real sentences are compared by their cosine.  Weights of four bits are calibrated first, on editorials, which
-are not measured on.  Everything runs on the compiled step.
+A part of benchmarks.quality. The sentiment classifier labels the sentences that its recipe held out. The embedder's
+vectors of real sentences are compared by their cosine. Four-bit weights are calibrated first, on editorials that are
+not measured on. Everything runs on the compiled step.
 """
 
 from collections.abc import Iterator, Sequence

@@ -1,10 +1,10 @@
-"""What explanations cost those who are not explained to: throughput while 1 request in 16 asks why, beside none.
+"""Measure the cost of explanations for other requests: throughput with 1 connection in 16 that requests explanations.
 
     python -m benchmarks.explain [--clients 16] [--seconds 10] [--rounds 5] [--method integrated_gradients]
 
-A process of its own (the same cores) classifies reviews of mixed lengths over so many connections, each asking again as
-soon as it is answered.  By turns with it every 16th connection asks /v1/explain instead, over and over.  What is
-compared is how many classifications each of the other connections gets a second; the same connections in both turns.
+A separate process (on the same cores) classifies reviews of mixed lengths over `--clients` connections. Each connection
+sends its next request after an answer. In every second turn each 16th connection requests /v1/explain instead.
+Compared are the classifications a second of the other connections, which are the same ones in both turns.
 """
 
 import argparse

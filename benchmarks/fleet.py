@@ -1,12 +1,12 @@
-"""What replicas on Ray give and cost, on this machine.
+"""Measure throughput and added latency of replicas on Ray, on this machine.
 
     python -m benchmarks.fleet throughput [--rounds 2]    # two replicas on two cores against one on one
     python -m benchmarks.fleet added [--calls 200]        # a classification and a token through Ray against direct
     python -m benchmarks.fleet scaleup                    # from the decision to the first answer, by stage
     python -m benchmarks.fleet routing [--rounds 2]       # policies, two replicas, conversations of several turns
 
-Needs the extra ray.  `throughput`: everything of the one (replica, the ingress, Ray, the clients) is held on one
-core, everything of the two on two, each replica on one of its own.  SmolLM2-135M as its file is quantised.
+Needs the extra ray. `throughput`: with one replica, everything (replica, ingress, Ray, clients) is pinned to one core;
+with two, everything to two cores, and each replica to one of them. SmolLM2-135M has the quantisation of its file.
 """
 
 import argparse

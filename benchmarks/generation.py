@@ -1,9 +1,9 @@
-"""Text generation over HTTP against `transformers.generate`: the same text, and how much faster sixteen at once are.
+"""Compare text generation over HTTP with `transformers.generate`: the text, and the speed of sixteen prompts at once.
 
     python -m benchmarks.generation [--rounds 3] [--only parity|speed]
 
 Both run SmolLM2-135M-Instruct in float32 from the same GGUF file on the same cores: the peer in this process, one
-prompt after the other, the server in its own.  Rounds alternate, and the server is idle while the peer works.
+prompt after the other, the server in its own process. Rounds alternate, and the server is idle while the peer works.
 """
 
 import argparse

@@ -1,9 +1,10 @@
-"""The torch executor on a GPU: whether it is right, and how fast, by groups, by the kernel in place, and with graphs.
+"""Check the torch executor on a GPU, and measure it: attention by groups, by the kernel in place, and with CUDA graphs.
 
     python -m benchmarks.gpu [--rounds 5]
 
-A network of SmolLM2-135M's shape, random weights, bfloat16.  Checked: logits against float32 on the CPU, recorded steps
-against others, and, made deterministic, sequences together against each alone, to the bit.  Measured: tokens a second.
+The network has SmolLM2-135M's shape and random weights, in bfloat16. Checked are logits against float32 on the CPU,
+recorded steps against others, and in deterministic mode sequences together against each alone, to the bit. Measured
+are tokens a second.
 """
 
 import argparse

@@ -1,12 +1,12 @@
-"""How the cost of a token grows with context, batch and model, and the least it could be on this machine.
+"""Measure how the time of a token grows with context, batch and model, and compute the minimum on this machine.
 
     python -m benchmarks.growth [--only NAME ...] [--rounds 5]     measures into .bench/growth.json
     python -m benchmarks.growth --draw                             writes docs/growth.md and docs/growth/*.svg
 
-Networks have the shapes of real ones and random weights; so has the cache, which is filled, not computed.  A step
-gives each of `batch` sequences of `context` tokens its next one.  A step reads its bytes and does its
-operations, so it takes at least the longer of the two; what a machine can do is measured beside it
-(service/cli/machine_bench.py)."""
+Networks have the shapes of real ones and random weights. Caches have random contents. A step generates the next token
+of each of `batch` sequences of `context` tokens. A step must read its bytes and compute its operations, so it takes at
+least the longer of these two times. The machine's rates are measured in the same run (service/cli/machine_bench.py).
+"""
 
 import argparse
 import json
@@ -266,11 +266,11 @@ def plots(found: Sequence[Measured]) -> None:
 
 PAGE = """# Growth
 
-What a token costs the compiled step, against context, batch and model size, beside the least it could cost on the same
-machine: a step reads its weights and the keys and values of its sequences once, and does its products and its
-attention once, so it takes at least the longer of bytes over bandwidth and operations over peak. As many bytes as fit
-in the last-level cache count at its bandwidth, as if all of them were still there from the step before; the rest at
-that of memory. Shapes are those of the models named, weights are random.
+The time of the compiled step for a token, against context, batch and model size, compared with the minimum (the
+floor) on the same machine. A step must read its weights and the keys and values of its sequences once, and must compute
+its products and its attention once. So the floor is the longer of two times: bytes over bandwidth, and operations over
+peak rate. The bytes that fit in the last-level cache are counted at its bandwidth, as if the previous step had left
+them there; the rest at the bandwidth of memory. Shapes are those of the named models, weights are random.
 `python -m benchmarks.growth`, then `--draw`.
 
 ![cost of a token against context](growth/context.svg)
@@ -285,7 +285,7 @@ that of memory. Shapes are those of the models named, weights are random.
 
 ## The machine
 
-`polyhead bench machine`, the same hour:
+`polyhead bench machine`, run in the same hour:
 
 ```
 {machine}

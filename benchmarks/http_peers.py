@@ -1,11 +1,11 @@
-"""Servers beside each other: 32 streams over HTTP, the client on the same cores.
+"""Compare servers: 32 streams over HTTP, with the client on the same cores.
 
     python -m benchmarks.http_peers [--install] [--share] [--rounds 3] [--threads 2] [--only NAME ...]
 
-Environments and models are those of benchmarks/peers.py, which makes them; `--install` adds what servers need, and
-compiles llama.cpp's own.  Each run starts a server, asks it from a process of its own, and ends it; a round goes
-through all of them.  `--share` runs Polyhead in process too, in the same round.  Not here: OpenVINO Model Server, of
-which package registries have no wheel.
+Environments and models are made by benchmarks/peers.py. `--install` adds what servers need, and compiles llama.cpp's
+own server. Each run starts a server, sends requests from a separate process, and ends the server. A round goes through
+all of them. `--share` also runs Polyhead in process, in the same round. OpenVINO Model Server is not included, because
+package registries have no wheel of it.
 """
 
 import argparse

@@ -1,12 +1,12 @@
-"""The container image as it is run in production: its size, and the time from `run` to ready.
+"""Measure the container image as it is run in production: its size, and the time from `run` to ready.
 
 python -m benchmarks.image MODELS [--name localhost/polyhead] [--rounds 5] [ARGUMENTS OF THE IMAGE]      as root
 
-MODELS is a folder that becomes /models, read-only; without arguments the image serves the quick-start models from it.
-Needs an image that buildah holds.  Where no engine runs containers, what one grants is put together from
-the same parts: the image's root, mounted read-only as the models are, one tmpfs, the image's user, environment
-and entry point, no capabilities, no new privileges.  Every shell in it is covered, so what needs one fails.  The first
-start reads files into the page cache and is not counted.
+MODELS is a folder that becomes /models, read-only. Without arguments the image serves the quick-start models from it.
+The image must be in buildah's storage. Where no container engine runs, the same environment is made from its parts: the
+image's root and the models mounted read-only, one tmpfs, the image's user, environment and entry point, no
+capabilities, no new privileges. Every shell in the image is covered, so a program that needs one fails. The first start
+reads files into the page cache and is not counted.
 """
 
 import argparse

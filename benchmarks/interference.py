@@ -1,9 +1,9 @@
-"""What a classification pays for the generations beside it: its latency over HTTP, idle and while sixteen run.
+"""Measure the latency of a classification over HTTP: while the server is idle, and while sixteen generations run.
 
     python -m benchmarks.interference [--calls 200] [--weights sentiment=4]
 
-One short text at a time, one call after the other, to the quick-start classifier; SmolLM2-135M writes sixteen answers
-at once in the same server, new ones as soon as old ones end.  Float32, client and server on the same cores.  With
+One short text at a time is sent to the quick-start classifier, one call after the other. SmolLM2-135M generates sixteen
+answers at once in the same server; a new one starts when one ends. Float32, client and server on the same cores. With
 --weights the server is started again with those shares of the engine.
 """
 

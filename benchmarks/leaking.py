@@ -1,9 +1,9 @@
-"""A server with a leak, on purpose: what a soak must not let pass.
+"""A server with a deliberate leak, which a soak must detect.
 
     python -m benchmarks.leaking BYTES serve ...
 
-It is `polyhead serve`, but keeps so many bytes of every request, whatever it is and however it ends.  It keeps them as
-Python does, in small objects, which are new memory at once; larger ones would first fill the room that loading left.
+It is `polyhead serve`, but keeps BYTES bytes of every request, whatever the request is and however it ends. The bytes
+are in small Python objects, which take new memory at once. Larger objects would first fill memory that loading freed.
 """
 
 import sys

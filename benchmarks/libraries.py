@@ -1,4 +1,4 @@
-"""Own code beside the libraries that could replace it: cost of each, and what the library accepts that must be refused.
+"""Compare own code with the libraries that could replace it: cost of each, and invalid input that the library accepts.
 
     pip install httptools limits ruamel.yaml strictyaml sentencepiece protobuf
     python -m benchmarks.libraries [--rounds 5] [--only http sentencepiece templates yaml limits metrics]

@@ -1,7 +1,7 @@
-"""A mixed load with known answers: streams, whole answers, chats, classifications, embeddings; one in ten is cut off by
-its client at a random moment, one in ten cannot be answered at all.
+"""A mixed load with known answers: streams, whole answers, chats, classifications, embeddings.
 
-Every request is sent once without other load; from then on its answer must be the same under any load.
+In one of ten requests the client disconnects at a random moment, and one of ten is invalid. Every request is sent once
+without other load. After that its answer must be the same under any load.
 """
 
 import asyncio

@@ -1,10 +1,10 @@
-"""Polyhead in process beside the engines of its kind: generators and encoders, the same work on the same cores.
+"""Compare Polyhead in process with similar engines, generators and encoders: the same work on the same cores.
 
     python -m benchmarks.peers [--install] [--rounds 3] [--threads 2] [--only NAME ...] [--under COMMAND]
 
 `--install` makes an environment for each peer under .bench/, and the models in the peers' formats from the quick-start
-files.  A run is a process of its own; a round goes through all of them; the tables show medians over the rounds, and
-what could not be run with the reason.  `--only` takes parts of names.  `--under` is put before each run ("nice -n -5").
+files. Each run is a separate process, and a round goes through all of them. The tables show medians over the rounds,
+and the reason for a run that failed. `--only` takes parts of names. `--under` is put before each run ("nice -n -5").
 """
 
 import argparse

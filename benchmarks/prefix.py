@@ -1,11 +1,11 @@
-"""What a conversation gains from what is stored of it: the second turn's first token, found against computed anew.
+"""Measure the gain of a conversation from its cached prefix: the second turn's first token, with and without the cache.
 
     python -m benchmarks.prefix [--rounds 7] [--words 1100] [MODEL]
 
-Serves the quick start's generator and sends requests over HTTP.  A round is a conversation without a cached prefix (a
-salt of its own): a first turn with a long text, an answer, and a second turn, asked once where the first is stored and
-once under another salt, where it is not; in turns, and medians over the rounds.  The same for a long system prompt that
-two conversations share.
+Serves the quick start's generator and sends requests over HTTP. A round is a conversation without a cached prefix (with
+its own salt): a first turn with a long text, an answer, and a second turn. The second turn is requested once where the
+first is cached, and once under another salt, where it is not. Both take turns; the figures are medians over the rounds.
+A long system prompt that two conversations share is measured in the same way.
 """
 
 import argparse

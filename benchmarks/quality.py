@@ -1,23 +1,23 @@
-"""What narrow formats cost in quality on real files: Polyhead beside llama.cpp, against float32 of the same file.
+"""Compare the quality of narrow formats on real files, Polyhead beside llama.cpp, against float32 of the same file.
 
     python -m benchmarks.quality [--install] [--parts text first encoders] [--files NAME ...] [--tokens 2000]
         [--precision auto int8 int4 float32] [--json FILE]
 
-Float32 is Polyhead's compiled step, of the numbers that the file holds.  Three parts.
+Float32 is computed by Polyhead's compiled step from the numbers in the file. There are three parts.
 
-`text`: generators read a text, the same tokens in both programs, in windows of at most 512.  The table has the KL
+`text`: generators read a text, the same tokens in both programs, in windows of at most 512. The table has the KL
 divergence of next-token distributions from float32's in nats (mean, 99th percentile, largest), how often the likeliest
 token is float32's, and the change of the log-probability of the token that follows.
 
-`first`: of 200 prompts of one line, how often the first token of a greedy answer is float32's; of all of them, and of
-those where float32's two likeliest tokens are more than one nat apart.
+`first`: for 200 prompts of one line, how often the first token of a greedy answer is float32's; for all of them, and
+for those where float32's two likeliest tokens are more than one nat apart.
 
-`encoders`: the sentiment classifier's accuracy on sentences that its recipe held out, the cosine of MiniLM's vectors;
-four-bit weights are calibrated first, on other texts.
+`encoders`: the sentiment classifier's accuracy on sentences that its recipe held out, and the cosine of MiniLM's
+vectors. Four-bit weights are calibrated first, on other texts.
 
-The text is the one of `polyhead quality`; where more tokens are asked for, newspaper editorials follow.  `auto` is the
-precision that a server would choose for the file.  `--install` makes llama.cpp's environment under .bench/, and the
-files.  Nothing is timed.
+The text is that of `polyhead quality`, followed by newspaper editorials if more tokens are requested. `auto` is the
+precision that a server would choose for the file. `--install` makes llama.cpp's environment under .bench/, and the
+files. No times are measured.
 """
 
 import argparse

@@ -1,12 +1,12 @@
-"""How long a bad value waits for its refusal while others are answered, and whose time that is.
+"""Measure the time until an invalid value is refused while other requests are answered, and attribute it to its causes.
 
     python -m benchmarks.refusals [--model FOLDER_OR_FILE | --tiny] [--talkers 4] [--rounds 3]
 
-Every value that no field can have, of every route that generates, one after the other over one connection, while a
-process of its own reads what sequences say.  By turns with them /livez is asked in the same way, which waits for the
-event loop alone, and a process that only sends back what it gets, which waits for a core alone; the time that this
-process itself stood in line for one is counted separately (Linux).  Server, clients and measurement share the same
-cores.  `--tiny` serves a model whose steps take next to nothing: all that is left is the server's own work.
+Every value that no field can have is sent to every route that generates, one after the other over one connection.
+Meanwhile a separate process reads the tokens of other sequences. By turns /livez is requested in the same way, which
+waits only for the event loop, and a process that returns what it gets, which waits only for a core. The time for which
+this process waited for a core is counted separately (Linux). Server, clients and measurement share the same cores.
+With `--tiny` the steps of the served model take almost no time, so only the server's own work is left.
 """
 
 import argparse

@@ -1,9 +1,9 @@
-"""What drawing tokens costs beside computing the logits they are drawn from: 32 sequences of SmolLM2-135M.
+"""Compare the time of sampling tokens with the time of computing their logits: 32 sequences of SmolLM2-135M.
 
     python -m benchmarks.sampling [--precision auto] [--rounds 40]
 
-A step of the server's own executor gives each of 32 sequences of prose its next token; right after it the same thread
-draws in one of these ways, as the server does.  The ways take turns.
+A step of the server's own executor computes the logits for the next token of each of 32 sequences of prose. Right after
+it the same thread samples with one of several sets of parameters, as the server does. The sets take turns.
 """
 
 import argparse

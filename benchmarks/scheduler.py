@@ -1,12 +1,12 @@
-"""What the engine's own decisions cost a step, beside what the network costs.
+"""Compare the time of the engine's own decisions in a step with the time of the network.
 
     python -m benchmarks.scheduler [--steps 12]
 
-Talking sequences, one token each a step, without and with 1,000 requests waiting.  `schedule` is the scheduler
-alone: choosing and booking.  `own` is all of the worker's step that is not arithmetic: the scheduler, laying out rows,
-making events and the report; once over an executor that does nothing, once beside the network, whose weights leave
-no cache warm.  What the event loop does with the events is not in it.  The network is SmolLM2-135M in float32 on the
-reference executor.
+Decoding sequences, one token each a step, without and with 1,000 waiting requests. `schedule` is the scheduler alone.
+`own` is all of the worker's step except arithmetic: the scheduler, preparing rows, making events and the report. It is
+measured once with an executor that does nothing, and once beside the network, whose weights evict the processor's
+caches. The event loop's work on the events is not included. The network is SmolLM2-135M in float32 on the reference
+executor.
 """
 
 import argparse

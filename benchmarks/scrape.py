@@ -1,12 +1,12 @@
-"""How long a scrape of /metrics takes while the server is at full load, and what it costs those who are answered.
+"""Measure the time of a scrape of /metrics while the server is at full load, and its cost for the streams of clients.
 
     python -m benchmarks.scrape [--tiny] [--talkers 16] [--seconds 10] [--rounds 3] [--plain]
 
-A process of its own reads so many stories at once, new ones as old ones end; a scraper asks for the page every 200 ms,
-as Prometheus would (OpenMetrics, gzipped), over one connection.  Rounds alternate with rounds without scrapes; a client
-reads one more story all along, so that what scrapes cost is seen in the gaps between its tokens.  The quick-start
-models are served, or with `--tiny` one whose steps take next to nothing: all that is left is the server's own work.
-The page has vLLM's names, except with `--plain`.  Server, clients and scraper share the same cores.
+A separate process reads `--talkers` streams at once; a new one starts when one ends. A scraper requests the page every
+200 ms as Prometheus would (OpenMetrics, gzipped), over one connection. Rounds alternate with rounds without scrapes.
+One client reads another stream all the time; the gaps between its tokens show the cost of scrapes. The quick-start
+models are served. With `--tiny` the steps of the served model take almost no time, so only the server's own work is
+left. The page has vLLM's names, except with `--plain`. Server, clients and scraper share the same cores.
 """
 
 import argparse

@@ -1,4 +1,4 @@
-"""What every measurement needs: a server of our own on a free port, the machine's name, medians."""
+"""Shared parts of measurements: a Polyhead server on a free port, the machine's name, medians."""
 
 import contextlib
 import http.client

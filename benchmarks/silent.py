@@ -1,10 +1,10 @@
-"""What clients that say nothing cost those that ask: the same requests with and without them, by turns.
+"""Measure the cost of silent clients for others: the same requests with and without them, by turns.
 
     python -m benchmarks.silent [--model FOLDER_OR_FILE] [--silent 500] [--half 500] [--asked 300] [--rounds 7]
 
-`silent` connections are opened and say nothing, `half` send all of a header but its last line.  They are opened before
-each second half of a round and closed after it; the figure is the median of the rounds, and of the ratios within
-them.  Without a model one of a few thousand weights is served, so that all there is to measure is the edge.
+`silent` connections are opened and send nothing. `half` connections send all of a header except its last line. They are
+opened before each second half of a round and closed after it. The figures are the medians of the rounds, and of the
+ratios within them. Without a model the served model has a few thousand weights, so only the HTTP layer is measured.
 """
 
 import argparse

@@ -1,16 +1,15 @@
-"""A soak: mixed load, cut off and invalid in part, for as long as one likes; then nothing may be left of it.
+"""A soak: mixed load for a given time, with disconnecting clients and invalid requests; then nothing of it may be left.
 
     python -m benchmarks.soak [--minutes 5] [--real] [a flag of `polyhead serve` ...]
 
-Between bouts of load the server comes to rest and is looked at.  At every rest its gauges must be zero and its books
-closed: received = done + failed + aborted + rejected + expired, by the metrics page alone, which must agree with the
-client's own books; memory, descriptors and threads must not grow.  Every answer must be the one the question got alone.
+Between periods of load the server is checked while it is idle. Its gauges must be zero. The counts of its metrics page
+must be complete: received = done + failed + aborted + rejected + expired; and they must equal the client's own counts.
+Memory, descriptors and threads must not grow. Every answer must equal the answer of the same request alone.
 
-A check that cannot fail proves nothing: afterwards a server that leaks a few hundred bytes a request
-(benchmarks.leaking) is judged in the same way, for as many requests as that takes.  The soak fails if it passes, or if
-what it grew by, beyond the honest server over the same requests, is not its leak: growing while it warms up is no
-proof.  What is leaked in large pieces shows later: first it fills the room that loading left in the heap, some 12 MiB
-here.
+Then the check itself is tested: a server that leaks a few hundred bytes a request (benchmarks.leaking) is checked in
+the same way, for as many requests as that takes. The soak fails if that server passes. It also fails if its growth,
+beyond that of the correct server over the same requests, is not the leak: growth during warm-up proves nothing. A leak
+of large pieces is visible later, because it first fills memory that loading freed in the heap, about 12 MiB here.
 """
 
 import argparse

@@ -1,11 +1,12 @@
-"""What foretelling tokens is worth: the quick-start generator with and without, on prompts that it helps and on others.
+"""Measure the gain from draft tokens: the quick-start generator with and without them, on two kinds of prompts.
 
     python -m benchmarks.speculation [--rounds 5] [--precision int8] [--batches 1 4 16] [--tokens 128]
 
-Answers that copy from their prompt (a text corrected, changed in one place or quoted, code edited) and open questions,
-greedily and at temperature 0.8 with seeds, so many at a time.  One engine in this process has both workers over the
-same file; they take turns, prompt by prompt, and begin each in turn, after a round that is not counted.  From then on
-prompts are found stored, so what is measured is what is said.  Answers must be the same to the token.
+Prompts are those whose answers copy from them (a text corrected, changed in one place or quoted, code edited) and open
+questions. Decoding is greedy, and at temperature 0.8 with seeds, with several prompts at a time. One engine in this
+process has both workers with the same file. They take turns, prompt by prompt, and each begins in turn, after a round
+that is not counted. After that round prompts are cached, so only decoding is measured. Answers must have the same
+tokens with and without draft tokens.
 """
 
 import argparse

@@ -1,9 +1,9 @@
-"""From start to ready, and what memory a server takes at rest; the server's own times of its stages.
+"""Measure the time from start to ready, and the memory of an idle server; with the server's own times of its stages.
 
 python -m benchmarks.startup [--rounds 5] [NAME=SOURCE ...] [FLAGS OF SERVE]
 
-Without a source the quick-start models are served.  Bytecode is kept under .bench, as an installation keeps it beside
-the code; the first start writes it, reads files into the page cache, and is not counted.
+Without a source the quick-start models are served. Bytecode is kept under .bench, as an installation keeps it beside
+the code. The first start writes it, reads files into the page cache, and is not counted.
 """
 
 import argparse

@@ -1,10 +1,10 @@
-"""Documents of a given form: whether all complete ones are valid for their schema, and the saving by forced tokens.
+"""Generate documents of a given form, check that complete ones are valid, and measure the saving by forced tokens.
 
     python -m benchmarks.structured [--documents 1000] [--first 0] [--jumps 40]
 
-SmolLM2-135M-Instruct writes JSON for schemas of forty shapes, 32 at a time, over HTTP; `jsonschema`, which knows
-nothing of how they were made, reads what comes out.  Then some are asked for with jumps and without: a client that
-wants log-probabilities gets a step for every token.
+SmolLM2-135M-Instruct generates JSON for schemas of forty shapes, 32 at a time, over HTTP. `jsonschema`, which is
+independent of the server's grammars, validates the documents. Then some are generated with forced tokens and without:
+a request for log-probabilities computes a step for every token.
 """
 
 import argparse

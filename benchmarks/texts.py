@@ -1,10 +1,10 @@
-"""Texts in, answers out: embeddings and labels by Polyhead and by what people use for them, tokenising included.
+"""Compare embeddings and labels of texts, tokenisation included, by Polyhead and by common libraries.
 
     python -m benchmarks.texts [--install] [--rounds 3] [--threads 2] [--only NAME ...] [--under COMMAND]
 
-Environments, models and options are those of benchmarks/peers.py; `--install` makes what is missing of them.  All read
-the same prose: 16, 64 and 256 tokens, and documents as they were written.  Peers pad and sort as they do by default.
-In every round answers are compared with those of the first of their table; who answers otherwise has no figures.
+Environments, models and options are those of benchmarks/peers.py; `--install` makes those that are missing. All read
+the same prose: 16, 64 and 256 tokens, and documents of their original length. Peers pad and sort as they do by default.
+In every round answers are compared with those of the first peer in the table; a peer with other answers has no figures.
 """
 
 from collections.abc import Mapping, Sequence

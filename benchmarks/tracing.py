@@ -1,9 +1,9 @@
-"""What traces cost a server: requests a second, and its processor time for each, with none, with none kept, with all.
+"""Measure the cost of traces: requests a second, and processor time for each, with traces off, none or all recorded.
 
     python -m benchmarks.tracing [--rounds 9] [--seconds 1.5] [--clients 8]
 
-The same tiny models by three servers, asked in turns, so that all is the server's own work: short completions of eight
-tokens, and texts to label.  A collector that takes what it gets and looks at nothing runs beside them, on the same
+Three servers have the same tiny models and get requests in turns, so only the server's own work is measured: short
+completions of eight tokens, and texts to label. A collector that accepts spans without reading them runs on the same
 cores as everything else.
 """
 

@@ -1,13 +1,13 @@
-"""Training tokens a second: packed batches against padded ones, the same network, the same texts, the same steps.
+"""Compare training tokens a second of packed batches and padded ones: the same network, the same texts, the same steps.
 
     python -m benchmarks.training [gpt] [transformer] [bahdanau] [--rounds 5] [--steps 4] [--threads 1]
                                   [--data runs/downloads]
 
-As in training/recipes, whose names they have: a generator of first paragraphs of articles (20 to 250 tokens), and the
-two translators of English to German (some 20 tokens a pair), in batches of about as many tokens.  Against them
-transformers' Trainer and, where it has no such network, a plain loop of torch, both of which pad each batch to its
-longest text; once of mixed lengths, once of like ones, as ours are (benchmarks.training_peers).  Tokens are those of
-texts, padding is none; seconds are the processor's, so that neighbours don't count.  Rounds alternate.
+The networks are those of training/recipes with the same names: a generator of first paragraphs of articles (20 to 250
+tokens), and the two translators of English to German (about 20 tokens a pair), in batches of about as many tokens. The
+peers are transformers' Trainer and, for networks that it does not have, a plain loop of torch. Both pad each batch to
+its longest text, once with mixed lengths and once with similar lengths as Polyhead has (benchmarks.training_peers).
+Tokens are those of texts, without padding. Seconds are processor time, so other load does not count. Rounds alternate.
 """
 
 import argparse

@@ -1,9 +1,8 @@
-"""What benchmarks.training compares with: batches padded to their longest text, in transformers' Trainer and in a plain
-loop of torch.
+"""The peers of benchmarks.training: padded batches in transformers' Trainer and in a plain loop of torch.
 
-Texts are the same, and a batch has a fixed number of them, as many as have about as many tokens in the mean.  Those of
-like lengths are cut from fifty batches' texts that were sorted by length, as `group_by_length` does; which of them come
-is left to chance, for the Trainer's own sampler begins with the longest.
+Texts are the same. Each batch is padded to its longest text. A batch has a fixed number of texts, with about as many
+tokens on average. Batches of similar lengths are cut from the texts of fifty batches, sorted by length, as
+`group_by_length` does. The batches are chosen at random, because the Trainer's own sampler begins with the longest.
 """
 
 import random

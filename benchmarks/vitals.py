@@ -1,7 +1,7 @@
-"""The vital signs of a server at rest: memory, descriptors, threads and the metrics page; and what many of them say.
+"""The state of an idle server: memory, descriptors, threads, metrics page; and conclusions from many such states.
 
-A server is checked without load, when anything that it still holds is a leak; so
-what is measured is exact (books that close, gauges at zero) or grows by what was leaked and nothing else.
+A server is checked without load. Then everything that it still holds is a leak, so a check is either exact (complete
+counts, gauges at zero) or finds the growth by leaked memory and nothing else.
 """
 
 import statistics

@@ -1,1 +1,1 @@
-"""What runs inside a peer's own environment, a small script each; benchmarks/peers.py starts them and compares."""
+"""Small scripts that run inside a peer's own environment; benchmarks/peers.py starts them and compares results."""

@@ -1,9 +1,9 @@
-"""Models as the peers want them, made from the quick-start files: GGUF in other formats, folders of transformers, ONNX.
+"""Convert the quick-start files to the peers' formats: GGUF in other formats, folders of transformers, ONNX.
 
     python -m benchmarks.peer_runs.convert KIND SOURCE TARGET
 
-Runs in Polyhead's own environment.  All formats hold the same numbers, those of the quick-start file,
-rounded once more where a format is narrower.
+Runs in Polyhead's own environment. All formats hold the same numbers, those of the quick-start file, rounded once more
+if a format is narrower.
 """
 
 import argparse

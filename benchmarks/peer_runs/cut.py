@@ -1,8 +1,8 @@
-"""The texts that every peer reads, cut once: so many tokens each, and documents as they were written.
+"""Cut the texts that every peer reads: with a given number of tokens each, and documents of their original length.
 
     python -m benchmarks.peer_runs.cut FOLDER TARGET
 
-FOLDER is an encoder's; its tokens are counted, special ones included.  Runs in Polyhead's own environment.
+FOLDER is that of an encoder. Its tokens are counted, special ones included. Runs in Polyhead's own environment.
 """
 
 import json

@@ -1,8 +1,8 @@
-"""Streams of completions over HTTP, all begun at once, by one asynchronous client in a process of its own.
+"""Streams of completions over HTTP, all started at once, by one asynchronous client in a separate process.
 
     python -m benchmarks.peer_runs.http_client URL MODEL [--streams 32]
 
-Prompts are words that are a token each, so that servers which take no token ids are asked the same.
+Prompts are words of one token each, so servers that do not accept token ids get the same prompts.
 """
 
 import argparse

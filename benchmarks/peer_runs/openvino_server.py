@@ -1,8 +1,8 @@
-"""OpenVINO GenAI behind the thinnest HTTP that streams completions; runs in its own environment.
+"""OpenVINO GenAI behind a minimal HTTP server that streams completions; runs in its own environment.
 
     python -m benchmarks.peer_runs.openvino_server MODEL PORT [--threads 2]
 
-Not OpenVINO's own server: one thread steps the pipeline, tokens reach the event loop as they come.
+This is not OpenVINO's own server. One thread steps the pipeline and passes each token to the event loop.
 """
 
 import argparse

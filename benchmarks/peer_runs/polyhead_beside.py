@@ -1,8 +1,8 @@
-"""One call with 10,000 texts, and what somebody notices of it who asks about one short text at a time beside it.
+"""One call with 10,000 texts, and its effect on a client that sends one short text at a time.
 
-Both over HTTP, each from a process of its own, on the same cores as the server.  The long call is answered as a list
-and in lines; each alone, then with the other client beside it.  What it takes is until its last byte: what clients make
-of the answer is their own.
+Both use HTTP, each from a separate process, on the same cores as the server. The long call is answered as a list and as
+lines, first alone, then with the other client. Its time ends with the last byte of the answer; the time of parsing the
+answer is not included.
 """
 
 from concurrent.futures import Future, ProcessPoolExecutor

@@ -1,4 +1,4 @@
-"""Polyhead in process: what the server has, put together as it does, without HTTP and without its threads."""
+"""Polyhead in process: the parts of the server, without HTTP and without its threads."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager

@@ -1,4 +1,4 @@
-"""sentence-transformers as its users call it: `encode`, which sorts by length; runs in its own environment."""
+"""sentence-transformers by its usual interface, `encode`, which sorts by length; runs in its own environment."""
 
 import torch
 from sentence_transformers import SentenceTransformer

@@ -1,8 +1,8 @@
-"""GGUF files with the shapes of other generators and random weights as Q8_0: does a ratio hold for more than one model?
+"""Write GGUF files with the shapes of other generators and random weights in Q8_0, to measure ratios of further models.
 
     python -m benchmarks.peer_runs.shapes SHAPE SOURCE TARGET
 
-The tokenizer is that of SOURCE, filled up with words that nobody says.  Contexts are as long as the work needs.
+The tokenizer is that of SOURCE, with added words that do not occur in texts. Contexts are as long as the work needs.
 """
 
 import argparse

@@ -1,7 +1,7 @@
-"""Texts in, answers out: what every peer that reads text is given, and what is measured of it.
+"""The texts that every peer reads, and the measurements of its answers.
 
-Knows no peer and no tokens: a run hands it `answer`, which takes a list of texts as that peer's users would.  Stands on
-the standard library alone, as it runs inside every peer's own environment.
+Independent of peers and of tokens: a run passes `answer`, which takes a list of texts as the peer's users would. Needs
+only the standard library, because it runs inside every peer's own environment.
 """
 
 import json

@@ -1,7 +1,7 @@
-"""The work every peer is given, and what is measured of it: the same prompts and texts, the same clock.
+"""The work of every peer and its measurements: the same prompts and texts, the same clock.
 
-Knows no peer: a run hands it `generate` or `encode` and gets a dict of figures, printed as one line of JSON.  Stands on
-the standard library alone, as it runs inside every peer's own environment.
+Independent of peers: a run passes `generate` or `encode` and gets a dict of figures, printed as one line of JSON. Needs
+only the standard library, because it runs inside every peer's own environment.
 """
 
 import argparse

@@ -1,4 +1,4 @@
-"""See the package."""
+"""The command of this package; see its docstring."""
 
 import argparse
 import json

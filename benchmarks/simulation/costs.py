@@ -1,8 +1,8 @@
-"""What a step of one replica costs, and what an ingress spends on a request: measured once, kept in costs.json.
+"""The costs of a replica's step and of an ingress's work on a request: measured once, kept in costs.json.
 
-The one idea: a step's time is that of its rows through the weights (a curve: few rows wait for memory, many for
-arithmetic), and beside it so much for each row whose logits are wanted, for each key that a row looks at, and for each
-sequence.  `measure` fits these four to steps of the real worker.
+A step's time is that of its rows through the weights (a curve: few rows wait for memory, many for arithmetic), and a
+fixed time for each row whose logits are needed, for each key that a row attends to, and for each sequence. `measure`
+fits these four to steps of the real worker.
 """
 
 import json

@@ -1,4 +1,4 @@
-"""Figures of docs/scaling.md.  Colours that can be told apart on white and on black; the ground is left as it is."""
+"""Figures of docs/scaling.md. Colours can be distinguished on white and on black; the background is transparent."""
 
 from collections.abc import Callable, Sequence
 from pathlib import Path

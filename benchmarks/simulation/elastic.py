@@ -1,8 +1,8 @@
-"""A fleet whose size follows what is queued: counted in tokens, or in requests.
+"""A fleet whose size follows its queue, counted in tokens or in requests.
 
-The rule is that of an autoscaler with a target for each replica: as many as keep what is queued at the target.  Every
-`look_s` seconds it is asked; a new replica takes requests `start_s` seconds later, and one is given up when fewer were
-wanted for `patience_s` seconds.  Requests do not stop while it decides.
+The rule is that of an autoscaler with a target for each replica: the number of replicas that keeps the queue at the
+target. It is applied every `look_s` seconds. A new replica takes requests `start_s` seconds later. A replica is stopped
+when fewer were needed for `patience_s` seconds. Requests continue to arrive meanwhile.
 """
 
 from collections.abc import Iterator

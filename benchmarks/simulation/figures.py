@@ -1,4 +1,4 @@
-"""A run in figures."""
+"""The figures of one run."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass

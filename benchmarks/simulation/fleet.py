@@ -1,8 +1,7 @@
-"""Ingresses that route, replicas that compute, and the way of a request between them.
+"""Ingresses that route, replicas that compute, and the path of a request between them.
 
-Routing is the product's: every ingress has `Candidate`s of its own; it knows at once what it sent itself, and of what
-others sent only what a replica reports now and then.  An ingress is one core: whatever it does waits for what it does
-already.
+Routing is the product's: every ingress has its own `Candidate`s. It counts its own requests at once; it gets the queues
+of other ingresses only from the replicas' periodic reports. An ingress is one core: new work waits for earlier work.
 """
 
 from array import array

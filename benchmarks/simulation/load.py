@@ -1,4 +1,4 @@
-"""Whoever asks real replicas: turns of conversations over HTTP, and when their tokens came."""
+"""A client of real replicas: turns of conversations over HTTP, and the times of their tokens."""
 
 import asyncio
 import contextlib

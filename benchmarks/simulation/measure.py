@@ -1,12 +1,12 @@
-"""What a step of a replica takes on one core of this machine, and what an ingress spends: into costs.json.
+"""Measure the time of a replica's step on one core of this machine and the costs of an ingress, and write costs.json.
 
     python -m benchmarks.simulation.measure [--seconds 10]
 
-A real replica on a core of its own, an ingress before it, and so many requests at once, of many lengths.  A step takes
-from the beginning of one to the beginning of the next, so whatever else the process does on its core (scheduling,
-drawing, telling) is in it.  Steps after which the replica may have waited for work are left out.  They are fitted so
-that the relative error is small, with no figure below nothing; every third is not fitted, and the error is told of
-those.
+A real replica runs on its own core behind an ingress, with several requests of different lengths at once. A step is
+measured from its beginning to the beginning of the next, so all other work of the process on its core (scheduling,
+sampling, sending events) is included. Steps after which the replica may have waited for work are left out. The fit
+minimises the relative error, without negative costs. Every third step is not used for the fit, and the printed error is
+that of these steps.
 """
 
 import argparse

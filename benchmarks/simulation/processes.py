@@ -1,10 +1,10 @@
-"""A real fleet on this machine: replicas and an ingress as processes, each on the cores it is told.
+"""A real fleet on this machine: replicas and an ingress as processes, each pinned to a given core.
 
     python -m benchmarks.simulation.processes replica CORE SETTINGS replica-0 STEPS
     python -m benchmarks.simulation.processes ingress CORE SETTINGS POLICY PORT ...
 
-Either prints its port and runs until it is stopped.  SETTINGS is JSON, as a settings file has it; each PORT is that of
-replica-0, replica-1, ...
+Either prints its port and runs until it is stopped. SETTINGS is JSON with the names of a settings file; each PORT is
+that of replica-0, replica-1, ...
 """
 
 import asyncio

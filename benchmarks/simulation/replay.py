@@ -1,10 +1,10 @@
-"""The same requests to real replicas and to simulated ones: how far the simulation is off.
+"""Send the same requests to real replicas and to simulated ones, and print the errors of the simulation.
 
     python -m benchmarks.simulation.replay [--replicas 1] [--rate 3] [--seconds 120] [--seed 1] [--policy affinity]
 
-SmolLM2 in int8, one thread and one core for each replica; the ingress and whoever asks share the first core.  Prompts
-are numbers made to tokens, answers as long as the trace has them.  What the model says is not what the trace says, so
-what comes back in a next turn's prompt is the trace's, here and in the simulation.
+SmolLM2 in int8, one thread and one core for each replica; the ingress and the client share the first core. Prompts are
+numbers used as tokens, and answers have the lengths of the trace. The text of an answer differs from the trace's, so
+the next turn's prompt contains the trace's numbers, here and in the simulation.
 """
 
 import argparse

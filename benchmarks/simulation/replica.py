@@ -1,7 +1,7 @@
-"""A replica: the product's scheduler and blocks, and steps that take what they were measured to take.
+"""A replica: the product's scheduler and blocks, and steps with measured durations.
 
-Knows no time but what a step takes, and nobody who routes.  Tokens are numbers that stand for themselves, so blocks are
-named, shared and evicted as they are where texts are served.
+Its only clock is the duration of steps, and it is independent of routing. Tokens are plain numbers, so blocks have
+keys, are shared and are evicted as in a server.
 """
 
 from dataclasses import dataclass

@@ -1,7 +1,7 @@
-"""What is simulated for docs/scaling.md: each study is a list of runs, each run a line of figures.
+"""The studies of docs/scaling.md: each study is a list of runs, each run a line of figures.
 
-The one idea: load is told as a part of what a replica can do at most, which is simulated first (all requests there from
-the beginning), so that a thousand replicas have a thousand times as much to do as one, and never more than they can.
+Load is given as a fraction of a replica's maximum throughput, which is simulated first (with all requests present from
+the beginning). So a thousand replicas get a thousand times the load of one, and never more than they can compute.
 """
 
 from collections.abc import Callable, Iterator

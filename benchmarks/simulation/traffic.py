@@ -1,15 +1,15 @@
-"""Requests with the shape of published traces: how long, in what bursts, in how many turns.
+"""Requests with the shape of published traces: lengths, bursts, turns of conversations.
 
-Knows no replica.  Three traces were read for it, and what is below are their own quantiles and shares:
+Independent of replicas. Three traces were read for it; the constants below are their quantiles and shares:
 
 - Azure LLM inference 2023, `conv` and `code` (Patel et al. 2024, Splitwise, arXiv:2311.18677): tokens of prompts and
-  answers, gaps between requests within a minute, and how the minutes differ.
+  answers, gaps between requests within a minute, and the variation between minutes.
 - Mooncake, `conversation` (Qin et al. 2024, arXiv:2407.00079), whose requests name their blocks: how often a
-  conversation goes on, how long people pause, how much is new in its next turn, and the beginning that all share.
-- Gaps are drawn from a gamma distribution, as BurstGPT found them (Wang et al. 2024, arXiv:2401.17644).
+  conversation continues, the length of pauses, the new part of the next turn, and the shared prefix.
+- Gaps have a gamma distribution, as in BurstGPT (Wang et al. 2024, arXiv:2401.17644).
 
-A replica here is one core, not a GPU: lengths are `scale` times those of the trace, pauses and minutes `pace` times
-shorter.  The one idea: a conversation is a growing range of numbers, so that its tokens are known by where they begin.
+A replica here is one core, not a GPU. So lengths are `scale` times those of the trace, pauses and minutes `pace` times
+shorter. A conversation is a growing range of numbers, so its tokens are determined by the first number.
 """
 
 from bisect import bisect_right

@@ -1,6 +1,6 @@
-"""Simulated time: what happens next, and when.
+"""Simulated time: a queue of future events.
 
-The one idea: whatever is to happen stands in a heap under its time, and time passes by taking the first of it out.
+Events are in a heap, ordered by their times. Time advances by taking the first event out of the heap.
 """
 
 from collections.abc import Callable
