@@ -54,7 +54,7 @@ class TokenizerCheck:
         with self._lock:
             if self._process is not None and self._process.poll() is not None:  # it has ended or was killed
                 self._end()
-            limits = {"memory": MEMORY_BYTES, "seconds": CPU_SECONDS}
+            limits: dict[str, float] = {"memory": MEMORY_BYTES, "seconds": CPU_SECONDS}
             limits |= {"text_seconds": CPU_SECONDS_PER_TEXT, "call_seconds": CPU_SECONDS_PER_CALL}
             question = write_question({"source": str(source), **limits}, fields)
             try:
