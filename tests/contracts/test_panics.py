@@ -20,7 +20,8 @@ from polyhead.models.tokenizer.panics import run_library, text_failure
 from polyhead.service.cli.main import app
 from polyhead.service.concurrency.outcome import attempt, run_on_daemon_thread, run_on_thread
 from polyhead.service.core.errors import PolyheadError
-from polyhead.service.engine.batch_sampling import build_masks
+from polyhead.service.core.request import DEFAULT_TERMS
+from polyhead.service.engine.batch_sampling import MaskBuilder
 from polyhead.service.metrics import Metrics
 from polyhead.service.runtime import follower, loader
 from polyhead.service.runtime.registry import ModelRegistry
@@ -211,14 +212,16 @@ def test_a_panic_while_an_explanation_s_network_is_read(tiny_classifier: Path, m
 def test_a_panic_over_one_mask_fails_that_answer_alone() -> None:
     walks = [SimpleNamespace(fill_mask=lambda _: True), SimpleNamespace(fill_mask=panic)]
     talks: list[Any] = [Talked(walk) for walk in walks]
-    made = build_masks(talks, 40)
+    builder = MaskBuilder()
+    builder.start(talks, 40)
+    made = builder.wait(talks, PATIENCE_S)
     assert list(made.row_of) == talks[:1]
     assert "a library failed" in str(made.failed[talks[1]])
 
 
 class Talked:
     def __init__(self, walk: Any) -> None:
-        self.guide_state = walk
+        self.guide_state, self.request = walk, SimpleNamespace(terms=DEFAULT_TERMS)
 
 
 def test_a_panic_over_a_share_is_told_to_the_leader(monkeypatch: pytest.MonkeyPatch) -> None:
