@@ -46,7 +46,7 @@ from ..core.request import (
     TokenCandidates,
     TokenOutputs,
 )
-from ..structured.guide_compiler import CompiledGuide
+from ..structured.compiled_guide import CompiledGuide
 from ..structured.thinking import ThinkingGuide
 
 PROTOCOL_VERSION = 2  # of this table; both ends must have the same
