@@ -3,13 +3,22 @@
 A Guide is compiled once for any number of answers; a GuideState is the position of one answer in it.
 """
 
+from concurrent.futures import Future
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
 from .grammar import Grammar, Thinking
+
+
+class GuideBusy(Exception):
+    """The guide cannot give a mask yet.  It can be asked again when `ready` is done."""
+
+    def __init__(self, ready: Future[Any]) -> None:
+        super().__init__("the guide is being compiled again")
+        self.ready = ready
 
 
 class GuideState(Protocol):
@@ -25,7 +34,8 @@ class GuideState(Protocol):
     def fill_mask(self, mask: NDArray[np.int32]) -> bool:
         """Set the bits of the allowed tokens, bit i of `mask` [ceil(V / 32)] for token i.
 
-        Returns False, and sets nothing, where all are allowed.
+        Returns False, and sets nothing, where all are allowed.  Raises GuideBusy where it takes longer; nothing has
+        changed then.
         """
 
     def advance(self, token: int) -> None:

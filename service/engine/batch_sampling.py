@@ -5,11 +5,13 @@ change nothing.  One row may serve several requests (answers that start from one
 several rows (a draft).
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
 from functools import partial
+from threading import Condition
+from time import perf_counter
 
 import numpy as np
 import torch
@@ -18,8 +20,10 @@ from torch import Tensor
 
 from polyhead.models.executors.contract import StepInput
 
+from ..concurrency.fair_queue import FairQueue
 from ..concurrency.outcome import Failure, attempt
 from ..core.errors import PolyheadError
+from ..core.guide import GuideBusy
 from .beam_groups import SearchStep
 from .logits_processors import process_logits
 from .request_state import RequestState
@@ -93,60 +97,151 @@ class PendingSample:
 
 @dataclass(frozen=True, slots=True)
 class TokenMasks:
-    """Which tokens may come next: a row of bits for each request with a guide, and the requests whose guide failed."""
+    """Which tokens may come next: a row of bits for each request with a guide, the requests whose guide failed, and
+    those whose mask takes longer than the step waits.
+    """
 
     row_of: dict[RequestState, int] = field(default_factory=dict)
     bits: NDArray[np.int32] = field(default_factory=lambda: np.empty((0, 0), np.int32))
     failed: dict[RequestState, PolyheadError] = field(default_factory=dict)
+    late: set[RequestState] = field(default_factory=set)
+
+
+@dataclass(eq=False, slots=True)
+class MaskJob:
+    """The next mask of a request.  `outcome`: whether there are forbidden tokens, or an error; set when it is done."""
+
+    state: RequestState
+    bits: NDArray[np.int32]
+    outcome: bool | Failure | None = None
+
+    @property
+    def owner(self) -> str:
+        return self.state.request.terms.owner
 
 
 class MaskBuilder:
-    """Fills token masks on a thread of its own while the network computes."""
+    """Fills token masks on a thread of its own while the network computes.
+
+    Owners take turns, by seconds.  The thread fills no mask while tokens are sampled and appended: from the end of
+    `wait` until `start` or `resume`.
+    """
 
     def __init__(self) -> None:
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="guides")
-        self._future: Future[TokenMasks] | None = None
-        self._states: list[RequestState] = []
+        self._changed = Condition()
+        self._jobs: dict[RequestState, MaskJob] = {}  # one for each request, until its token is sampled
+        self._queue: FairQueue[MaskJob] = FairQueue()
+        self._may_fill = self._is_filling = False
 
-    def start(self, states: list[RequestState], vocab_size: int) -> None:
-        """Start to fill masks of `vocab_size` bits; 0: the size is not known yet, and `wait` fills them."""
-        self._states = states
-        self._future = self._thread.submit(build_masks, states, vocab_size) if states and vocab_size else None
+    def start(self, states: Iterable[RequestState], vocab_size: int) -> None:
+        """Fill the masks of `states` that were not started yet, with `vocab_size` bits, and go on with all others."""
+        with self._changed:
+            for state in states:
+                if state not in self._jobs:
+                    job = self._jobs[state] = MaskJob(state, np.zeros(-(-vocab_size // 32), np.int32))
+                    self._enqueue(job)
+            self.resume()
 
-    def wait(self, vocab_size: int) -> TokenMasks:
-        """The masks of the requests given to `start`."""
-        return build_masks(self._states, vocab_size) if self._future is None else self._future.result()
+    def resume(self) -> None:
+        with self._changed:
+            self._may_fill = True
+            if self._queue and not self._is_filling:
+                self._is_filling = True
+                self._thread.submit(self._fill_masks)
 
+    def is_late(self, state: RequestState) -> bool:
+        """Whether the mask was started and is not filled yet."""
+        job = self._jobs.get(state)
+        return job is not None and job.outcome is None
 
-def build_masks(states: Sequence[RequestState], vocab_size: int) -> TokenMasks:
-    """Masks of `vocab_size` bits for `states`, each of which has a guide.
+    def wait_for_any(self, states: Collection[RequestState], seconds: float) -> None:
+        """Wait until the mask of one of `states` is filled."""
+        with self._changed:
+            self.resume()
+            self._changed.wait_for(lambda: not all(map(self.is_late, states)), seconds)
 
-    A PolyheadError fails its request alone; any other error fails the step.
-    """
-    masks = TokenMasks(bits=np.zeros((len(states), -(-vocab_size // 32)), np.int32))
-    for state in states:
-        assert state.guide_state is not None
-        row = len(masks.row_of)
-        filled = attempt(partial(state.guide_state.fill_mask, masks.bits[row]))
-        if isinstance(filled, Failure):
-            if not isinstance(filled.error, PolyheadError):  # a fault of the server: the step fails
-                raise filled.error
-            masks.bits[row] = 0
-            masks.failed[state] = filled.error
-        elif filled:
-            masks.row_of[state] = row
-    return masks
+    def wait(self, states: Sequence[RequestState], seconds: float) -> TokenMasks:
+        """The masks of `states`, which were all started, as far as they are filled within `seconds`.
+
+        A PolyheadError fails its request alone; any other error is raised, and fails the step.
+        """
+        with self._changed:
+            self._changed.wait_for(lambda: not any(map(self.is_late, states)), seconds)
+            self._may_fill = False
+        jobs = [self._jobs[state] for state in states]
+        masks = TokenMasks(bits=np.zeros((len(jobs), jobs[0].bits.size if jobs else 0), np.int32))
+        for job in jobs:
+            if job.outcome is None:
+                masks.late.add(job.state)
+            elif not isinstance(job.outcome, Failure):
+                if job.outcome:
+                    row = masks.row_of[job.state] = len(masks.row_of)
+                    masks.bits[row] = job.bits
+            elif isinstance(job.outcome.error, PolyheadError):
+                masks.failed[job.state] = job.outcome.error
+            else:  # a fault of the server: the step fails, and may be tried again
+                self.forget([job.state])
+                raise job.outcome.error
+        return masks
+
+    def forget(self, states: Iterable[RequestState]) -> None:
+        """The next token of `states` was sampled."""
+        with self._changed:
+            for state in states:
+                self._drop(state)
+
+    def keep(self, states: Callable[[], Collection[RequestState]]) -> None:
+        """Forget all but `states`: the others have ended."""
+        if self._jobs:
+            present = states()
+            self.forget([state for state in self._jobs if state not in present])
+
+    def _drop(self, state: RequestState) -> None:
+        job = self._jobs.pop(state, None)
+        if job is not None and job in self._queue:
+            self._queue.remove(job)
+
+    def _enqueue(self, job: MaskJob) -> None:
+        self._queue.add(job, job.owner, job.state.request.terms.priority)
+
+    def _fill_masks(self) -> None:
+        """Fill masks until there is none left, or none may be filled."""
+        while True:
+            with self._changed:
+                job = self._queue.peek() if self._may_fill else None
+                if job is None:
+                    self._is_filling = False
+                    return
+                self._queue.remove(job)
+            guide_state = job.state.guide_state
+            assert guide_state is not None
+            began = perf_counter()
+            outcome = attempt(partial(guide_state.fill_mask, job.bits))
+            with self._changed:
+                self._queue.charge(job.owner, perf_counter() - began)
+                if isinstance(outcome, Failure) and isinstance(outcome.error, GuideBusy):
+                    outcome.error.ready.add_done_callback(partial(self._try_again, job))
+                else:
+                    job.outcome = outcome
+                    self._changed.notify_all()
+
+    def _try_again(self, job: MaskJob, _: "Future[object]") -> None:
+        with self._changed:
+            if self._jobs.get(job.state) is job:
+                self._enqueue(job)
+                if self._may_fill:
+                    self.resume()
 
 
 def guided_states(chunks: Sequence[Chunk], states: States) -> list[RequestState]:
     """The requests that sample a token in this step and have a guide."""
-    return [
-        state
-        for chunk in chunks
-        if chunk.is_last
-        for state in sampling_states(states[chunk.sequence])
-        if state.guide_state is not None
-    ]
+    return [state for chunk in chunks for state in chunk_samples(chunk, states) if state.guide_state is not None]
+
+
+def chunk_samples(chunk: Chunk, states: States) -> list[RequestState]:
+    """The requests that sample a token from the chunk."""
+    return sampling_states(states[chunk.sequence]) if chunk.is_last else []
 
 
 def sampling_states(state: RequestState) -> list[RequestState]:

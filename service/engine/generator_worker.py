@@ -23,6 +23,7 @@ from .batch_sampling import (
     MaskBuilder,
     advance_searches,
     build_step_input,
+    chunk_samples,
     find_nonfinite,
     guided_states,
     pending_samples,
@@ -40,6 +41,7 @@ from .speculation import DraftRequest, Speculation
 from .worker import HandleEvent, RequestHandle, StepReport, StepResult, WarmupRequest, deadline_error
 
 EMPTY_PLAN = StepPlan([], 0, 0, [])
+MASK_WAIT_S = 0.02  # seconds that a step waits for masks after its network is computed
 ALL_BANNED = "no token is allowed next: the constraints of the request exclude all of them"
 
 
@@ -144,35 +146,47 @@ class GeneratorWorker:
         return events
 
     def step(self) -> StepResult:
-        plan, states = self._next_plan(), self._groups.states
-        self._groups.begin(plan.chunks)
+        planned, states = self._next_plan(), self._groups.states
+        self._groups.begin(planned.chunks)
+        self._mask_builder.keep(self._groups.requests)
+        plan = self._plan = replace(planned, chunks=self._without_late(planned.chunks))
         number_rows(plan.chunks)
-        rows = build_step_input(plan.chunks, self._blocks.size)
         began = perf_counter()
         with torch.inference_mode():
             if self._copies:
                 self._executor.copy(self._copies)
                 self._copies = []
-            self._mask_builder.start(guided_states(plan.chunks, states), self._vocab_size)
+            if planned.chunks and not plan.chunks:
+                return StepResult([], self._report(plan, 0, (0.0, 0.0), StepTimes()), [], began)
+            rows = build_step_input(plan.chunks, self._blocks.size)
+            if self._vocab_size:
+                self._mask_builder.start(guided_states(plan.chunks, states), self._vocab_size)
             logits = self._executor.step(rows)  # [M, V]
             self._vocab_size = logits.size(1)
             argmax = self._executor.argmax
             finite = finite_rows(logits) if argmax is None else [token >= 0 for token in argmax]
             failed = find_nonfinite(plan.chunks, finite, rows.block_tables, self._executor.nonfinite_blocks)
             nonfinite = {states[sequence] for sequence in failed}
-            valid = [chunk for chunk in plan.chunks if states[chunk.sequence] not in nonfinite]
             computed = perf_counter()
-            masks = self._mask_builder.wait(self._vocab_size)
+            guided = guided_states(plan.chunks, states)
+            self._mask_builder.start(guided, self._vocab_size)
+            masks = self._mask_builder.wait(guided, MASK_WAIT_S)
+            # A chunk whose masks are late takes no part: it is computed again, to the same bits, when they are filled.
+            done = [chunk for chunk in plan.chunks if masks.late.isdisjoint(chunk_samples(chunk, states))]
+            valid = [chunk for chunk in done if states[chunk.sequence] not in nonfinite]
             sampled = sample_tokens(logits, pending_samples(valid, states, masks), argmax, masks, self.sampler)
             scores = [score_prompt(chunk, states[chunk.sequence], logits) for chunk in valid]
             search_steps = advance_searches(valid, states, logits)
         ended = perf_counter()
         padding = self._executor.padding(rows)
         # Nothing above has changed any state: where it raises, the step can be tried again.
+        without_mask = [state for state in guided_states(valid, states) if state in masks.failed]
+        self._mask_builder.forget(guided_states(done, states))
         started = self._take_started()
         times = StepTimes(queue=[began - state.submitted for state in started])
         if len(rows.output_rows) == len(rows.tokens):  # a step without prompts
             self.speculation.record_step(len(rows.tokens), computed - began)
+        self._plan = replace(plan, chunks=done)
         events = self._commit(nonfinite)
         for chunk, scored in zip(valid, scores, strict=True):
             events += self._finish_prompt(chunk, scored)
@@ -180,10 +194,22 @@ class GeneratorWorker:
             events += self._append_tokens(state, tokens, times)
         for state, new_logits, search_step in search_steps:
             events += self._advance_search(state, new_logits, search_step, times)
-        for state, error in masks.failed.items():
-            events += self._end_request(state, Failed(error))
+        for state in without_mask:
+            events += self._end_request(state, Failed(masks.failed[state]))
+        self._mask_builder.resume()
         report = self._report(plan, padding, (computed - began, ended - computed), times)
         return StepResult(events, report, [handle for state in started for handle in state.handles if handle], began)
+
+    def _without_late(self, chunks: list[Chunk]) -> list[Chunk]:
+        """The chunks that are computed: none whose masks a step before has waited for, and which are not filled yet.
+
+        Where there is no other, wait for one of them, as long as any step waits.
+        """
+        builder, states = self._mask_builder, self._groups.states
+        late = [state for state in guided_states(chunks, states) if builder.is_late(state)]
+        if late and not any(set(late).isdisjoint(chunk_samples(chunk, states)) for chunk in chunks):
+            builder.wait_for_any(late, MASK_WAIT_S)
+        return [chunk for chunk in chunks if not any(map(builder.is_late, chunk_samples(chunk, states)))]
 
     def blame_failed_step(self) -> list[HandleEvent]:
         """End the request that makes the step fail, once it is alone.

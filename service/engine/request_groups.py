@@ -44,6 +44,11 @@ class RequestGroups:
             leader.followers.append(state)
         self._by_handle[handle] = state
 
+    def requests(self) -> set[RequestState]:
+        """All requests, with those that wait for a prompt."""
+        present = set(self.states.values())
+        return present.union(*(state.followers for state in present))
+
     def abort(self, handle: RequestHandle) -> None:
         """Remove one handle.  An unknown one is no error."""
         state = self._by_handle.pop(handle, None)

@@ -47,7 +47,7 @@ from ..core.request import (
     TokenCandidates,
     TokenOutputs,
 )
-from ..structured.guide_compiler import CompiledGuide
+from ..structured.compiled_guide import CompiledGuide
 from ..structured.thinking import ThinkingGuide
 
 PROTOCOL_VERSION = 3  # of this table and of the messages; both ends must have the same

@@ -7,7 +7,7 @@ refused before it is read: otherwise a few large calls would have the system kil
 import math
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from threading import Lock
+from threading import RLock
 
 from ..core.errors import BodyTooLarge, Overloaded
 
@@ -32,7 +32,7 @@ class Headroom:
 
     def __init__(self, free: float = math.inf, model_bytes: Callable[[], int] = lambda: 0) -> None:
         self._free_bytes, self._model_bytes = free, model_bytes
-        self._reserved, self._lock = 0, Lock()
+        self._reserved, self._lock = 0, RLock()  # a finalizer may release while this thread reserves
 
     @property
     def total(self) -> float:

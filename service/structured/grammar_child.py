@@ -23,7 +23,7 @@ MAX_ERROR_CHARS = 300
 # Documents of a schema are written on one line, as Python writes them: with fixed spaces, most of what is not a
 # value is forced.  A model that may write any number of spaces sometimes writes nothing else.
 WHITESPACE = r" |\r?\n[ \t]{0,40}"
-PARSER_LIMITS = LLParserLimits(max_items_in_row=10_000, max_lexer_states=50_000, verbose_errors=False)
+MAX_LEXER_STATES = 50_000
 
 NAMED_SUBSCHEMAS = ("$defs", "definitions", "properties", "patternProperties", "dependentSchemas")  # schemas by names
 LISTED_SUBSCHEMAS = ("prefixItems", "anyOf", "oneOf", "allOf")
@@ -39,6 +39,11 @@ ERROR_MESSAGES = {
     r".*too many expressions constructed.*": "is too complex",
     r"(?:Parser Error: )?Current row has .*": "is too complex: too many alternatives in one place",
 }
+
+
+def set_parser_limits(lexer_states: int, *, verbose: bool) -> LLParserLimits:
+    """The limits of a parser.  `verbose`: its errors have its statistics."""
+    return LLParserLimits(max_items_in_row=10_000, max_lexer_states=lexer_states, verbose_errors=verbose)
 
 
 def to_llguidance(kind: str, source: str) -> str:
@@ -63,7 +68,8 @@ def to_llguidance(kind: str, source: str) -> str:
 
 def grammar_error(tokenizer: LLTokenizer, grammar: str) -> str:
     """llguidance's error message for the grammar; empty if it is valid."""
-    return LLMatcher(tokenizer, grammar, log_level=0, limits=PARSER_LIMITS).get_error()
+    limits = set_parser_limits(MAX_LEXER_STATES, verbose=False)
+    return LLMatcher(tokenizer, grammar, log_level=0, limits=limits).get_error()
 
 
 def check_grammar(question: dict[str, Any]) -> dict[str, str]:
@@ -168,7 +174,7 @@ def subschemas(schema: dict[str, Any]) -> Iterator[tuple[str, dict[str, Any]]]:
 
 def readable_error(error: str) -> str:
     """llguidance's error message in one line, without repetitions of the source."""
-    error = error.removesuffix("\n<non-verbose/>")
+    error = error.partition("\n<state>\n")[0].removesuffix("\n<non-verbose/>")
     for pattern, template in ERROR_MESSAGES.items():
         if found := re.fullmatch(pattern, error, re.DOTALL):
             return template.format(*(group.replace('"', "") for group in found.groups()))

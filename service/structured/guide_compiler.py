@@ -1,44 +1,52 @@
 """Compiles grammars to guides with llguidance, for the vocabulary of a model.
 
-A guide is compiled once and cached; each answer uses a copy of its matcher.  A client's grammar is checked in a child
-process first (`service.structured.grammar_check`).
+A guide is compiled once and cached, as long as the lexers of all cached guides have little memory
+(`service.structured.compiled_guide`).  A client's grammar is checked in a child process first
+(`service.structured.grammar_check`).
 """
 
-from collections import OrderedDict, deque
-from collections.abc import Callable
+import math
+from collections import OrderedDict
 from contextlib import suppress
-from itertools import islice
 from threading import Lock
-from typing import TypeVar
-from weakref import WeakKeyDictionary
-
-import numpy as np
-from llguidance import LLMatcher
-from numpy.typing import NDArray
+from weakref import WeakKeyDictionary, WeakSet
 
 from polyhead.models.tokenizer import Tokenizer, TokenizerError
 
-from ..concurrency.outcome import attempt, unwrap
-from ..core.errors import BadRequest, PolyheadError, TooComplex
+from ..core.errors import BadRequest, PolyheadError
 from ..core.grammar import Grammar, Thinking
-from ..core.guide import Guide, GuideSpec
+from ..core.guide import Guide
 from ..core.model import Model
+from .compiled_guide import CompiledGuide, LexerMemory, MemoryLimit, call_library, compile_guide
 from .grammar_check import GrammarCheck
-from .grammar_child import PARSER_LIMITS, readable_error, to_llguidance
+from .grammar_child import to_llguidance
 from .thinking import ThinkingGuide
 from .vocabulary_bytes import VocabularyBytes
 
-T = TypeVar("T")
 MAX_CACHED_GUIDES, MAX_CACHED_CHARS = 128, 1 << 22  # guides of a model, and characters of their grammars
-MAX_FORCED_TOKENS = 64  # forced tokens in one step
-TRIAL_STEPS = 3  # that are tried before a guide is used
+
+
+class UnlimitedMemory:
+    """A MemoryLimit without a limit."""
+
+    total = math.inf
+
+    def reserve(self, size: int, what: str, before: int = 0) -> None: ...
+
+    def release(self, size: int) -> None: ...
+
+
+UNLIMITED_MEMORY = UnlimitedMemory()
 
 
 class GuideCompiler:
-    """The guides of all models.  Any thread may call it."""
+    """The guides of all models, whose lexers reserve their memory in `memory`.  Any thread may call it."""
 
-    def __init__(self) -> None:
+    def __init__(self, memory: MemoryLimit = UNLIMITED_MEMORY) -> None:
         self._grammar_check = GrammarCheck()
+        self._memory = LexerMemory(memory, self._trim_caches)
+        self._built: WeakSet[GuideCache] = WeakSet()
+        self._built_lock = Lock()
         self._caches: WeakKeyDictionary[Tokenizer, GuideCache | str] = (
             WeakKeyDictionary()
         )  # or why the model can have no guides
@@ -69,6 +77,16 @@ class GuideCompiler:
 
     def close(self) -> None:
         self._grammar_check.close()
+        self._memory.close()
+
+    def _trim_caches(self, most: float) -> None:
+        """Drop guides that were used least recently, until the lexers of all cached ones have at most `most` bytes."""
+        with self._built_lock:
+            caches = list(self._built)
+        size = sum(cache.size for cache in caches)
+        for cache in caches:
+            if size > most:
+                size -= cache.trim(size - most)
 
     def _cache_of(self, model: Model, field: str) -> "GuideCache":
         """The cache of a model.  Raises BadRequest, which names the field, where the model can have no guides."""
@@ -76,11 +94,14 @@ class GuideCompiler:
             cache = self._caches.get(model.tokenizer)
             if cache is None:
                 cache = self._caches[model.tokenizer] = build_cache(model)
+                if isinstance(cache, GuideCache):
+                    with self._built_lock:
+                        self._built.add(cache)
         if isinstance(cache, str):
             raise BadRequest(f"{field}: {cache}", param=field)
         return cache
 
-    def _compile_cached(self, cache: "GuideCache", grammar: Grammar) -> "CompiledGuide":
+    def _compile_cached(self, cache: "GuideCache", grammar: Grammar) -> CompiledGuide:
         guide = cache.find(grammar)
         if guide is None:
             is_trusted = grammar.kind == "object"
@@ -89,8 +110,9 @@ class GuideCompiler:
                 if is_trusted
                 else self._grammar_check.compile(grammar, cache.vocabulary.outline)
             )
-            guide = compile_guide(cache.vocabulary, source, grammar)
+            guide = compile_guide(cache.vocabulary, source, grammar, self._memory)
             cache.add(grammar, guide)
+            self._memory.trim_caches()
         return guide
 
 
@@ -111,7 +133,7 @@ class GuideCache:
         self._characters = 0
         self._lock = Lock()
 
-    def find(self, grammar: Grammar) -> "CompiledGuide | None":
+    def find(self, grammar: Grammar) -> CompiledGuide | None:
         key = grammar.kind, grammar.source
         with self._lock:
             found = self._guides.get(key)
@@ -119,7 +141,7 @@ class GuideCache:
                 self._guides.move_to_end(key)
             return found
 
-    def add(self, grammar: Grammar, guide: "CompiledGuide") -> None:
+    def add(self, grammar: Grammar, guide: CompiledGuide) -> None:
         key = grammar.kind, grammar.source
         with self._lock:
             if key in self._guides:
@@ -130,90 +152,18 @@ class GuideCache:
                 (_, source), _ = self._guides.popitem(last=False)
                 self._characters -= len(source)
 
-
-def compile_guide(vocabulary: VocabularyBytes, source: str, grammar: Grammar) -> "CompiledGuide":
-    """Compile a grammar and try a few steps.  Raises BadRequest where one fails."""
-    field = grammar.field
-    matcher = LLMatcher(vocabulary.tokenizer, source, log_level=0, limits=PARSER_LIMITS)
-    ahead = matcher.deep_copy()
-    mask = np.zeros(-(-vocabulary.size // 32), np.int32)
-    for _ in range(TRIAL_STEPS):
-        if not ahead.is_error() and not ahead.is_stopped():
-            ahead.unsafe_compute_mask_ptr(mask.ctypes.data, mask.nbytes)
-            ahead.consume_token(lowest_token(mask))
-    if matcher.is_error() or ahead.is_error():
-        raise BadRequest(f"{field}: {readable_error(matcher.get_error() or ahead.get_error())}", param=field)
-    return CompiledGuide(matcher, grammar)
-
-
-def call_library(function: Callable[[], T]) -> T:
-    """Call the library.  Raises PolyheadError where it panics, so that only one answer fails."""
-    return unwrap(attempt(function))
-
-
-def lowest_token(mask: NDArray[np.int32]) -> int:
-    """The lowest token whose bit is set."""
-    return int(np.unpackbits(mask.view(np.uint8), bitorder="little").argmax())
-
-
-class CompiledGuide:
-    """A grammar compiled for a vocabulary."""
-
-    def __init__(self, matcher: LLMatcher, grammar: Grammar) -> None:
-        self._matcher, self.spec = matcher, GuideSpec(grammar, None)
-
-    def new_state(self) -> "GrammarState":
-        return GrammarState(call_library(self._matcher.deep_copy))
-
-
-class GrammarState:
-    """The position of one answer in a grammar."""
-
-    def __init__(self, matcher: LLMatcher) -> None:
-        self._matcher = matcher
-        self._pending_forced = deque[int]()  # tokens that must come next and were not appended yet
-
     @property
-    def is_finished(self) -> bool:
-        return call_library(self._matcher.is_stopped)
+    def size(self) -> int:
+        """Bytes that the lexers of its guides have reserved."""
+        with self._lock:
+            return sum(guide.lexer.claim.size for guide in self._guides.values())
 
-    def fill_mask(self, mask: NDArray[np.int32]) -> bool:
-        assert mask.flags.c_contiguous
-        if self._pending_forced:
-            mask[:] = np.packbits(np.arange(mask.size * 32) == self._pending_forced[0], bitorder="little").view(
-                np.int32
-            )
-            return True
-        call_library(lambda: self._matcher.unsafe_compute_mask_ptr(mask.ctypes.data, mask.nbytes))
-        self._raise_on_error()
-        return True
-
-    def advance(self, token: int) -> None:
-        call_library(lambda: self._matcher.consume_token(token))
-        self._raise_on_error()
-        self._drop_forced(token)
-
-    def try_advance(self, token: int) -> bool:
-        """Append `token` if it is allowed; return whether it is."""
-        is_allowed = call_library(lambda: self._matcher.try_consume_tokens([token])) == 1
-        self._raise_on_error()
-        if is_allowed:
-            self._drop_forced(token)
-        return is_allowed
-
-    def forced_tokens(self) -> list[int]:
-        """At most MAX_FORCED_TOKENS of a long literal: it is computed once, and no step gets all of it."""
-        if not self._pending_forced:
-            self._pending_forced.extend(call_library(self._matcher.compute_ff_tokens))
-            self._raise_on_error()
-        return list(islice(self._pending_forced, MAX_FORCED_TOKENS))
-
-    def _drop_forced(self, token: int) -> None:
-        if self._pending_forced and self._pending_forced[0] == token:
-            self._pending_forced.popleft()
-        else:
-            self._pending_forced.clear()
-
-    def _raise_on_error(self) -> None:
-        if self._matcher.is_error():
-            raise TooComplex(f"the answer's form has become too complex: {readable_error(self._matcher.get_error())}")
+    def trim(self, size: float) -> int:
+        """Drop the guides that were used least recently, with at least `size` bytes or all.  Returns their bytes."""
+        dropped: list[CompiledGuide] = []
+        with self._lock:
+            while self._guides and sum(guide.lexer.claim.size for guide in dropped) < size:
+                (_, source), guide = self._guides.popitem(last=False)
+                self._characters -= len(source)
+                dropped.append(guide)
+        return sum(guide.lexer.claim.size for guide in dropped)

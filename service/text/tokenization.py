@@ -94,7 +94,7 @@ class TextProcessor:
         self._short = ThreadPool(threads, "text", CALL_SECONDS, HOLD_SECONDS)
         self._long = ThreadPool(1, "text-long", CALL_SECONDS, HOLD_SECONDS)
         self._grammars = ThreadPool(PROCESSES, "grammars", CALL_SECONDS)
-        self._guides = GuideCompiler()
+        self._guides = GuideCompiler(headroom)
         self._batch_limit, self._window_limit = batch_limit, window_limit
         self._on_tokenised, self._headroom = tokenised, headroom
 

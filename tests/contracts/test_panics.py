@@ -20,7 +20,8 @@ from polyhead.models.tokenizer.panics import run_library, text_failure
 from polyhead.service.cli.main import app
 from polyhead.service.concurrency.outcome import attempt, run_on_daemon_thread, run_on_thread
 from polyhead.service.core.errors import PolyheadError
-from polyhead.service.engine.batch_sampling import build_masks
+from polyhead.service.core.request import DEFAULT_TERMS
+from polyhead.service.engine.batch_sampling import MaskBuilder
 from polyhead.service.metrics import Metrics
 from polyhead.service.runtime import follower, loader
 from polyhead.service.runtime.registry import ModelRegistry
@@ -215,14 +216,16 @@ def test_a_panic_while_the_explainer_is_loaded_fails_that_load(
 def test_a_panic_in_one_mask_fails_that_answer_alone() -> None:
     guide_states = [SimpleNamespace(fill_mask=lambda _: True), SimpleNamespace(fill_mask=panic)]
     states_with_guides: list[Any] = [GuidedState(guide_state) for guide_state in guide_states]
-    made = build_masks(states_with_guides, 40)
+    builder = MaskBuilder()
+    builder.start(states_with_guides, 40)
+    made = builder.wait(states_with_guides, PATIENCE_S)
     assert list(made.row_of) == states_with_guides[:1]
     assert "a library failed" in str(made.failed[states_with_guides[1]])
 
 
 class GuidedState:
     def __init__(self, guide_state: Any) -> None:
-        self.guide_state = guide_state
+        self.guide_state, self.request = guide_state, SimpleNamespace(terms=DEFAULT_TERMS)
 
 
 def test_a_panic_in_a_follower_is_reported_to_the_leader(monkeypatch: pytest.MonkeyPatch) -> None:

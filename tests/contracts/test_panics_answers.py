@@ -121,7 +121,7 @@ def test_other_requests_are_answered_after_a_panic(tiny_generator: Path, monkeyp
 def test_a_panic_of_the_grammar_library_fails_that_answer(
     tiny_generator: Path, monkeypatch: pytest.MonkeyPatch, method: str
 ) -> None:
-    calls = {"advance": "consume_token", "forced": "compute_ff_tokens", "fill": "unsafe_compute_mask_ptr"}
+    calls = {"advance": "consume_tokens", "forced": "compute_ff_tokens", "fill": "unsafe_compute_mask_ptr"}
 
     class Panicking:
         """A matcher that makes the library panic."""
@@ -135,14 +135,18 @@ def test_a_panic_of_the_grammar_library_fails_that_answer(
         def deep_copy(self) -> Any:
             return panic() if method == "begin" else Panicking(self._matcher.deep_copy())
 
-    real = guides.CompiledGuide.__init__
+    real = guides.compile_guide
+
+    def compile_panicking(*given: Any) -> Any:
+        """The guide is tried before it is used; that does not panic."""
+        guide = real(*given)
+        guide.lexer.matcher = Panicking(guide.lexer.matcher)
+        return guide
 
     async def act(client: Client) -> None:
         async with asyncio.timeout(PATIENCE_S):
             with monkeypatch.context() as patched:
-                patched.setattr(
-                    guides.CompiledGuide, "__init__", lambda self, matcher, asked: real(self, Panicking(matcher), asked)
-                )
+                patched.setattr(guides, "compile_guide", compile_panicking)
                 answers = await asyncio.gather(
                     client.ask("POST", "/v1/completions", COMPLETION | {"guided_regex": "[a-z]{40}"}),
                     client.says("chat", 9),

@@ -27,7 +27,8 @@ from polyhead.service.core.guide import Guide, GuideState
 from polyhead.service.core.model import Model
 from polyhead.service.structured import grammar_check as trial
 from polyhead.service.structured import guide_compiler as kept
-from polyhead.service.structured.guide_compiler import MAX_FORCED_TOKENS, GuideCompiler
+from polyhead.service.structured.compiled_guide import MAX_FORCED_TOKENS, wait_for_mask
+from polyhead.service.structured.guide_compiler import GuideCompiler
 from polyhead.service.text.chat_prompt import build_answer_grammar
 from polyhead.service.text.generation_request import ToolDefinition, ToolOptions
 from tests.support.checkpoints import CORPUS
@@ -120,7 +121,7 @@ def random_walk(
     while not walk.is_finished and len(tokens) < most:
         words = np.zeros(-(-model.vocab_size // 32), np.int32)
         may = np.arange(model.tokenizer.vocab_size)
-        if walk.fill_mask(words):
+        if wait_for_mask(walk, words):
             may = np.flatnonzero(np.unpackbits(words.view(np.uint8), bitorder="little"))
         assert len(may)
         drawn = [int(random.choice(may))]

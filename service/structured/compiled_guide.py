@@ -1,0 +1,446 @@
+"""Grammars compiled for a vocabulary, and the positions of answers in them.
+
+llguidance builds the states of a lexer while masks are filled, and the copies of a matcher share one lexer.  A lexer
+therefore grows with every answer, and one that reaches a limit fails for all of them.  So its memory is reserved before
+it grows:
+
+1. A lexer has room for a number of states, and reserves memory for them.  The memory of its regular expressions is
+   measured and reserved as they are derived.
+2. A lexer without room is replaced: the grammar is compiled again, with more room, or in a new lexer of the first size
+   after the last one.  Its answers continue there; their tokens are read again.
+3. An answer that has used MAX_SHARED_LEXERS lexers gets one of its own.  Only what this lexer cannot take is too
+   complex, so an answer that would succeed alone does not fail beside others.
+
+A grammar is compiled again on a thread of its own; meanwhile `fill_mask` raises GuideBusy.
+"""
+
+import re
+from collections import deque
+from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import suppress
+from dataclasses import dataclass
+from itertools import islice
+from threading import Lock
+from time import perf_counter
+from typing import Protocol, TypeVar
+from weakref import finalize
+
+import numpy as np
+from llguidance import LLMatcher, LLParserLimits
+from numpy.typing import NDArray
+
+from ..concurrency.fair_queue import FairQueue
+from ..concurrency.outcome import Failure, attempt, unwrap
+from ..core.errors import BadRequest, BodyTooLarge, Overloaded, PolyheadError, TooComplex
+from ..core.grammar import Grammar
+from ..core.guide import GuideBusy, GuideSpec, GuideState
+from .grammar_child import MAX_LEXER_STATES, readable_error, set_parser_limits
+from .vocabulary_bytes import VocabularyBytes
+
+T = TypeVar("T")
+LEXER_ROOMS = (1_024, 4_096, 16_384, MAX_LEXER_STATES)  # states of a lexer, one size after the other
+BYTES_PER_STATE = 2_048  # measured: 0.4 to 1.9 KB, with a transition for each of 256 bytes at most
+BYTES_PER_LEXEME = 12  # of a state, for each lexeme that may be alive in it
+BYTES_PER_COST = 4  # measured: 0.6 to 3.6 bytes for each unit of llguidance's `lexer_cost`
+COST_CLAIM_BYTES = 1 << 20  # reserved at a time for regular expressions
+MEASURE_S = 0.02  # seconds of masks between two measurements: a lexer derives about 1 MB in them
+MAX_SHARED_LEXERS = 6
+MAX_FORCED_TOKENS = 64  # forced tokens in one step
+TRIAL_STEPS = 3  # that are tried before a guide is used
+TOKENS_PER_MASK = 16  # read again in a shared lexer
+READ_SLICE_S = 0.02
+TURNS = 64  # lines of grammars that wait to be compiled again
+MAX_CACHED_BYTES = 1 << 28  # bytes of the lexers of all cached guides, at most an eighth of the memory for requests
+WHAT = "the answer's form"
+TOO_COMPLEX = "the answer's form has become too complex: "
+READY: Future[None] = Future()
+READY.set_result(None)
+LEXER_COST = re.compile(r'"lexer_cost": (\d+)')
+# What a grammar has for each lexeme that stays alive while the lexer reads on: a repetition, or a keyword of a schema.
+REPETITIONS = re.compile(r'[*+~]|\{\s*[\d,]|Length"|"format"|"multipleOf"|[mM](?:in|ax)imum"')
+
+
+class MemoryLimit(Protocol):
+    """The memory for requests.  Any thread may call it."""
+
+    @property
+    def total(self) -> float: ...
+
+    def reserve(self, size: int, what: str, before: int = 0) -> None:
+        """Reserve `size` bytes.  Raises BodyTooLarge where there is never as much, Overloaded where others have it."""
+
+    def release(self, size: int) -> None: ...
+
+
+class LexerMemory:
+    """What the lexers of all guides reserve of `limit`.
+
+    `trim_caches(most)` drops cached guides until the lexers of all have at most `most` bytes.
+    """
+
+    def __init__(self, limit: MemoryLimit, trim_caches: Callable[[float], None]) -> None:
+        self._limit, self._trim_caches = limit, trim_caches
+        self._thread = ThreadPoolExecutor(1, thread_name_prefix="guide-growth")
+        self._queue: FairQueue[LexerJob] = FairQueue()  # grammars take turns, by seconds
+        self._lock = Lock()
+
+    def reserve(self, size: int, before: int) -> None:
+        """Raises Overloaded, or TooComplex where the server never has as much."""
+        try:
+            try:
+                self._limit.reserve(size, WHAT, before)
+            except Overloaded:
+                self._trim_caches(0)
+                self._limit.reserve(size, WHAT, before)
+        except BodyTooLarge as error:
+            raise TooComplex(TOO_COMPLEX + error.message) from None
+
+    def trim_caches(self) -> None:
+        """Call it when a cached guide has grown."""
+        self._trim_caches(min(MAX_CACHED_BYTES, self._limit.total / 8))
+
+    def release(self, claim: "LexerClaim") -> None:
+        self._limit.release(claim.size)
+
+    def compile_aside(self, guide: "CompiledGuide", room: int) -> "Future[Lexer]":
+        """Compile a guide again, on the thread for it."""
+        job = LexerJob(guide, room, Future(), str(hash(guide.source) % TURNS))
+        with self._lock:
+            self._queue.add(job, job.owner, 0)
+        self._thread.submit(self._compile_next)
+        return job.lexer
+
+    def _compile_next(self) -> None:
+        with self._lock:
+            job = self._queue.peek()
+            assert job is not None
+            self._queue.remove(job)
+        began = perf_counter()
+        compiled = attempt(lambda: Lexer(job.guide, job.room))
+        with self._lock:
+            self._queue.charge(job.owner, perf_counter() - began)
+        if isinstance(compiled, Failure):
+            job.lexer.set_exception(compiled.error)
+        else:
+            job.lexer.set_result(compiled)
+
+    def close(self) -> None:
+        self._thread.shutdown(wait=False, cancel_futures=True)
+
+
+@dataclass(eq=False, slots=True)
+class LexerJob:
+    """A guide to be compiled again, and the lexer that comes of it."""
+
+    guide: "CompiledGuide"
+    room: int
+    lexer: "Future[Lexer]"
+    owner: str  # whose turn it is
+
+
+class LexerClaim:
+    """The bytes that one lexer has reserved."""
+
+    def __init__(self, memory: LexerMemory) -> None:
+        self._memory, self.size = memory, 0
+
+    def grow_to(self, size: int) -> None:
+        if size > self.size:
+            self._memory.reserve(size - self.size, self.size)
+            self.size = size
+            self._memory.trim_caches()
+
+
+class LexerFull(Exception):
+    """The lexer can be used no more; the answer continues in another."""
+
+
+class Lexer:
+    """A compiled grammar, whose copies share one lexer with room for `room` states.
+
+    Raises as LexerMemory.reserve does, and TooComplex where the grammar cannot be compiled.
+    """
+
+    def __init__(self, guide: "CompiledGuide", room: int) -> None:
+        self.room = room
+        self.error = ""  # why it can be used no more
+        self.lock = Lock()  # one thread at a time uses its copies
+        self.claim = LexerClaim(guide.memory)
+        finalize(self, guide.memory.release, self.claim)
+        self._mask_words = -(-guide.vocabulary.size // 32)
+        self._state_bytes = room * guide.bytes_per_state
+        self.claim.grow_to(self._state_bytes)
+        limits = set_parser_limits(room, verbose=True)
+        self.matcher = call_library(lambda: compile_matcher(guide, limits))
+        if self.matcher.is_error():
+            raise TooComplex(TOO_COMPLEX + readable_error(self.matcher.get_error()))
+        self._measured_at = 0.0  # of the seconds of masks
+        self._mask_s = 0.0
+
+    @property
+    def lacks_room(self) -> bool:
+        return "too many states" in self.error
+
+    @property
+    def lacks_fuel(self) -> bool:
+        """Whether one mask would have derived too much."""
+        return "too many expressions" in self.error
+
+    @property
+    def next_room(self) -> int:
+        """The room of the lexer that replaces it: the next size where it was full, or else the first."""
+        return next((room for room in LEXER_ROOMS if self.lacks_room and room > self.room), LEXER_ROOMS[0])
+
+    def copy(self) -> LLMatcher:
+        return call_library(self.matcher.deep_copy)
+
+    def use(self, matcher: LLMatcher, function: Callable[[], T]) -> T:
+        """Call `function`, which uses the copy `matcher`.
+
+        Raises LexerFull where the lexer cannot be used any more, TooComplex where this answer has met another limit.
+        """
+        with self.lock:
+            if self.error:
+                raise LexerFull
+            try:
+                result = call_library(function)
+            except PolyheadError as panic:  # the library may have left the lexer unusable
+                self.error = panic.message
+                raise
+            if not matcher.is_error():
+                return result
+            error = matcher.get_error()
+            self.error = error if is_lexer_error(error) else self._find_error()
+            if self.error:
+                raise LexerFull
+            raise TooComplex(TOO_COMPLEX + readable_error(error))
+
+    def _find_error(self) -> str:
+        """The error of the lexer; empty where it has none.  A matcher reports it as a token that is not allowed."""
+        probe, mask = self.copy(), np.zeros(self._mask_words, np.int32)
+        call_library(lambda: probe.unsafe_compute_mask_ptr(mask.ctypes.data, mask.nbytes))
+        return probe.get_error()
+
+    def measure(self, matcher: LLMatcher, seconds: float) -> None:
+        """Reserve memory for what the lexer has derived, now and then: a mask took `seconds`.
+
+        Raises as LexerMemory.reserve does.
+        """
+        self._mask_s += seconds
+        if self._mask_s - self._measured_at < MEASURE_S:
+            return
+        self._measured_at = self._mask_s
+        with self.lock:
+            size = self._state_bytes + BYTES_PER_COST * read_lexer_cost(matcher)
+            if size > self.claim.size:
+                try:
+                    self.claim.grow_to(size + COST_CLAIM_BYTES)
+                except PolyheadError as error:
+                    self.error = error.message
+                    raise
+
+
+def is_lexer_error(error: str) -> bool:
+    """Whether all copies of a matcher fail from now on, not only the one that has met the error."""
+    return error.startswith("lexer error") or "PoisonError" in error or "panic" in error
+
+
+def read_lexer_cost(matcher: LLMatcher) -> int:
+    """How many regular expressions the lexer of `matcher` had derived at its last mask, in llguidance's unit.
+
+    llguidance writes it into errors only, so a copy is given a token that does not exist.
+    """
+    probe = call_library(matcher.deep_copy)
+    call_library(lambda: probe.consume_token(1 << 31))
+    found = LEXER_COST.search(probe.get_error())
+    return int(found[1]) if found else 0
+
+
+def compile_matcher(guide: "CompiledGuide", limits: LLParserLimits) -> LLMatcher:
+    return LLMatcher(guide.vocabulary.tokenizer, guide.source, log_level=0, limits=limits)
+
+
+def call_library(function: Callable[[], T]) -> T:
+    """Call the library.  Raises PolyheadError where it panics, so that only one answer fails."""
+    return unwrap(attempt(function))
+
+
+class CompiledGuide:
+    """A grammar compiled for a vocabulary.  Raises as Lexer does.  `source` is the grammar in llguidance's form."""
+
+    def __init__(self, vocabulary: VocabularyBytes, source: str, grammar: Grammar, memory: LexerMemory) -> None:
+        self.vocabulary, self.source, self.memory = vocabulary, source, memory
+        self.spec = GuideSpec(grammar, None)
+        self.bytes_per_state = BYTES_PER_STATE + BYTES_PER_LEXEME * len(REPETITIONS.findall(grammar.source))
+        self._lock = Lock()
+        self._next: Future[Lexer] | None = None  # that will replace the lexer
+        self.lexer = Lexer(self, LEXER_ROOMS[0])
+
+    def new_state(self) -> "GrammarState":
+        return GrammarState(self)
+
+    def replace(self, lexer: Lexer) -> Lexer:
+        """The lexer that replaces `lexer`.  Raises GuideBusy until it is compiled, and as Lexer does."""
+        with self._lock:
+            if self.lexer is not lexer:
+                return self.lexer
+            if self._next is None:
+                self._next = self.memory.compile_aside(self, lexer.next_room)
+            if not self._next.done():
+                raise GuideBusy(self._next)
+            compiled, self._next = self._next, None
+            self.lexer = compiled.result()
+            self.memory.trim_caches()
+            return self.lexer
+
+
+class GrammarState:
+    """The position of one answer in a grammar."""
+
+    def __init__(self, guide: CompiledGuide) -> None:
+        self._guide, self._lexer = guide, guide.lexer
+        self._matcher = self._lexer.copy()
+        self._tokens: list[int] = []
+        self._read_count = 0  # tokens that the matcher has read: fewer than all after it began in another lexer
+        self._pending_forced = deque[int]()  # tokens that must come next and were not appended yet
+        self._lexer_count = 1
+        self._has_own_lexer = False
+        self._own_next: Future[Lexer] | None = None
+
+    @property
+    def is_finished(self) -> bool:
+        """Where the matcher has not read all tokens, the next mask ends the answer."""
+        return self._has_read_all and not self._matcher.is_error() and call_library(self._matcher.is_stopped)
+
+    def fill_mask(self, mask: NDArray[np.int32]) -> bool:
+        assert mask.flags.c_contiguous
+        if self._pending_forced:
+            mask[:] = np.packbits(np.arange(mask.size * 32) == self._pending_forced[0], bitorder="little").view(
+                np.int32
+            )
+            return True
+        began = perf_counter()
+        while True:
+            try:
+                if self._lexer.error:
+                    self._begin_again(self._next_lexer())
+                self._read_tokens(mask, began + READ_SLICE_S)
+                self._compute_mask(mask)
+                return True
+            except LexerFull:
+                if self._lexer.lacks_fuel:  # none is shared with an answer that takes so much
+                    self._lexer_count = MAX_SHARED_LEXERS
+
+    def advance(self, token: int) -> None:
+        self._tokens.append(token)
+        self._drop_forced(token)
+        if self._read_count == len(self._tokens) - 1:
+            with suppress(LexerFull):
+                self._read(1)
+
+    def try_advance(self, token: int) -> bool:
+        """Append `token` if it is allowed; return whether it is."""
+        scratch = np.zeros(-(-self._guide.vocabulary.size // 32), np.int32)
+        while not self._has_read_all or self._lexer.error:
+            wait_for_mask(self, scratch)
+        try:
+            is_allowed = self._lexer.use(self._matcher, lambda: self._matcher.try_consume_tokens([token])) == 1
+        except LexerFull:
+            return self.try_advance(token)
+        if is_allowed:
+            self._tokens.append(token)
+            self._read_count += 1
+            self._drop_forced(token)
+        return is_allowed
+
+    def forced_tokens(self) -> list[int]:
+        """At most MAX_FORCED_TOKENS of a long literal: it is computed once, and no step gets all of it."""
+        if not self._pending_forced and self._has_read_all:
+            with suppress(LexerFull):
+                self._pending_forced.extend(self._lexer.use(self._matcher, lambda: self._matcher.compute_ff_tokens()))
+        return list(islice(self._pending_forced, MAX_FORCED_TOKENS))
+
+    @property
+    def _has_read_all(self) -> bool:
+        return self._read_count == len(self._tokens)
+
+    def _drop_forced(self, token: int) -> None:
+        if self._pending_forced and self._pending_forced[0] == token:
+            self._pending_forced.popleft()
+        else:
+            self._pending_forced.clear()
+
+    def _compute_mask(self, mask: NDArray[np.int32]) -> None:
+        began = perf_counter()
+        self._lexer.use(self._matcher, lambda: self._matcher.unsafe_compute_mask_ptr(mask.ctypes.data, mask.nbytes))
+        self._lexer.measure(self._matcher, perf_counter() - began)
+
+    def _read(self, count: int) -> None:
+        """Let the matcher read `count` tokens."""
+        tokens = self._tokens[self._read_count : self._read_count + count]
+        self._lexer.use(self._matcher, lambda: self._matcher.consume_tokens(tokens))
+        self._read_count += len(tokens)
+
+    def _read_tokens(self, mask: NDArray[np.int32], until: float) -> None:
+        """Let the matcher read all tokens.  Raises GuideBusy where that takes until `until`.
+
+        Masks renew what the lexer may derive.  In a lexer of its own the answer has all its masks again, so that it
+        succeeds here if it would have alone.
+        """
+        while not self._has_read_all:
+            if self._read_count or self._lexer_count > 1:
+                self._compute_mask(mask)
+            self._read(1 if self._has_own_lexer else TOKENS_PER_MASK)
+            if perf_counter() > until:
+                raise GuideBusy(READY)
+
+    def _begin_again(self, lexer: Lexer) -> None:
+        self._lexer, self._matcher = lexer, lexer.copy()
+        self._read_count = 0
+        self._lexer_count += 1
+
+    def _next_lexer(self) -> Lexer:
+        """The lexer after this one.  Raises GuideBusy until it is compiled, TooComplex where there is none."""
+        lexer = self._lexer
+        if not self._has_own_lexer and self._lexer_count < MAX_SHARED_LEXERS:
+            return self._guide.replace(lexer)
+        if self._has_own_lexer and not (lexer.lacks_room and lexer.room < LEXER_ROOMS[-1]):
+            raise TooComplex(TOO_COMPLEX + readable_error(lexer.error))
+        if self._own_next is None:
+            room = lexer.next_room if self._has_own_lexer else LEXER_ROOMS[0]
+            self._own_next = self._guide.memory.compile_aside(self._guide, room)
+        if not self._own_next.done():
+            raise GuideBusy(self._own_next)
+        compiled, self._own_next = self._own_next, None
+        self._has_own_lexer = True
+        return compiled.result()
+
+
+def compile_guide(vocabulary: VocabularyBytes, source: str, grammar: Grammar, memory: LexerMemory) -> CompiledGuide:
+    """Compile a grammar and try a few steps.  Raises BadRequest where one fails, Overloaded where memory is short."""
+    try:
+        guide = CompiledGuide(vocabulary, source, grammar, memory)
+        ahead, mask = guide.new_state(), np.zeros(-(-vocabulary.size // 32), np.int32)
+        for _ in range(TRIAL_STEPS):
+            if not ahead.is_finished:
+                wait_for_mask(ahead, mask)
+                ahead.advance(lowest_token(mask))
+    except TooComplex as error:
+        reason = error.message.removeprefix(TOO_COMPLEX)
+        raise BadRequest(f"{grammar.field}: {reason}", param=grammar.field) from None
+    return guide
+
+
+def wait_for_mask(state: GuideState, mask: NDArray[np.int32]) -> bool:
+    """Fill a mask, however long it takes."""
+    while True:
+        try:
+            return state.fill_mask(mask)
+        except GuideBusy as busy:
+            busy.ready.exception()
+
+
+def lowest_token(mask: NDArray[np.int32]) -> int:
+    """The lowest token whose bit is set."""
+    return int(np.unpackbits(mask.view(np.uint8), bitorder="little").argmax())

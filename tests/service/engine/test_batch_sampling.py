@@ -1,0 +1,181 @@
+"""Masks that take long: the step goes on without their answers, which stay the same."""
+
+from collections.abc import Iterator
+from concurrent.futures import Future
+from dataclasses import replace
+from threading import Event, Semaphore
+from typing import Any
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+
+from polyhead.service.core.guide import GuideBusy, GuideSpec
+from polyhead.service.core.request import Generate, Sampling, Terms
+from polyhead.service.engine import generator_worker
+from polyhead.service.engine.generator_worker import GeneratorWorker
+from tests.support.engine_fakes import WORDS, Ask, FakeGenerator, ask, finish, generate, turn
+
+PATIENCE_S = 60.0
+
+
+class SlowGuide:
+    """A guide that allows all tokens but one at each place.  A mask waits for a permit."""
+
+    spec = GuideSpec(None, None)
+
+    def __init__(self, length: int, permits: Semaphore | None = None) -> None:
+        self.length, self.permits = length, permits
+        self.begun = 0  # masks
+
+    def new_state(self) -> "SlowState":
+        return SlowState(self)
+
+
+class SlowState:
+    def __init__(self, guide: SlowGuide) -> None:
+        self.guide, self.count = guide, 0
+
+    @property
+    def is_finished(self) -> bool:
+        return self.count == self.guide.length
+
+    def fill_mask(self, mask: NDArray[np.int32]) -> bool:
+        self.guide.begun += 1
+        if self.guide.permits is not None:
+            assert self.guide.permits.acquire(timeout=PATIENCE_S)
+        for token in range(1, WORDS):
+            if token != 1 + self.count % (WORDS - 1):
+                mask[token // 32] |= 1 << token % 32
+        return True
+
+    def advance(self, token: int) -> None:
+        assert token != 1 + self.count % (WORDS - 1)
+        self.count += 1
+
+    def forced_tokens(self) -> list[int]:
+        return []
+
+
+@pytest.fixture(autouse=True)
+def short_wait(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(generator_worker, "MASK_WAIT_S", 0.001)
+
+
+@pytest.fixture
+def worker() -> GeneratorWorker:
+    return GeneratorWorker(FakeGenerator(), model="talker")
+
+
+def guided(guide: SlowGuide, seed: int, **options: Any) -> Generate:
+    return generate([5, 6, 7], 20, guide=guide, sampling=Sampling(temperature=2, seed=seed), **options)
+
+
+def steps_until(worker: GeneratorWorker, ticket: Ask) -> Iterator[None]:
+    """Steps until the request has ended."""
+    while not ticket.ended:
+        turn(worker)
+        worker.check_invariants()
+        yield
+
+
+def test_a_step_does_not_wait_for_slow_masks(worker: GeneratorWorker) -> None:
+    """Another request is answered whole while no mask is filled, and the answers are those of a quick guide."""
+    permits = Semaphore(0)
+    slow = ask(worker, *(guided(SlowGuide(6, permits), seed) for seed in range(5)))
+    (free,) = ask(worker, generate([8, 9], 12))
+    for _ in steps_until(worker, free):
+        pass
+    assert not any(ticket.tokens for ticket in slow)
+    assert len(free.tokens) == 12
+    permits.release(10_000)
+    finish(worker)
+    quick = GeneratorWorker(FakeGenerator(), model="talker")
+    wanted = ask(quick, *(guided(SlowGuide(6), seed) for seed in range(5)))
+    finish(quick)
+    assert [ticket.tokens for ticket in slow] == [ticket.tokens for ticket in wanted]
+    assert [ticket.events[-1] for ticket in slow] == [ticket.events[-1] for ticket in wanted]
+
+
+def test_answers_of_one_prompt_wait_for_all_their_masks(worker: GeneratorWorker) -> None:
+    permits = Semaphore(0)
+    group = [replace(guided(SlowGuide(4, permits), seed), group="g") for seed in range(4)]
+    tickets = ask(worker, *group)
+    for _ in range(6):
+        turn(worker)
+        permits.release()
+    permits.release(1_000)
+    finish(worker)
+    quick = GeneratorWorker(FakeGenerator(), model="talker")
+    wanted = ask(quick, *(replace(guided(SlowGuide(4), seed), group="g") for seed in range(4)))
+    finish(quick)
+    assert [len(ticket.tokens) for ticket in tickets] == [4] * 4
+    assert [ticket.tokens for ticket in tickets] == [ticket.tokens for ticket in wanted]
+
+
+def test_a_late_sequence_is_computed_twice_at_most(worker: GeneratorWorker) -> None:
+    executor = worker._executor
+    assert isinstance(executor, FakeGenerator)
+    permits = Semaphore(0)
+    ask(worker, guided(SlowGuide(1, permits), 1))
+    for _ in range(20):
+        turn(worker)
+    assert len(executor.seen) == 1
+    permits.release(100)
+    finish(worker)
+    assert len(executor.seen) == 2
+
+
+def test_owners_take_turns(worker: GeneratorWorker) -> None:
+    """One mask of another owner is filled before the tenth of the first."""
+    permits = Semaphore(0)
+    many = SlowGuide(3, permits)
+    others = SlowGuide(3, permits)
+    ask(worker, *(guided(many, seed, terms=Terms(owner="a")) for seed in range(10)))
+    (other,) = ask(worker, guided(others, 1, terms=Terms(owner="b")))
+    for _ in steps_until(worker, other):
+        permits.release()
+    assert many.begun < 20
+    permits.release(10_000)
+    finish(worker)
+
+
+def test_an_aborted_request_has_no_mask(worker: GeneratorWorker) -> None:
+    permits = Semaphore(0)
+    first, second = SlowGuide(3, permits), SlowGuide(3, permits)
+    ask(worker, guided(first, 1))
+    (ticket,) = ask(worker, guided(second, 2))
+    turn(worker)
+    worker.abort(ticket)
+    turn(worker)
+    assert len(worker._mask_builder._jobs) == 1
+    permits.release(10_000)
+    finish(worker)
+    assert not second.begun
+    assert not worker._mask_builder._jobs
+
+
+def test_a_busy_guide_is_asked_again_when_it_is_ready(worker: GeneratorWorker) -> None:
+    ready: Future[None] = Future()
+    asked = Event()
+
+    class BusyState(SlowState):
+        def fill_mask(self, mask: NDArray[np.int32]) -> bool:
+            if not ready.done():
+                asked.set()
+                raise GuideBusy(ready)
+            return super().fill_mask(mask)
+
+    class BusyGuide(SlowGuide):
+        def new_state(self) -> SlowState:
+            return BusyState(self)
+
+    (ticket,) = ask(worker, guided(BusyGuide(3), 1))
+    (other,) = ask(worker, guided(SlowGuide(3), 1))
+    for _ in steps_until(worker, other):
+        pass
+    assert asked.is_set()
+    assert not ticket.events
+    ready.set_result(None)
+    finish(worker)
+    assert ticket.tokens == other.tokens
