@@ -38,7 +38,7 @@ NEUTRAL_VALUES: Mapping[str, Any] = {
     "guidance_scale": 1.0,
     "max_time": None,
     "min_p": None,
-    "num_beam_groups": 1,
+    "num_request_beams": 1,
     "num_return_sequences": 1,
     "penalty_alpha": None,
     "repetition_penalty": 1.0,

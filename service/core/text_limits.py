@@ -8,7 +8,7 @@ from .model import Model
 
 CHARS_PER_TOKEN = 64  # a text with more characters for each token that the model takes is refused unread
 MIN_CHARS = 1 << 16  # characters that are always accepted
-MOST_WRITTEN = 1 << 25  # bytes of the texts or names of a call's tokens; 262,144 common tokens have two million
+MAX_WRITTEN_BYTES = 1 << 25  # bytes of the texts or names of a call's tokens; 262,144 common tokens have two million
 MAX_NORMALIZED_CHARS = 1 << 27  # characters that a text may grow to when the tokenizer normalises it
 
 

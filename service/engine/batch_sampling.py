@@ -24,8 +24,8 @@ from ..concurrency.fair_queue import FairQueue
 from ..concurrency.outcome import Failure, attempt
 from ..core.errors import PolyheadError
 from ..core.guide import GuideBusy
-from .beam_groups import SearchStep
 from .logits_processors import process_logits
+from .request_beams import SearchStep
 from .request_state import RequestState
 from .sampler import NO_SCORE, Sampler, SampleRow, TokenScore, score_tokens
 from .scheduler import Chunk, TokenSequence

@@ -101,7 +101,7 @@ class Engine:
             )
         return counts
 
-    def stalled(self) -> float:
+    def stalled_seconds(self) -> float:
         """Seconds since the last progress while a request is open, without pauses of the process; otherwise 0."""
         if not self._streams or self.idle:
             return 0.0

@@ -32,7 +32,7 @@ from .pending_requests import PendingRequests
 from .worker import HandleEvent, RequestHandle, StepReport, StepResult, WarmupRequest
 
 MAX_ACTIVE_JOBS = 4  # explanations computed in rotation, so that a short one does not wait for a long one
-MOST_AT_ONCE = 6  # the same; those beyond MAX_ACTIVE_JOBS belong to owners without another active job
+MAX_JOBS = 6  # the same; those beyond MAX_ACTIVE_JOBS belong to owners without another active job
 
 ExplainJob = Generator[None, None, Explanation]
 
@@ -160,7 +160,7 @@ class ExplainWorker:
         """The next waiting request that may be started now; None: too many are active."""
         if len(self._rotation) < MAX_ACTIVE_JOBS:
             return self._requests.peek()
-        if len(self._rotation) < MOST_AT_ONCE:
+        if len(self._rotation) < MAX_JOBS:
             return self._requests.peek(without={self._requests.owner(handle) for handle in self._rotation})
         return None
 

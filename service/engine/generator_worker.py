@@ -30,9 +30,9 @@ from .batch_sampling import (
     sample_tokens,
     score_prompt,
 )
-from .beam_groups import SearchStep
 from .block_allocator import BlockAllocator, BlockCopy
 from .fault_bisection import FaultBisector
+from .request_beams import SearchStep
 from .request_groups import RequestGroups
 from .request_state import RequestState, StepTimes
 from .sampler import NO_SCORE, Sampler, TokenScore, TorchSampler, finite_rows

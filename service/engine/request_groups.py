@@ -10,8 +10,8 @@ in the cache.  If the leader is aborted, the next request leads.
 from collections.abc import Sequence
 
 from ..core.request import Generate
-from .beam_groups import Beam, SearchStep
 from .logits_processors import SharedRules
+from .request_beams import Beam, SearchStep
 from .request_state import RequestState
 from .scheduler import Chunk, Scheduler, StepPlan, TokenSequence
 from .worker import RequestHandle

@@ -15,8 +15,8 @@ from ..concurrency.outcome import Failure, attempt
 from ..core.errors import PolyheadError
 from ..core.guide import GuideState
 from ..core.request import AnswerEnd, Done, Generate
-from .beam_groups import BeamSearch
 from .logits_processors import LogitsProcessor, SharedRules, TokenRules, needs_processing
+from .request_beams import BeamSearch
 from .scheduler import TokenSequence
 from .speculation import DraftState
 from .worker import RequestHandle

@@ -203,7 +203,7 @@ class Fleet:
     def tokens_of(self, owner: str) -> int:
         return self._tokens_by_owner[owner]
 
-    def stalled(self) -> float:
+    def stalled_seconds(self) -> float:
         """Zero: a replica that stalls reports itself as not ready and is sent no requests."""
         return 0.0
 

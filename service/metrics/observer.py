@@ -79,7 +79,7 @@ class ObservedEngine(Protocol):
     def tokens(self) -> int:
         """Prompt tokens of open requests."""
 
-    def stalled(self) -> float:
+    def stalled_seconds(self) -> float:
         """Seconds without progress while requests wait."""
 
     def counts(self) -> Mapping[tuple[str, WorkerTask], OpenRequests]: ...
@@ -236,7 +236,7 @@ class Metrics:
     def watch_engine(self, engine: ObservedEngine) -> None:
         """Read the open requests and tokens from `engine` for each scrape."""
         self._add_poll("tokens_in_flight", lambda: engine.tokens)
-        self._add_poll("engine_stalled_seconds", engine.stalled)
+        self._add_poll("engine_stalled_seconds", engine.stalled_seconds)
         self._polls.append(lambda: self._set_open_requests(engine.counts()))
 
     def watch_replicas(self, observed: ObservedReplicas) -> None:

@@ -17,7 +17,9 @@ BYTES_PER_BODY_BYTE = 3  # bytes for each byte of a body: itself, the values par
 BYTES_PER_CHARACTER = 160  # bytes for each character of a text during tokenisation, at worst one token each
 BYTES_PER_TOKEN = 40  # bytes for each token in flight
 BYTES_PER_NUMBER = 40  # bytes for each number of an answer: a Python float, its slot in a list, and a copy as float32
-WRITTEN = 8  # bytes for each character of a text that is written: its parts, wide characters, and JSON
+BYTES_PER_WRITTEN_CHARACTER = (
+    8  # bytes for each character of a text that is written: its parts, wide characters, and JSON
+)
 BYTES_PER_TEXT = 1536  # bytes for each text of a call: its request, its entry in the queue, its result
 BYTES_PER_OFFSET = 300  # bytes for each token whose position in the text is kept
 ANSWER_CLAIM_STEP = 1 << 20  # bytes claimed at a time while an answer is written

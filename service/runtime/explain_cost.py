@@ -12,7 +12,7 @@ from polyhead.models.network.model_config import ModelConfig
 
 from ..config.settings import Settings
 from ..core.errors import AnswerTooLarge
-from ..engine.explain_worker import MOST_AT_ONCE
+from ..engine.explain_worker import MAX_JOBS
 from ..explain.explain_request import MAX_ATTENTION_WEIGHTS, MAX_FLOW_TOKENS
 from .memory_budget import MemoryNeed, ModelSize, search_highest
 
@@ -37,7 +37,7 @@ def explainer_memory_need(size: ModelSize, settings: Settings) -> MemoryNeed:
 def max_explain_bytes(size: ModelSize, tokens: int) -> int:
     """Return the most bytes that one explanation of `tokens` tokens can take, over all methods.
 
-    One chunk is computed at a time. The results of all MOST_AT_ONCE explanations that are computed in turns are
+    One chunk is computed at a time. The results of all MAX_JOBS explanations that are computed in turns are
     kept meanwhile.
     """
     body, reader = size.config, size.encoder_config
@@ -48,7 +48,7 @@ def max_explain_bytes(size: ModelSize, tokens: int) -> int:
             InputTokens(ids, source=ids if reader else ()), method, goals=(((0, 0),),), layers=(0,), heads=(0,)
         )
         taken = max(taken, estimate_bytes(reader or body, body, request, CHUNK_TOKENS))
-    return taken + MOST_AT_ONCE * MAX_ATTENTION_WEIGHTS * torch.float32.itemsize
+    return taken + MAX_JOBS * MAX_ATTENTION_WEIGHTS * torch.float32.itemsize
 
 
 @dataclass(frozen=True)

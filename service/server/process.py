@@ -105,7 +105,7 @@ class Telemetry:
             threads=settings.tokenizer_threads,
             batch_limit=settings.max_batch_texts,
             window_limit=settings.max_tokens_in_flight,
-            tokenised=self.metrics.record_tokenisation,
+            on_tokenised=self.metrics.record_tokenisation,
             headroom=headroom,
         )
         bounds = AdmissionLimits(settings.max_requests, settings.max_tokens_in_flight, settings.key_share)

@@ -24,8 +24,14 @@ from ..core.grammar import Grammar, Thinking
 from ..core.guide import Guide
 from ..core.model import Model, name_model_in_errors
 from ..core.request import DEFAULT_TERMS, Generate, Task, Terms
-from ..core.text_limits import MIN_CHARS, MOST_WRITTEN, check_characters, check_token_ids, input_label
-from ..resources.request_memory import BYTES_PER_CHARACTER, UNBOUNDED_HEADROOM, WRITTEN, Headroom, MemoryClaim
+from ..core.text_limits import MAX_WRITTEN_BYTES, MIN_CHARS, check_characters, check_token_ids, input_label
+from ..resources.request_memory import (
+    BYTES_PER_CHARACTER,
+    BYTES_PER_WRITTEN_CHARACTER,
+    UNBOUNDED_HEADROOM,
+    Headroom,
+    MemoryClaim,
+)
 from ..structured.grammar_check import PROCESSES
 from ..structured.guide_compiler import GuideCompiler
 from .encoder_inputs import (
@@ -77,7 +83,7 @@ class Decoding:
 class TextProcessor:
     """Makes requests from text, on `threads` threads, and on one more for the longest texts.
 
-    `batch_limit` bounds the texts of one call, `window_limit` the tokens of all its windows. `tokenised(model, task,
+    `batch_limit` bounds the texts of one call, `window_limit` the tokens of all its windows. `on_tokenised(model, task,
     seconds)` gets the duration of each call, with its wait for a thread. The memory of texts that are being tokenised
     is reserved in `headroom`.
     """
@@ -88,7 +94,7 @@ class TextProcessor:
         threads: int,
         batch_limit: int,
         window_limit: int = MAX_WINDOW_TOKENS,
-        tokenised: Callable[[str, Task, float], None],
+        on_tokenised: Callable[[str, Task, float], None],
         headroom: Headroom = UNBOUNDED_HEADROOM,
     ) -> None:
         self._short = ThreadPool(threads, "text", CALL_SECONDS, HOLD_SECONDS)
@@ -96,7 +102,7 @@ class TextProcessor:
         self._grammars = ThreadPool(PROCESSES, "grammars", CALL_SECONDS)
         self._guides = GuideCompiler(headroom)
         self._batch_limit, self._window_limit = batch_limit, window_limit
-        self._on_tokenised, self._headroom = tokenised, headroom
+        self._on_tokenised, self._headroom = on_tokenised, headroom
 
     async def read_prompts(
         self, model: Model, request: GenerationRequest, call: str, terms: Terms = DEFAULT_TERMS
@@ -317,6 +323,6 @@ def spell_tokens(model: Model, ids: Sequence[int], claim: MemoryClaim, field: st
 
 def claim_text(claim: MemoryClaim, size: int, what: str, field: str) -> None:
     """Claim memory for a text of `size` bytes that is made and written. Raises TooLong if no answer may be so long."""
-    if size > MOST_WRITTEN:
-        raise TooLong(f"{what}: {size} bytes, at most {MOST_WRITTEN} are written", param=field)
-    claim.grow(WRITTEN * size, f"{what}, {size} bytes,")
+    if size > MAX_WRITTEN_BYTES:
+        raise TooLong(f"{what}: {size} bytes, at most {MAX_WRITTEN_BYTES} are written", param=field)
+    claim.grow(BYTES_PER_WRITTEN_CHARACTER * size, f"{what}, {size} bytes,")

@@ -33,7 +33,7 @@ class Busy:
     def __init__(self) -> None:
         self.open: dict[tuple[str, Task], Few] = {("chat", "generate"): Few(5, 2)}
 
-    def stalled(self) -> float:
+    def stalled_seconds(self) -> float:
         return 1.5
 
     def counts(self) -> dict[tuple[str, Task], Few]:

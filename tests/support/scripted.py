@@ -206,7 +206,7 @@ class FakeEngine:
     def tokens_of(self, owner: str) -> int:
         return self.owned.get(owner, 0)
 
-    def stalled(self) -> float:
+    def stalled_seconds(self) -> float:
         return self.seconds
 
     def failing(self) -> list[str]:
@@ -221,7 +221,7 @@ def application(registry: Registry, headroom: Headroom = UNBOUNDED_HEADROOM, **s
     engine, keys = FakeEngine(), Keys(known)
     metrics = Metrics(tuple(registry.served), keys.names)
     bounds = AdmissionLimits(known.max_requests, known.max_tokens_in_flight, known.key_share)
-    text = TextProcessor(threads=1, batch_limit=known.max_batch_texts, tokenised=metrics.record_tokenisation)
+    text = TextProcessor(threads=1, batch_limit=known.max_batch_texts, on_tokenised=metrics.record_tokenisation)
     server = AppState(
         settings=known,
         registry=registry,

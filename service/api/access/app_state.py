@@ -165,7 +165,7 @@ class AppState:
         return reasons
 
     def _stall_reasons(self, limit: float) -> list[str]:
-        stalled = self.engine.stalled()
+        stalled = self.engine.stalled_seconds()
         return [f"no step has been finished for {stalled:.1f} s, and work waits"] if stalled > limit else []
 
     def _model_reasons(self) -> list[str]:

@@ -30,7 +30,7 @@ class HfSamplingOptions(Wire):
         "epsilon_cutoff": (0,),
         "eta_cutoff": (0,),
         "penalty_alpha": (0,),
-        "num_beam_groups": (1,),
+        "num_request_beams": (1,),
         "diversity_penalty": (0,),
         "max_length": (),
         "min_length": (0,),

@@ -194,7 +194,7 @@ def test_unsupported_configurations_are_refused(
     [
         ({"repetition_penalty": 1.3}, "repetition_penalty 1.3 would change the output"),
         ({"encoder_no_repeat_ngram_size": 4}, "encoder_no_repeat_ngram_size 4"),
-        ({"num_beam_groups": 2}, "num_beam_groups 2"),
+        ({"num_request_beams": 2}, "num_request_beams 2"),
         ({"do_sample": True, "num_beams": 4}, "do_sample with num_beams"),
         ({"bad_words_ids": [[5, 6]]}, "bad_words_ids of several tokens"),
         ({"early_stopping": "soon"}, "early_stopping 'soon' is not true, false or never"),

@@ -320,16 +320,16 @@ def test_a_failing_model_is_probed_while_it_is_idle(monkeypatch: pytest.MonkeyPa
 def test_a_step_that_hangs_is_a_stall_and_an_idle_engine_is_not() -> None:
     async def scene(stage: EngineFixture) -> None:
         await asyncio.sleep(1)
-        assert stage.engine.stalled() == 0
+        assert stage.engine.stalled_seconds() == 0
         gate = stage.pause()
         (stream,) = stage.generate_with(generate([1]))
-        assert stage.engine.stalled() < 1, "the time before the request came does not count"
-        await stage.until(lambda: stage.engine.stalled() > 0.1)
+        assert stage.engine.stalled_seconds() < 1, "the time before the request came does not count"
+        await stage.until(lambda: stage.engine.stalled_seconds() > 0.1)
         gate.set()
         assert token_ids(await events(stream)) == greedy([1], 8)
-        assert stage.engine.stalled() < 1
+        assert stage.engine.stalled_seconds() < 1
         await stage.wait_until_idle()
-        assert stage.engine.stalled() == 0
+        assert stage.engine.stalled_seconds() == 0
 
     run_scene(scene)
 
@@ -448,7 +448,7 @@ def test_an_unread_answer_is_paused(monkeypatch: pytest.MonkeyPatch) -> None:
         assert unread.is_open
         assert 50 <= unread.tokens < 70
         assert stage.engine.counts()["talker", "generate"] == RequestCounts(waiting=1, running=0)
-        assert not stage.engine.stalled()
+        assert not stage.engine.stalled_seconds()
         assert token_ids(await events(unread)) == greedy([1], 200), "it continues where it was"
         await stage.wait_until_idle()
 

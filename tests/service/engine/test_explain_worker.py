@@ -16,7 +16,7 @@ from polyhead.models.explain import METHODS, Explanation, InstrumentedNetwork, e
 from polyhead.service.core.errors import AnswerTooLarge, Conflict, Expired, InsufficientMemory, StepFailed, Unavailable
 from polyhead.service.core.request import Done, ExplainMethod, ExplainTextRequest, ExplanationResult, Failed, Terms
 from polyhead.service.engine import explain_worker as explainer
-from polyhead.service.engine.explain_worker import MAX_ACTIVE_JOBS, MOST_AT_ONCE, ExplainWorker
+from polyhead.service.engine.explain_worker import MAX_ACTIVE_JOBS, MAX_JOBS, ExplainWorker
 from polyhead.service.runtime.registry import ModelRegistry
 from tests.models.checkpoint.test_merged_adapter import adapted
 from tests.service.runtime.test_registry import serving
@@ -63,7 +63,7 @@ def test_another_owners_explanation_does_not_wait_for_the_end_of_one(worker: Exp
     turn(worker)
     tickets = ask(worker, *(why("attention", terms=terms) for terms in (modest, modest, late)))
     report = turn(worker)
-    assert (report.running, report.waiting) == (MOST_AT_ONCE, 3)
+    assert (report.running, report.waiting) == (MAX_JOBS, 3)
     while not all(ticket.ended for ticket in tickets):
         turn(worker)
     assert not any(ticket.ended for ticket in many)

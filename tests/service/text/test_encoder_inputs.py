@@ -29,7 +29,7 @@ def inputs(model: Model, *given: Any, **asked: Any) -> list[Encode]:
 
 def run(method: Any, model: Model, asked: Any, times: list[tuple[str, str, float]] | None = None) -> Any:
     recorded = times if times is not None else []
-    text = TextProcessor(threads=1, batch_limit=4, tokenised=lambda *call: recorded.append(call))
+    text = TextProcessor(threads=1, batch_limit=4, on_tokenised=lambda *call: recorded.append(call))
     try:
         return asyncio.run(method(text, model, asked, "call"))
     finally:

@@ -35,7 +35,7 @@ def prompted(text: TextProcessor, model: Model, chat: ChatMessages, field: str) 
 
 def run(method: Any, model: Model, asked: Any, times: list[tuple[str, str, float]] | None = None) -> Any:
     recorded = times if times is not None else []
-    text = TextProcessor(threads=1, batch_limit=4, tokenised=lambda *call: recorded.append(call))
+    text = TextProcessor(threads=1, batch_limit=4, on_tokenised=lambda *call: recorded.append(call))
     try:
         return asyncio.run(method(text, model, asked, "call"))
     finally:

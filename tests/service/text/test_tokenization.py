@@ -45,7 +45,7 @@ def inputs(model: Model, *given: Any, **asked: Any) -> list[Encode]:
 
 def run(method: Any, model: Model, asked: Any, times: list[tuple[str, str, float]] | None = None) -> Any:
     recorded = times if times is not None else []
-    text = TextProcessor(threads=1, batch_limit=4, tokenised=lambda *call: recorded.append(call))
+    text = TextProcessor(threads=1, batch_limit=4, on_tokenised=lambda *call: recorded.append(call))
     try:
         return asyncio.run(method(text, model, asked, "call"))
     finally:
@@ -64,7 +64,7 @@ def test_work_is_charged_to_its_owner_by_characters(generator: Model, monkeypatc
         return start(threads, function, piece)
 
     async def act() -> None:
-        text = TextProcessor(threads=1, batch_limit=4, tokenised=lambda *_: None)
+        text = TextProcessor(threads=1, batch_limit=4, on_tokenised=lambda *_: None)
         terms = Terms(owner="good")
         texts = ["The fox", "a"]
         await text.tokenize(generator, texts, special=False, terms=terms)

@@ -16,7 +16,7 @@ from starlette.responses import Response
 from ....core.errors import PolyheadError
 from ....core.model import Model
 from ....core.request import Task
-from ....resources.request_memory import WRITTEN
+from ....resources.request_memory import BYTES_PER_WRITTEN_CHARACTER
 from ....text.answer_delta import AnswerDelta, TokenLogprobs, Usage
 from ....text.answer_stream import AnswerStream
 from ....text.encoder_outputs import EncoderOutput
@@ -105,7 +105,7 @@ async def read_echoes(request: Request, wire: CompletionRequest) -> tuple[str, .
     decoded = await text.decode(model, Decoding(given, "prompt"), claim, terms) if given else []
     remaining = iter(decoded)
     found = tuple(prompt if isinstance(prompt, str) else next(remaining) for prompt in prompts)
-    claim.grow(WRITTEN * wire.n * sum(map(len, found)), "the prompts that each answer repeats")
+    claim.grow(BYTES_PER_WRITTEN_CHARACTER * wire.n * sum(map(len, found)), "the prompts that each answer repeats")
     return found
 
 

@@ -101,13 +101,13 @@ def test_memory_is_claimed_before_texts_of_tokens_are_made(
 ) -> None:
     body = body if path.startswith("/models") else body | {"model": "talker"}
     monkeypatch.setattr(UNBOUNDED_HEADROOM, "_free_bytes", 0)
-    monkeypatch.setattr(tokenization, "WRITTEN", MIN_REQUEST_BYTES)
+    monkeypatch.setattr(tokenization, "BYTES_PER_WRITTEN_CHARACTER", MIN_REQUEST_BYTES)
     (refused,) = ask(app, (path, body))
     assert refused.status_code == 413, refused.text
     assert sentence in refused.text
     assert "takes about" in refused.text
     monkeypatch.undo()
-    monkeypatch.setattr(tokenization, "MOST_WRITTEN", 1)
+    monkeypatch.setattr(tokenization, "MAX_WRITTEN_BYTES", 1)
     (refused,) = ask(app, (path, body))
     assert refused.status_code in (400, 413), refused.text
     assert sentence in refused.text
