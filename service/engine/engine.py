@@ -276,7 +276,8 @@ class Engine:
             own = report.running - sum(report.adapters.values())
             self._running[context] = report.adapters.get(adapter, 0) if adapter else own
         self._delivery.add(worker, step.events, self._step_credits.release)
-        self._observer.record_step(step.report)
+        if step.report.sequences:  # otherwise all its answers wait for their masks, and nothing was computed
+            self._observer.record_step(step.report)
 
     def _report_idle(self, worker: Worker) -> None:
         for context in self._contexts.get(worker, {}).values():

@@ -178,7 +178,7 @@ class Stream:
             case Failed(error=error):
                 self._end("expired" if isinstance(error, Expired) else "failed", self.tokens, error.code)
             case _:
-                pass  # the output of an encoded text is followed by its Done
+                self._wake()
 
     def abort(self, error: PolyheadError) -> None:
         """End the request with an error."""

@@ -131,6 +131,8 @@ class GeneratorWorker:
 
     def abort(self, handle: RequestHandle) -> None:
         self._groups.abort(handle)
+        if not self.has_work:
+            self._mask_builder.keep(self._groups.requests)
 
     def pause(self, handle: RequestHandle) -> None:
         self._groups.pause(handle)
@@ -143,6 +145,8 @@ class GeneratorWorker:
         for state in self._groups.expired(now):
             events += [(handle, Failed(deadline_error(handle, now))) for handle in state.handles if handle]
             self._groups.remove(state)
+        if events:
+            self._mask_builder.keep(self._groups.requests)
         return events
 
     def step(self) -> StepResult:

@@ -46,22 +46,25 @@ class AnswerStream:
         self._detokenizers: dict[int, Detokenizer] = {}
         self._parsers: dict[int, ChatParser] = {}
         self._tokens = 0  # tokens that were made text
+        self._slice = min(TOKENS_PER_SLICE * len(requests), SLICE_SIZE)  # tokens in one iteration of the event loop
         self._counted = {request.group or request.id: request.id for request in reversed(requests)}  # of each prompt
 
     def __aiter__(self) -> Self:
         return self
 
     async def __anext__(self) -> tuple[int, AnswerDelta]:
-        """Other tasks run after every TOKENS_PER_SLICE tokens, even if more events are there already."""
+        """Other tasks run after a number of tokens, even if more events are there already."""
+        is_read = False
         try:
             while True:
                 index, event = await self._events.read()
                 delta = await self._read_event(index, event)
                 if not delta.is_empty:
+                    is_read = True
                     return index, self._expected.hide(delta) if self._expected is not None else delta
-        except BaseException:
-            self.close()
-            raise
+        finally:
+            if not is_read:
+                self.close()
 
     def close(self) -> None:
         """Abort the requests that have not ended."""
@@ -78,7 +81,7 @@ class AnswerStream:
         match event:
             case GeneratedToken():
                 self._tokens += 1
-                if not self._tokens % TOKENS_PER_SLICE:
+                if not self._tokens % self._slice:
                     await asyncio.sleep(0)
                 began = perf_counter()
                 delta = call_tokenizer(partial(detokenizer.push, event))

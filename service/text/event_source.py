@@ -6,6 +6,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from functools import partial
 from typing import Protocol
 
+from ..concurrency.time_slices import SLICE_SIZE
 from ..core.request import Event, Request
 from ..engine.worker import RequestTiming
 
@@ -40,22 +41,31 @@ SubmitCall = Callable[[Sequence[Request]], Awaitable[Sequence[EventSource]]]
 
 
 class EventReader:
-    """Reads the events of several sources as they arrive; where several have some, one of each in turn."""
+    """Reads the events of several sources as they arrive; where several have some, one of each in turn.
+
+    Other tasks run after every SLICE_SIZE times that a source was looked at, even if all events are there already.
+    """
 
     def __init__(self, sources: Sequence[EventSource]) -> None:
         self._sources = sources
         self._unfinished = set(range(len(sources)))
-        self._ready = deque(self._unfinished)  # sources that may have an event, each at most once
+        self._ready = deque(range(len(sources)))  # sources that may have an event, each at most once
         self._is_ready = [True] * len(sources)
+        self._watched = 0  # the sources before it report their events
+        self._looks = 0
         self._waiter: asyncio.Future[None] | None = None
-        for index, source in enumerate(sources):
-            source.on_ready(partial(self._mark_ready, index))
 
     async def read(self) -> tuple[int, Event]:
         """The next event, with the index of its source. Raises StopAsyncIteration when all sources have ended."""
         while self._unfinished:
             while self._ready:
+                self._looks += 1
+                if not self._looks % SLICE_SIZE:
+                    await asyncio.sleep(0)
                 index = self._ready.popleft()
+                if index == self._watched:  # at first they are looked at in order
+                    self._sources[index].on_ready(partial(self._mark_ready, index))
+                    self._watched += 1
                 if index not in self._unfinished:
                     continue
                 if (event := self._sources[index].take()) is not None:

@@ -9,7 +9,7 @@ from fastapi import Request
 from starlette.responses import Response
 
 from ...concurrency.outcome import run_on_thread
-from ...concurrency.time_slices import split_in_slices
+from ...concurrency.time_slices import iterate_in_slices, split_in_slices
 from ...core.errors import BadRequest, BodyTooLarge, NotFound, Overloaded
 from ...core.model import Model, name_model_in_errors
 from ...core.request import Generate, Terms
@@ -90,9 +90,8 @@ async def collect_answers(
     joined = await join_answers(await collect_deltas(answers, claim.add))
     if generation.attempts == generation.count:
         return joined
-    return [
-        answer for tries in split_in_slices(joined, generation.attempts) for answer in select_best(tries, generation)
-    ]
+    prompts = iterate_in_slices(split_in_slices(joined, generation.attempts), 1)
+    return [answer async for tries in prompts for answer in select_best(tries, generation)]
 
 
 def select_best(tries: Sequence[AnswerDelta], generation: GenerationRequest) -> list[AnswerDelta]:

@@ -14,7 +14,7 @@ from polyhead.service.core.guide import GuideBusy, GuideSpec
 from polyhead.service.core.request import Generate, Sampling, Terms
 from polyhead.service.engine import generator_worker
 from polyhead.service.engine.generator_worker import GeneratorWorker
-from tests.support.engine_fakes import WORDS, Ask, FakeGenerator, ask, finish, generate, turn
+from tests.support.engine_fakes import WORDS, FakeGenerator, RecordingTicket, ask, finish, generate, turn
 
 PATIENCE_S = 60.0
 
@@ -71,7 +71,7 @@ def guided(guide: SlowGuide, seed: int, **options: Any) -> Generate:
     return generate([5, 6, 7], 20, guide=guide, sampling=Sampling(temperature=2, seed=seed), **options)
 
 
-def steps_until(worker: GeneratorWorker, ticket: Ask) -> Iterator[None]:
+def steps_until(worker: GeneratorWorker, ticket: RecordingTicket) -> Iterator[None]:
     """Steps until the request has ended."""
     while not ticket.ended:
         turn(worker)

@@ -36,7 +36,7 @@ from polyhead.service.engine.logits_processors import (
 )
 from polyhead.service.engine.native_sampling import CompiledSampler
 from polyhead.service.engine.sampler import SampleRow
-from tests.support.engine_fakes import Ask, FakeGenerator, ask, finish, generate
+from tests.support.engine_fakes import FakeGenerator, RecordingTicket, ask, finish, generate
 
 WORDS = 50
 tokens = st.integers(0, WORDS - 1)
@@ -321,7 +321,7 @@ def test_the_options_of_a_call_are_read_once_for_all_its_answers() -> None:
 def test_a_token_below_zero_is_refused(sampling: Sampling) -> None:
     worker = GeneratorWorker(FakeGenerator(), model="talker")
     with pytest.raises(BadRequest, match="numbers of tokens begin at 0"):
-        worker.submit(Ask(generate([1, 2], 3, sampling=sampling)))
+        worker.submit(RecordingTicket(generate([1, 2], 3, sampling=sampling)))
     assert not worker.has_work
 
 
