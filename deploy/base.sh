@@ -7,7 +7,7 @@ set -euo pipefail
 name=${1:?usage: deploy/base.sh NAME}
 release=${DEBIAN:-bookworm}
 root=$(mktemp -d)
-trap 'rm -rf "$root"' EXIT
+trap 'rm -rf --one-file-system "$root"' EXIT  # debootstrap may leave /proc mounted in it
 
 debootstrap --variant=minbase --include=python3,python3-venv,ca-certificates "$release" "$root" ${MIRROR:-}
 

@@ -16,7 +16,7 @@ from importlib import metadata
 from pathlib import Path
 from py_compile import PycInvalidationMode
 
-PACKAGES = ("models", "service", "training")
+PACKAGES = ("polyhead",)
 SITE = Path(sysconfig.get_path("purelib"))
 UNUSED = (
     "torch/include",

@@ -218,8 +218,8 @@ def engine_deployment(name: str, settings: Settings, secret: str) -> ray_serve.A
 
 
 def application(args: Mapping[str, Any]) -> ray_serve.Application:
-    """Return the application for `serve run service.fleet.ray_app:application` and config files; `args` are settings,
-    as in polyhead's file.
+    """Return the application for `serve run polyhead.service.fleet.ray_app:application` and config files; `args` are
+    settings, as in polyhead's file.
 
     It has a deployment for every model or pool, with its name, and one named Ingress.
     """

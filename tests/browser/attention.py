@@ -3,9 +3,9 @@
 from typing import Any
 
 import numpy as np
-from playground import TIMEOUT_MS, Visit, ask, choose, tab
 from playwright.sync_api import Locator, Page, expect
 
+from tests.browser.playground import TIMEOUT_MS, Visit, ask, choose, tab
 from tests.support.processes import Process
 
 PATH = "/v1/explain"

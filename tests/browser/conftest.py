@@ -14,11 +14,11 @@ from pathlib import Path
 from urllib.parse import urlsplit
 
 import pytest
-from playground import Visit
 from playwright.sync_api import Browser, ConsoleMessage, Page, Request, sync_playwright
 
 from polyhead.service.config.settings import default_model_dir
 from polyhead.service.runtime import quickstart
+from tests.browser.playground import Visit
 from tests.support import checkpoints
 from tests.support.processes import Process
 from tests.support.recipes import tried

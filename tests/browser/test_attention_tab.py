@@ -5,7 +5,9 @@ from collections.abc import Callable
 
 import numpy as np
 import pytest
-from attention import (
+from playwright.sync_api import Page, expect
+
+from tests.browser.attention import (
     PATH,
     TEXT,
     TOLERANCE,
@@ -18,9 +20,7 @@ from attention import (
     view,
     wait_until_drawn,
 )
-from playground import Sent, Visit, ask, assert_accessible, choose, run, tab
-from playwright.sync_api import Page, expect
-
+from tests.browser.playground import Sent, Visit, ask, assert_accessible, choose, run, tab
 from tests.support.processes import Process
 
 

@@ -3,10 +3,21 @@
 from collections.abc import Callable
 
 import pytest
-from attention import BUSY, EMOJI_TEXT, PATH, TEXT, check_pieces, explained, open_tab, pick, view, wait_until_drawn
-from playground import Sent, Visit, ask, choose, converse, run, tab, wait_for_answer
 from playwright.sync_api import Page, expect
 
+from tests.browser.attention import (
+    BUSY,
+    EMOJI_TEXT,
+    PATH,
+    TEXT,
+    check_pieces,
+    explained,
+    open_tab,
+    pick,
+    view,
+    wait_until_drawn,
+)
+from tests.browser.playground import Sent, Visit, ask, choose, converse, run, tab, wait_for_answer
 from tests.support.processes import Process
 
 

@@ -3,9 +3,9 @@
 import itertools
 from math import exp
 
-from playground import TIMEOUT_MS, Sent, Visit, ask, choose, converse, press, run, wait_for_answer
 from playwright.sync_api import Page, expect
 
+from tests.browser.playground import TIMEOUT_MS, Sent, Visit, ask, choose, converse, press, run, wait_for_answer
 from tests.support.processes import Process
 
 PATH = "/v1/chat/completions"

@@ -2,9 +2,9 @@
 
 import numpy as np
 import pytest
-from playground import Visit, ask, choose, run
 from playwright.sync_api import Locator, expect
 
+from tests.browser.playground import Visit, ask, choose, run
 from tests.support.processes import Process
 
 # Characters beyond U+FFFF: JavaScript's strings count each as two.

@@ -7,9 +7,20 @@ import sys
 from collections.abc import Callable
 
 import pytest
-from playground import TIMEOUT_MS, Visit, ask, assert_accessible, choose, converse, press, run, tab, wait_for_answer
 from playwright.sync_api import Page, expect
 
+from tests.browser.playground import (
+    TIMEOUT_MS,
+    Visit,
+    ask,
+    assert_accessible,
+    choose,
+    converse,
+    press,
+    run,
+    tab,
+    wait_for_answer,
+)
 from tests.support.processes import Process
 
 BUTTONS = {

@@ -5,9 +5,9 @@ from typing import Any
 
 import pytest
 from jsonschema import Draft202012Validator
-from playground import Visit, assert_accessible
 from playwright.sync_api import Page, expect
 
+from tests.browser.playground import Visit, assert_accessible
 from tests.support.processes import Process
 
 EXAMPLES = """async (schemas) => {

@@ -3,9 +3,9 @@
 import re
 
 import pytest
-from playground import Visit, ask, choose
 from playwright.sync_api import Page, Request, expect
 
+from tests.browser.playground import Visit, ask, choose
 from tests.support.processes import Process
 
 

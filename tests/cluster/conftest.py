@@ -6,7 +6,7 @@ import pytest
 
 pytest.importorskip("ray", reason="the extra ray is not installed")
 
-from nodes import Cluster
+from tests.cluster.nodes import Cluster
 
 
 @pytest.fixture(autouse=True)

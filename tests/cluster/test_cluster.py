@@ -12,8 +12,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from nodes import ENVIRONMENT, RAY, Cluster, ServedCluster, process_tree, replicas, until
 
+from tests.cluster.nodes import ENVIRONMENT, RAY, Cluster, ServedCluster, process_tree, replicas, until
 from tests.support.crowd import COMPLETIONS, Answer, ask, completion
 from tests.support.load import Asked, load
 from tests.support.manifests import pods_of, rendered

@@ -8,8 +8,8 @@ from pathlib import Path
 import httpx
 import pytest
 import yaml
-from nodes import ENVIRONMENT, HOST, Cluster, free_port, replicas, until
 
+from tests.cluster.nodes import ENVIRONMENT, HOST, Cluster, free_port, replicas, until
 from tests.support.load import Asked, load
 from tests.support.processes import Page
 

@@ -8,8 +8,8 @@ from typing import Any
 
 import httpx
 import pytest
-from nodes import Cluster, ServedCluster, replicas, until
 
+from tests.cluster.nodes import Cluster, ServedCluster, replicas, until
 from tests.support.crowd import COMPLETIONS, ask, completion
 from tests.support.load import Asked, load
 

@@ -232,6 +232,11 @@ def slim() -> ModuleType:
     return module
 
 
+def test_the_packages_that_are_compiled_are_those_of_the_wheel(slim: ModuleType) -> None:
+    wheel = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["hatch"]["build"]["targets"]["wheel"]
+    assert list(slim.PACKAGES) == wheel["packages"]
+
+
 @pytest.mark.parametrize(
     ("variant", "cuda", "packages", "complaint"),
     [
