@@ -27,8 +27,8 @@ ROUTES: dict[str, tuple[str, dict[str, Any]]] = {
     "completions": ("/v1/completions", COMPLETION),
     "several": ("/v1/completions", COMPLETION | {"prompt": ["The fox", "A dog", "A bird"]}),
     "chat": ("/v1/chat/completions", CHAT),
-    "responses": ("/v1/responses", {"model": "chat", "input": "Hello", "max_output_tokens": 16}),
-    "messages": ("/v1/messages", {"model": "chat", "messages": CHAT["messages"], "max_tokens": 4}),
+    "responses": ("/v1/responses", {"model": "chat", "input": "Hello", "max_output_tokens": 16, "temperature": 0}),
+    "messages": ("/v1/messages", {"model": "chat", "messages": CHAT["messages"], "max_tokens": 4, "temperature": 0}),
     "tgi": ("/models/chat/generate", {"inputs": "The fox", "parameters": {"max_new_tokens": 4}}),
     "hf": ("/models/chat", {"inputs": "The fox", "parameters": {"max_new_tokens": 4}}),
 }

@@ -117,7 +117,7 @@ def test_a_vocabulary_is_tried_with_the_fields_that_are_read(tmp_path: Path) -> 
     path = write_llama(
         tmp_path / "a.gguf", llama(), **{".tokenizer.ggml.other": "x" * 1000, ".tokenizer.ggml.pre": "gpt-2"}
     )
-    describe_source(str(path), vet=lambda _, fields: asked.append(set(fields)))
+    describe_source(str(path), folder_check=lambda _, fields: asked.append(set(fields)))
     [names] = asked
     assert {"tokenizer.ggml.model", "tokenizer.ggml.tokens", "tokenizer.ggml.merges", "tokenizer.ggml.pre"} <= names
     assert "tokenizer.ggml.other" not in names
@@ -135,7 +135,7 @@ def test_a_vocabulary_is_bounded_before_it_is_copied(
     monkeypatch.setattr(gguf_vocabulary, "MAX_FIELD_CHARACTERS", characters - 1)
     said = f"has .* of {characters} characters under tokenizer.ggml; {characters - 1} are the most"
     with pytest.raises(CheckpointError, match=said):
-        describe_source(str(path), vet=lambda source, _: asked.append(source))
+        describe_source(str(path), folder_check=lambda source, _: asked.append(source))
     assert not asked
 
 
