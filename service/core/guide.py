@@ -21,21 +21,28 @@ class GuideBusy(Exception):
         self.ready = ready
 
 
+class GuideFinished(Exception):
+    """The answer is complete: nothing may follow."""
+
+
 class GuideState(Protocol):
     """The position of one answer in a guide.  One thread at a time calls it.
+
+    Only `fill_mask` may take long.  What `advance` and `forced_tokens` could not do at once, it does first.
 
     Its methods raise PolyheadError where the guide has become too costly to follow.
     """
 
     @property
     def is_finished(self) -> bool:
-        """Whether the answer is complete: nothing may follow."""
+        """Whether the answer is known to be complete: nothing may follow."""
 
     def fill_mask(self, mask: NDArray[np.int32]) -> bool:
         """Set the bits of the allowed tokens, bit i of `mask` [ceil(V / 32)] for token i.
 
         Returns False, and sets nothing, where all are allowed.  Raises GuideBusy where it takes longer; nothing has
-        changed then.
+        changed then.  Raises GuideFinished where the answer turns out to be complete, although `is_finished` was
+        false.
         """
 
     def advance(self, token: int) -> None:

@@ -23,7 +23,7 @@ from polyhead.models.executors.contract import StepInput
 from ..concurrency.fair_queue import FairQueue
 from ..concurrency.outcome import Failure, attempt
 from ..core.errors import PolyheadError
-from ..core.guide import GuideBusy
+from ..core.guide import GuideBusy, GuideFinished
 from .logits_processors import process_logits
 from .request_beams import SearchStep
 from .request_state import RequestState
@@ -97,13 +97,14 @@ class PendingSample:
 
 @dataclass(frozen=True, slots=True)
 class TokenMasks:
-    """Which tokens may come next: a row of bits for each request with a guide, the requests whose guide failed, and
-    those whose mask takes longer than the step waits.
+    """Which tokens may come next: a row of bits for each request with a guide, the requests whose guide failed, those
+    whose answer is complete, and those whose mask takes longer than the step waits.
     """
 
     row_of: dict[RequestState, int] = field(default_factory=dict)
     bits: NDArray[np.int32] = field(default_factory=lambda: np.empty((0, 0), np.int32))
     failed: dict[RequestState, PolyheadError] = field(default_factory=dict)
+    finished: set[RequestState] = field(default_factory=set)
     late: set[RequestState] = field(default_factory=set)
 
 
@@ -178,6 +179,8 @@ class MaskBuilder:
                 if job.outcome:
                     row = masks.row_of[job.state] = len(masks.row_of)
                     masks.bits[row] = job.bits
+            elif isinstance(job.outcome.error, GuideFinished):
+                masks.finished.add(job.state)
             elif isinstance(job.outcome.error, PolyheadError):
                 masks.failed[job.state] = job.outcome.error
             else:  # a fault of the server: the step fails, and may be tried again
@@ -257,7 +260,7 @@ def pending_samples(chunks: Sequence[Chunk], states: States, masks: TokenMasks) 
         for chunk in chunks
         if chunk.is_last
         for state in sampling_states(states[chunk.sequence])
-        if state not in masks.failed
+        if state not in masks.failed and state not in masks.finished
     ]
 
 

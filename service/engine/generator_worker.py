@@ -185,6 +185,7 @@ class GeneratorWorker:
         padding = self._executor.padding(rows)
         # Nothing above has changed any state: where it raises, the step can be tried again.
         without_mask = [state for state in guided_states(valid, states) if state in masks.failed]
+        complete = [state for state in guided_states(valid, states) if state in masks.finished]
         self._mask_builder.forget(guided_states(done, states))
         started = self._take_started()
         times = StepTimes(queue=[began - state.submitted for state in started])
@@ -200,6 +201,8 @@ class GeneratorWorker:
             events += self._advance_search(state, new_logits, search_step, times)
         for state in without_mask:
             events += self._end_request(state, Failed(masks.failed[state]))
+        for state in complete:
+            events += self._end_request(state, state.done_event("stop"))
         self._mask_builder.resume()
         report = self._report(plan, padding, (computed - began, ended - computed), times)
         return StepResult(events, report, [handle for state in started for handle in state.handles if handle], began)

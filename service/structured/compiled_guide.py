@@ -34,7 +34,7 @@ from ..concurrency.fair_queue import FairQueue
 from ..concurrency.outcome import Failure, attempt, unwrap
 from ..core.errors import BadRequest, BodyTooLarge, Overloaded, PolyheadError, TooComplex
 from ..core.grammar import Grammar
-from ..core.guide import GuideBusy, GuideSpec, GuideState
+from ..core.guide import GuideBusy, GuideFinished, GuideSpec, GuideState
 from .grammar_child import MAX_LEXER_STATES, readable_error, set_parser_limits
 from .vocabulary_bytes import VocabularyBytes
 
@@ -156,6 +156,10 @@ class LexerFull(Exception):
     """The lexer can be used no more; the answer continues in another."""
 
 
+class LexerBusy(Exception):
+    """Another answer uses the lexer."""
+
+
 class Lexer:
     """A compiled grammar, whose copies share one lexer with room for `room` states.
 
@@ -195,12 +199,15 @@ class Lexer:
     def copy(self) -> LLMatcher:
         return call_library(self.matcher.deep_copy)
 
-    def use(self, matcher: LLMatcher, function: Callable[[], T]) -> T:
+    def use(self, matcher: LLMatcher, function: Callable[[], T], *, waits: bool = True) -> T:
         """Call `function`, which uses the copy `matcher`.
 
-        Raises LexerFull where the lexer cannot be used any more, TooComplex where this answer has met another limit.
+        Raises LexerFull where the lexer cannot be used any more, LexerBusy where it is in use and the caller does not
+        wait, TooComplex where this answer has met another limit.
         """
-        with self.lock:
+        if not self.lock.acquire(blocking=waits):
+            raise LexerBusy
+        try:
             if self.error:
                 raise LexerFull
             try:
@@ -215,6 +222,8 @@ class Lexer:
             if self.error:
                 raise LexerFull
             raise TooComplex(TOO_COMPLEX + readable_error(error))
+        finally:
+            self.lock.release()
 
     def _find_error(self) -> str:
         """The error of the lexer; empty where it has none.  A matcher reports it as a token that is not allowed."""
@@ -304,28 +313,34 @@ class GrammarState:
         self._tokens: list[int] = []
         self._read_count = 0  # tokens that the matcher has read: fewer than all after it began in another lexer
         self._pending_forced = deque[int]()  # tokens that must come next and were not appended yet
+        self._owes_forced = False  # they were asked for before the matcher had read all tokens
+        self._owes_end = False  # whether the answer is complete was asked for before that
         self._lexer_count = 1
         self._has_own_lexer = False
         self._own_next: Future[Lexer] | None = None
 
     @property
     def is_finished(self) -> bool:
-        """Where the matcher has not read all tokens, the next mask ends the answer."""
-        return self._has_read_all and not self._matcher.is_error() and call_library(self._matcher.is_stopped)
+        """Where the matcher has not read all tokens, `fill_mask` finds it out."""
+        self._owes_end = not self._has_read_all
+        return not self._owes_end and not self._matcher.is_error() and call_library(self._matcher.is_stopped)
 
     def fill_mask(self, mask: NDArray[np.int32]) -> bool:
         assert mask.flags.c_contiguous
         if self._pending_forced:
-            mask[:] = np.packbits(np.arange(mask.size * 32) == self._pending_forced[0], bitorder="little").view(
-                np.int32
-            )
-            return True
+            return self._allow_forced(mask)
         began = perf_counter()
         while True:
             try:
                 if self._lexer.error:
                     self._begin_again(self._next_lexer())
                 self._read_tokens(mask, began + READ_SLICE_S)
+                if self._owes_end and self.is_finished:
+                    raise GuideFinished
+                if self._owes_forced:
+                    self._compute_forced(waits=True)
+                    if self._pending_forced:
+                        return self._allow_forced(mask)
                 self._compute_mask(mask)
                 return True
             except LexerFull:
@@ -335,15 +350,19 @@ class GrammarState:
     def advance(self, token: int) -> None:
         self._tokens.append(token)
         self._drop_forced(token)
+        self._owes_forced = False
         if self._read_count == len(self._tokens) - 1:
-            with suppress(LexerFull):
-                self._read(1)
+            with suppress(LexerFull, LexerBusy):
+                self._read(1, waits=False)
 
     def try_advance(self, token: int) -> bool:
         """Append `token` if it is allowed; return whether it is."""
         scratch = np.zeros(-(-self._guide.vocabulary.size // 32), np.int32)
-        while not self._has_read_all or self._lexer.error:
-            wait_for_mask(self, scratch)
+        try:
+            while not self._has_read_all or self._lexer.error:
+                wait_for_mask(self, scratch)
+        except GuideFinished:
+            return False
         try:
             is_allowed = self._lexer.use(self._matcher, lambda: self._matcher.try_consume_tokens([token])) == 1
         except LexerFull:
@@ -356,14 +375,26 @@ class GrammarState:
 
     def forced_tokens(self) -> list[int]:
         """At most MAX_FORCED_TOKENS of a long literal: it is computed once, and no step gets all of it."""
-        if not self._pending_forced and self._has_read_all:
-            with suppress(LexerFull):
-                self._pending_forced.extend(self._lexer.use(self._matcher, lambda: self._matcher.compute_ff_tokens()))
+        if not self._pending_forced:
+            self._owes_forced = True
+            if self._has_read_all:
+                with suppress(LexerFull, LexerBusy):
+                    self._compute_forced(waits=False)
         return list(islice(self._pending_forced, MAX_FORCED_TOKENS))
 
     @property
     def _has_read_all(self) -> bool:
         return self._read_count == len(self._tokens)
+
+    def _compute_forced(self, *, waits: bool) -> None:
+        compute = self._matcher.compute_ff_tokens
+        self._pending_forced.extend(self._lexer.use(self._matcher, compute, waits=waits))
+        self._owes_forced = False
+
+    def _allow_forced(self, mask: NDArray[np.int32]) -> bool:
+        """Allow the next forced token alone."""
+        mask[:] = np.packbits(np.arange(mask.size * 32) == self._pending_forced[0], bitorder="little").view(np.int32)
+        return True
 
     def _drop_forced(self, token: int) -> None:
         if self._pending_forced and self._pending_forced[0] == token:
@@ -376,10 +407,10 @@ class GrammarState:
         self._lexer.use(self._matcher, lambda: self._matcher.unsafe_compute_mask_ptr(mask.ctypes.data, mask.nbytes))
         self._lexer.measure(self._matcher, perf_counter() - began)
 
-    def _read(self, count: int) -> None:
+    def _read(self, count: int, *, waits: bool = True) -> None:
         """Let the matcher read `count` tokens."""
         tokens = self._tokens[self._read_count : self._read_count + count]
-        self._lexer.use(self._matcher, lambda: self._matcher.consume_tokens(tokens))
+        self._lexer.use(self._matcher, lambda: self._matcher.consume_tokens(tokens), waits=waits)
         self._read_count += len(tokens)
 
     def _read_tokens(self, mask: NDArray[np.int32], until: float) -> None:
@@ -424,8 +455,9 @@ def compile_guide(vocabulary: VocabularyBytes, source: str, grammar: Grammar, me
         ahead, mask = guide.new_state(), np.zeros(-(-vocabulary.size // 32), np.int32)
         for _ in range(TRIAL_STEPS):
             if not ahead.is_finished:
-                wait_for_mask(ahead, mask)
-                ahead.advance(lowest_token(mask))
+                with suppress(GuideFinished):
+                    wait_for_mask(ahead, mask)
+                    ahead.advance(lowest_token(mask))
     except TooComplex as error:
         reason = error.message.removeprefix(TOO_COMPLEX)
         raise BadRequest(f"{grammar.field}: {reason}", param=grammar.field) from None

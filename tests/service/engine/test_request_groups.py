@@ -21,6 +21,7 @@ from polyhead.models.executors.torch_executor import TorchExecutor
 from polyhead.models.native.library import runnable_targets
 from polyhead.models.native.native_executor import NativeExecutor
 from polyhead.service.core.errors import BadRequest
+from polyhead.service.core.guide import GuideFinished
 from polyhead.service.core.request import (
     BeamSearchOptions,
     Done,
@@ -316,6 +317,39 @@ def test_a_guide_that_fails_fails_alone(place: int) -> None:
 
 
 # Searches
+
+
+class LateEnd:
+    """A guide whose answers are complete after two tokens, which only its mask finds out."""
+
+    def new_state(self) -> "LateEndState":
+        return LateEndState()
+
+
+class LateEndState:
+    is_finished = False
+
+    def __init__(self) -> None:
+        self.count = 0
+
+    def fill_mask(self, mask: Any) -> bool:
+        if self.count == 2:
+            raise GuideFinished
+        return False
+
+    def advance(self, token: int) -> None:
+        self.count += 1
+
+    def forced_tokens(self) -> list[int]:
+        return []
+
+
+def test_an_answer_whose_end_is_found_late_has_the_same_usage() -> None:
+    requests: Any = [generate([5, 6], 20, guide=LateEnd()), generate([5, 6], 6)]  # type: ignore[arg-type]
+    complete, other = answers(FakeGenerator(), *requests)
+    assert token_ids(complete) == token_ids(other)[:2]
+    assert complete[-1] == Done("stop", 2, 2)
+    assert len(token_ids(other)) == 6
 
 
 def beam_search_of(prompt: Sequence[int], count: int, how: BeamSearchOptions, **options: object) -> list[Generate]:

@@ -12,7 +12,7 @@ import pytest
 
 from polyhead.service.core.errors import Overloaded, PolyheadError
 from polyhead.service.core.grammar import Grammar
-from polyhead.service.core.guide import Guide, GuideBusy, GuideState
+from polyhead.service.core.guide import Guide, GuideBusy, GuideFinished, GuideState
 from polyhead.service.core.model import Model
 from polyhead.service.resources.request_memory import ALLOCATOR_BYTES, Headroom
 from polyhead.service.structured import compiled_guide as module
@@ -271,3 +271,22 @@ def test_an_answer_that_is_too_complex_for_the_largest_lexer_says_so(
     monkeypatch.setattr(module, "LEXER_ROOMS", (64, 128))
     [(_, error)] = answer_all(talker, compiled(guides, talker, COUNTER), range(2, 3), 400)
     assert error.startswith("the answer's form has become too complex: lexer error: too many states: 12")
+
+
+def test_an_answer_does_not_wait_while_another_uses_its_lexer(guides: GuideCompiler, talker: Model) -> None:
+    """What it could not do meanwhile, its next mask does: end and forced tokens are those of an answer alone."""
+    guide = compiled(guides, talker, Grammar("regex", "The fox jumps", "guided_regex"))
+    alone, beside = guide.new_state(), guide.new_state()
+    forced = alone.forced_tokens()
+    assert talker.tokenizer.decode(forced) == "The fox jumps"
+    with guide.lexer.lock:
+        assert beside.forced_tokens() == []
+    assert allowed(talker, beside) == forced[:1]
+    for token in forced:
+        alone.advance(token)
+        with guide.lexer.lock:
+            beside.advance(token)
+            assert not beside.is_finished
+    assert alone.is_finished
+    with pytest.raises(GuideFinished):
+        allowed(talker, beside)
