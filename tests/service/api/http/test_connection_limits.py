@@ -412,7 +412,7 @@ def test_the_cost_of_empty_lines_does_not_grow_with_their_number() -> None:
 
         return count_steps(begin)
 
-    assert asyncio.run(count(30_000)) == asyncio.run(count(3))
+    assert asyncio.run(count(30_000)) < asyncio.run(count(3)) + 1000, "a step or more for each line"
 
 
 def test_a_complete_body_is_not_requested_with_100_continue() -> None:
