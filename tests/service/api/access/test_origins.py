@@ -201,7 +201,7 @@ def test_the_cost_of_a_host_does_not_grow_with_its_dots(end: str) -> None:
             origins.check_host(Headers({"host": f"x{'.' * dots}{end}"}), scope("10.1.2.3"))
 
     short, long = (count_steps(partial(check, dots)) for dots in (1, 100))
-    assert long <= short
+    assert long <= short + 20
 
 
 @pytest.mark.parametrize(
