@@ -140,7 +140,7 @@ def write_question(request: Mapping[str, Any], fields: Mapping[str, Any]) -> byt
 
 
 def read_state(source: Path, fields: Mapping[str, Any]) -> object:
-    """Return what tells whether the tokenizer of a source was changed; None if that cannot be told.
+    """Return the state of a tokenizer's files, which differs after a change; None if it cannot be read.
 
     Of a folder these are the sizes and times of its files, of a GGUF file a digest of its metadata. Links are followed.
     """

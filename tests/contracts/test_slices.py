@@ -4,21 +4,18 @@ aborted call is freed."""
 import asyncio
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any, cast
+from typing import Any
 
 import orjson
 import pytest
 
 from polyhead.models.tokenizer import Tokenizer
-from polyhead.service.api.access.app_state import AppState
-from polyhead.service.api.access.request_context import RequestContext
 from polyhead.service.concurrency.time_slices import SLICE_SIZE
 from polyhead.service.core.errors import Expired
 from polyhead.service.core.model import Model
-from polyhead.service.core.request import DEFAULT_TERMS, Request, Sampling, Terms
+from polyhead.service.core.request import DEFAULT_TERMS, Sampling, Terms
 from polyhead.service.engine import engine as engine_module
 from polyhead.service.engine.engine import Engine
 from polyhead.service.engine.event_stream import Stream
@@ -31,7 +28,6 @@ from polyhead.service.text.prompts import read_prompts
 from polyhead.service.text.tokenization import TokenizerJob
 from tests.service.api.operations.test_admin import Client
 from tests.service.api.operations.test_admin import serving as served
-from tests.support.engine_fakes import generate
 from tests.support.scripted import Connection, Registry, application, echo, until
 from tests.support.scripted import model as scripted_model
 
@@ -234,16 +230,6 @@ def test_a_client_that_disconnects_stops_the_tokenizer(tiny_generator: Path, mon
 
     asyncio.run(run())
     assert jobs[0].is_abandoned
-
-
-def requests_of(count: int) -> list[Request]:
-    return [replace(generate(IDS), id=f"call-{number}") for number in range(count)]
-
-
-def submitted(registry: Registry, visit: RequestContext, **settings: Any) -> tuple[AppState, Any]:
-    server = cast(AppState, application(registry, **settings).state.server)
-    [generator] = registry.models()
-    return server, server.submit_in_slices(visit, generator, requests_of(MANY))
 
 
 @pytest.fixture

@@ -12,21 +12,7 @@ import openai
 import pytest
 
 from tests.support.processes import Process
-
-CITY = {
-    "type": "object",
-    "properties": {
-        "city": {"type": "string", "maxLength": 6},
-        "size": {"enum": ["small", "large"]},
-        "founded": {"type": "integer", "minimum": 100, "maximum": 2000},
-    },
-    "required": ["city", "size", "founded"],
-    "additionalProperties": False,
-}
-
-
-NAMED = {"name": "city", "schema": CITY, "strict": True}
-
+from tests.support.schemas import CITY, NAMED_CITY
 
 ENDLESS = {"allOf": [{"type": "integer", "multipleOf": prime} for prime in (2, 3, 5, 7, 11, 13, 17, 19, 23)]}
 
@@ -77,7 +63,7 @@ def test_a_stream_and_an_answer_with_logprobs_are_equal(client: openai.OpenAI) -
     asked: dict[str, Any] = {
         "model": "chat",
         "messages": [{"role": "user", "content": "Name a city."}],
-        "response_format": {"type": "json_schema", "json_schema": NAMED},
+        "response_format": {"type": "json_schema", "json_schema": NAMED_CITY},
         "temperature": 0,
     }
     whole = client.chat.completions.create(**asked, logprobs=True)

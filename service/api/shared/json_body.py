@@ -54,7 +54,8 @@ async def parse_body(body: Bytes) -> Any:
 
 async def run_by_size(body: Bytes, function: Callable[[], T]) -> T:
     """The result of `function`, which parses `body`; for a long body, or one of many values, it runs on a thread."""
-    if len(body) <= SCAN_BYTES and count_json(body, INLINE_VALUES).values <= INLINE_VALUES:
+    is_small = len(body) <= INLINE_VALUES  # a value has at least one byte
+    if is_small or (len(body) <= SCAN_BYTES and count_json(body, INLINE_VALUES).values <= INLINE_VALUES):
         return function()
     return await run_on_thread(function)
 

@@ -128,7 +128,7 @@ def test_groups_and_other_requests_in_a_small_cache(seed: int) -> None:
 
 @pytest.mark.parametrize("seed", range(20))
 def test_a_group_of_more_answers_than_places(seed: int) -> None:
-    """As many as there are places start from the prompt, and the others after them, whoever leaves meanwhile."""
+    """As many as there are places start from the prompt, the others after them; some requests are aborted."""
     choice = random.Random(seed)
     places, count = choice.choice([1, 2, 5]), choice.randint(8, 20)
     requests = [*group(range(1, 11), count), generate([7, 7], 12), *group([3, 4, 5], count, max_tokens=3)]

@@ -1,6 +1,5 @@
 """Inputs of encoders: texts, pairs and token ids, truncation, prefixes."""
 
-import asyncio
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -9,31 +8,13 @@ import pytest
 
 from polyhead.service.core.errors import BadRequest, EmptyInput, TooLong
 from polyhead.service.core.model import Model
-from polyhead.service.core.request import Encode
-from polyhead.service.text.encoder_inputs import EncodedInput, EncodingRequest
-from polyhead.service.text.tokenization import TextProcessor
 from tests.support.scripted import model
+from tests.support.text_calls import inputs
 
 
 @pytest.fixture(scope="module")
 def classifier(tiny_classifier: Path) -> Model:
     return model(tiny_classifier, "judge", "classify", labels=("bad", "good"))
-
-
-def inputs(model: Model, *given: Any, **asked: Any) -> list[Encode]:
-    reads: list[EncodedInput] = run(
-        TextProcessor.read_inputs, model, EncodingRequest(field="inputs", inputs=given, **asked)
-    )
-    return [request for read in reads for request in read.requests]
-
-
-def run(method: Any, model: Model, asked: Any, times: list[tuple[str, str, float]] | None = None) -> Any:
-    recorded = times if times is not None else []
-    text = TextProcessor(threads=1, batch_limit=4, on_tokenised=lambda *call: recorded.append(call))
-    try:
-        return asyncio.run(method(text, model, asked, "call"))
-    finally:
-        text.close()
 
 
 def test_inputs_of_text_pairs_and_ids_keep_their_order(classifier: Model) -> None:

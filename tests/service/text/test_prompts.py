@@ -1,6 +1,5 @@
 """Prompts of generation requests: texts, token ids, chats, control tokens, the remaining context."""
 
-import asyncio
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -11,12 +10,13 @@ from polyhead.models.chat import ChatTemplate
 from polyhead.models.tokenizer import Tokenizer
 from polyhead.service.core.errors import BadRequest, TooLong, TooMany
 from polyhead.service.core.model import Model
-from polyhead.service.core.request import DEFAULT_TERMS, Generate, Sampling
-from polyhead.service.text.generation_request import ChatMessages, GenerationRequest
+from polyhead.service.core.request import DEFAULT_TERMS, Sampling
+from polyhead.service.text.generation_request import ChatMessages
 from polyhead.service.text.prompts import MAX_OPTION_TOKENS
 from polyhead.service.text.tokenization import TextProcessor
 from tests.support.checkpoints import CHAT_TEMPLATE
 from tests.support.scripted import model
+from tests.support.text_calls import prompts, run
 
 
 @pytest.fixture(scope="module")
@@ -24,22 +24,8 @@ def generator(tiny_generator: Path) -> Model:
     return model(tiny_generator, "talker", "generate")
 
 
-def prompts(model: Model, *given: Any, **asked: Any) -> list[Generate]:
-    asked = {"field": "prompt", "sampling": Sampling()} | asked
-    return run(TextProcessor.read_prompts, model, GenerationRequest(prompts=given, **asked))
-
-
 def prompted(text: TextProcessor, model: Model, chat: ChatMessages, field: str) -> Any:
     return text.render_prompt(model, chat, field, special=False, terms=DEFAULT_TERMS)
-
-
-def run(method: Any, model: Model, asked: Any, times: list[tuple[str, str, float]] | None = None) -> Any:
-    recorded = times if times is not None else []
-    text = TextProcessor(threads=1, batch_limit=4, on_tokenised=lambda *call: recorded.append(call))
-    try:
-        return asyncio.run(method(text, model, asked, "call"))
-    finally:
-        text.close()
 
 
 def test_a_prompt_of_text_ids_and_messages(generator: Model) -> None:

@@ -4,7 +4,6 @@ import asyncio
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -13,12 +12,13 @@ from polyhead.service.concurrency.thread_pool import WorkInfo as Task
 from polyhead.service.core.errors import BadRequest, EmptyInput, TooLong
 from polyhead.service.core.grammar import Grammar
 from polyhead.service.core.model import Model
-from polyhead.service.core.request import Encode, Generate, Sampling, Terms
+from polyhead.service.core.request import Sampling, Terms
 from polyhead.service.resources.request_memory import UNBOUNDED_HEADROOM, MemoryClaim
-from polyhead.service.text.encoder_inputs import EncodedInput, EncodingRequest
+from polyhead.service.text.encoder_inputs import EncodingRequest
 from polyhead.service.text.generation_request import GenerationRequest
 from polyhead.service.text.tokenization import GRAMMAR_CHARACTERS, Decoding, TextProcessor
 from tests.support.scripted import model
+from tests.support.text_calls import inputs, prompts, run
 
 
 @pytest.fixture(scope="module")
@@ -29,27 +29,6 @@ def generator(tiny_generator: Path) -> Model:
 @pytest.fixture(scope="module")
 def classifier(tiny_classifier: Path) -> Model:
     return model(tiny_classifier, "judge", "classify", labels=("bad", "good"))
-
-
-def prompts(model: Model, *given: Any, **asked: Any) -> list[Generate]:
-    asked = {"field": "prompt", "sampling": Sampling()} | asked
-    return run(TextProcessor.read_prompts, model, GenerationRequest(prompts=given, **asked))
-
-
-def inputs(model: Model, *given: Any, **asked: Any) -> list[Encode]:
-    reads: list[EncodedInput] = run(
-        TextProcessor.read_inputs, model, EncodingRequest(field="inputs", inputs=given, **asked)
-    )
-    return [request for read in reads for request in read.requests]
-
-
-def run(method: Any, model: Model, asked: Any, times: list[tuple[str, str, float]] | None = None) -> Any:
-    recorded = times if times is not None else []
-    text = TextProcessor(threads=1, batch_limit=4, on_tokenised=lambda *call: recorded.append(call))
-    try:
-        return asyncio.run(method(text, model, asked, "call"))
-    finally:
-        text.close()
 
 
 # Tokenisation

@@ -1,4 +1,4 @@
-"""Generation calls: their requests are submitted where the call is started, and aborted if nobody reads the answers."""
+"""Generation calls: their requests are submitted where the call is started, and aborted if the answers are not read."""
 
 import asyncio
 from pathlib import Path

@@ -8,26 +8,12 @@ from polyhead.service.api.dialects.openai.wire import ChatRequest, CompletionReq
 from polyhead.service.api.shared.response_formats import StructuredOutputs, TextFormat, TgiGrammar, convert_format
 from polyhead.service.core.errors import BadRequest
 from polyhead.service.core.grammar import Grammar
+from tests.support.schemas import NAMED_CITY
 
 TALK = {"model": "chat", "messages": [{"role": "user", "content": "Who?"}]}
 
 
 OBJECT = {"type": "object"}
-
-
-CITY = {
-    "type": "object",
-    "properties": {
-        "city": {"type": "string", "maxLength": 6},
-        "size": {"enum": ["small", "large"]},
-        "founded": {"type": "integer", "minimum": 100, "maximum": 2000},
-    },
-    "required": ["city", "size", "founded"],
-    "additionalProperties": False,
-}
-
-
-NAMED = {"name": "city", "schema": CITY, "strict": True}
 
 
 @pytest.mark.parametrize(
@@ -66,7 +52,7 @@ def test_every_field_for_a_form_is_read(asked: dict[str, Any], kind: Any, source
         ({"response_format": {"type": "xml"}}, "response_format.type: must be 'text', 'json_object' or 'json_schema'"),
         ({"response_format": {"type": "json_schema"}}, "response_format.json_schema: is required where the type is"),
         (
-            {"response_format": {"type": "text", "json_schema": NAMED}},
+            {"response_format": {"type": "text", "json_schema": NAMED_CITY}},
             "response_format.json_schema: only together with",
         ),
         (
