@@ -101,6 +101,6 @@ def test_a_stream_that_the_setting_cuts_ends_as_any_other(registry: Registry) ->
     said = ({"inputs": prompt}, {"inputs": prompt, "parameters": {"max_new_tokens": 3}})
     calls = [("/models/talker/generate_stream", body) for body in said]
     first, second = ask(application(registry, max_tokens_default=3), *calls)
-    told = [orjson.loads(line.removeprefix("data:")) for line in first.text.split("\n\n") if line]
-    assert [event["generated_text"] is None for event in told] == [True, True, False]
+    result = [orjson.loads(line.removeprefix("data:")) for line in first.text.split("\n\n") if line]
+    assert [event["generated_text"] is None for event in result] == [True, True, False]
     assert first.text == second.text

@@ -73,8 +73,8 @@ def test_a_stream_and_an_answer_with_logprobs_are_equal(client: openai.OpenAI) -
     assert is_city(streamed)
     assert whole.choices[0].message.content == streamed
     assert whole.choices[0].logprobs is not None
-    told = whole.choices[0].logprobs.content or []
-    assert bytes(byte for token in told for byte in token.bytes or []).decode() == streamed
+    result = whole.choices[0].logprobs.content or []
+    assert bytes(byte for token in result for byte in token.bytes or []).decode() == streamed
 
 
 @pytest.mark.parametrize(

@@ -130,8 +130,8 @@ def main(seed: int, count: int, place: Path, sources: list[Path]) -> None:
             outcome = tried(copy, vet)
         except BaseException:  # noqa: BLE001  its type is part of the output
             outcome, crashed = "crashed", traceback.format_exc()[-1500:]
-        told = {"name": name, "outcome": outcome, "crashed": crashed, "seconds": time.process_time() - began}
-        sys.stdout.write(json.dumps(told) + "\n")
+        result = {"name": name, "outcome": outcome, "crashed": crashed, "seconds": time.process_time() - began}
+        sys.stdout.write(json.dumps(result) + "\n")
         sys.stdout.flush()
     vet.close()
 

@@ -125,7 +125,7 @@ def test_the_generation_config_of_a_folder_is_applied(
     file = "generation_config.json"
     before = json.loads((folder / file).read_text("utf-8"))
     after = {key: value for key, value in {**before, **fields}.items() if value is not None}
-    folder = edited(folder, tmp_path / "told", file=file, **fields)
+    folder = edited(folder, tmp_path / "result", file=file, **fields)
     loaded = load(str(folder))
     assert loaded.decoding == expected
     theirs.generation_config = type(theirs.generation_config)(**after)

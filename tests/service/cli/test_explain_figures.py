@@ -130,7 +130,7 @@ def test_every_token_can_be_read(made: Callable[[], Answer], drawn: Callable[...
 
 
 def test_a_head_is_a_map_with_a_cell_for_each_pair(drawn: Callable[..., ParsedFigure]) -> None:
-    told, shown = one_head(), drawn(one_head)
+    result, shown = one_head(), drawn(one_head)
     assert shown.cells("self-3-5") == 100
     assert any("layer 3, head 5" in message for message in shown.said)
     assert shown.said.count("loved") == 2  # query and key
@@ -138,7 +138,7 @@ def test_a_head_is_a_map_with_a_cell_for_each_pair(drawn: Callable[..., ParsedFi
         float(re.match(r"M \S+ (\S+)", str(cell.get("d")))[1]) for cell in shown.groups["self-3-5"].iter(f"{SVG}path")
     ]
     assert ys[0] == min(ys)  # the first row is at the top
-    values = np.array(told["attention"][0]["values"]).ravel()
+    values = np.array(result["attention"][0]["values"]).ravel()
     fills = shown.fills("self-3-5")
     darkness = [sum(bytes.fromhex(fill[1:])) for fill in fills]
     assert darkness[int(values.argmax())] == min(darkness)
@@ -163,11 +163,11 @@ def test_many_cells_are_drawn_as_an_image(drawn: Callable[..., ParsedFigure]) ->
 
 
 def test_an_alignment_has_target_rows_and_source_columns(drawn: Callable[..., ParsedFigure]) -> None:
-    told, shown = alignment(), drawn(alignment)
+    result, shown = alignment(), drawn(alignment)
     assert shown.cells("cross") == 4 * 10
     assert {"written", "read"} <= {*shown.said}
     assert any("mean of heads 0 to 1 of layers 0 to 1" in message for message in shown.said)
-    mean = np.array(told["attention"][2]["values"]).mean((0, 1)).ravel()
+    mean = np.array(result["attention"][2]["values"]).mean((0, 1)).ravel()
     darkness = [sum(bytes.fromhex(fill[1:])) for fill in shown.fills("cross")]
     assert darkness[int(mean.argmax())] == min(darkness)
 
@@ -193,9 +193,9 @@ def test_attributions_are_bars_red_up_and_blue_down(drawn: Callable[..., ParsedF
 
 
 def test_attributions_that_do_not_add_up_have_a_note(drawn: Callable[..., ParsedFigure]) -> None:
-    told = gradients(8)
-    told["attributions"][0]["completeness"] = COMPLETE | {"holds": False}
-    assert "more steps" in " ".join(drawn(lambda: told).said)
+    result = gradients(8)
+    result["attributions"][0]["completeness"] = COMPLETE | {"holds": False}
+    assert "more steps" in " ".join(drawn(lambda: result).said)
 
 
 def test_no_label_of_sixty_overlaps_its_neighbour() -> None:
@@ -246,7 +246,7 @@ def test_an_alignment_names_the_predicted_token(drawn: Callable[..., ParsedFigur
 
 
 def test_byte_level_pieces_are_decoded() -> None:
-    told = {"tokens": [{"token": piece} for piece in ("f", "Ã¼r", "ĠÐ´Ð°", "Ċ", "<s>", "Ã")]}
-    assert figures.token_texts(told) == ["f", "ür", "␣да", "\n", "<s>", r"\xc3"]
+    result = {"tokens": [{"token": piece} for piece in ("f", "Ã¼r", "ĠÐ´Ð°", "Ċ", "<s>", "Ã")]}
+    assert figures.token_texts(result) == ["f", "ür", "␣да", "\n", "<s>", r"\xc3"]
     plain = {"tokens": [{"token": piece} for piece in ("café", "Ã¼", "▁the")]}
     assert figures.token_texts(plain) == ["café", "Ã¼", "▁the"]

@@ -218,11 +218,11 @@ def test_standard_errors_of_unequal_texts_are_jackknife_errors() -> None:
 
 def test_rank_correlation_is_spearman_s(tiny_embedder: Path, measured: Callable[[Path, Rows], HeadAblation]) -> None:
     trial = measured(tiny_embedder, SCORED[:7])
-    told = np.random.default_rng(0).normal(size=(7, 1))
-    order = told[:, 0].argsort().argsort() + 1.0
+    payload = np.random.default_rng(0).normal(size=(7, 1))
+    order = payload[:, 0].argsort().argsort() + 1.0
     scores = np.array([1.5, 3.5, 5.5, 7, 1.5, 3.5, 5.5])  # ranks of 0 1 2 3 0 1 2, ties shared
     expected = np.corrcoef(order, scores)[0, 1]
-    assert trial.metric.figures(trial.samples, told).mean() == pytest.approx(expected)
+    assert trial.metric.figures(trial.samples, payload).mean() == pytest.approx(expected)
     assert standardised_ranks(np.array([3.0, 3.0, 3.0])).tolist() == [0, 0, 0]
 
 
@@ -334,12 +334,12 @@ def test_the_command_prints_the_baseline_first_and_draws_a_map(
 
 
 def test_json_output_has_the_same_values(single_head_classifier: Path, own_labels: Rows, tmp_path: Path) -> None:
-    told = json.loads(
+    payload = json.loads(
         polyhead(single_head_classifier, written(tmp_path / "rows.jsonl", own_labels), "--limit", 8, "--json").stdout
     )
-    assert told["rows"] == 8
-    assert told["baseline"]["accuracy"] == 1
-    [head] = [head for head in told["heads"] if head["changes"]["cross-entropy"]["change"]]
+    assert payload["rows"] == 8
+    assert payload["baseline"]["accuracy"] == 1
+    [head] = [head for head in payload["heads"] if head["changes"]["cross-entropy"]["change"]]
     assert {"part": "self", "layer": 1, "head": 2}.items() <= head.items()
     assert {*head["changes"]["cross-entropy"]} == {"change", "error"}
 

@@ -98,9 +98,9 @@ def test_the_best_of_several_ways_counts() -> None:
 
 def test_the_command_prints_text_and_json(monkeypatch: pytest.MonkeyPatch, found: MachineReport) -> None:
     monkeypatch.setattr(bench, "measure_machine", lambda: found)
-    told = json.loads(CliRunner().invoke(cli.app, ["bench", "machine", "--json"]).stdout)
-    assert told["usable_cores"] == 2
-    assert [BenchFigure(**figure) for figure in told["figures"]] == found.figures
+    result = json.loads(CliRunner().invoke(cli.app, ["bench", "machine", "--json"]).stdout)
+    assert result["usable_cores"] == 2
+    assert [BenchFigure(**figure) for figure in result["figures"]] == found.figures
     said = CliRunner().invoke(cli.app, ["bench", "machine"]).stdout
     assert found.processor in said
     for figure in found.figures:

@@ -434,9 +434,9 @@ def test_the_remaining_quota_has_the_headers_of_both_clients() -> None:
         "x-ratelimit-remaining-tokens": "0",
         "x-ratelimit-reset-tokens": "150s",
     }
-    told = quota.headers(anthropic_headers)
-    assert told["anthropic-ratelimit-requests-remaining"] == "5"
-    assert told["anthropic-ratelimit-tokens-reset"].endswith("Z")
+    output = quota.headers(anthropic_headers)
+    assert output["anthropic-ratelimit-requests-remaining"] == "5"
+    assert output["anthropic-ratelimit-tokens-reset"].endswith("Z")
 
 
 # polyhead key

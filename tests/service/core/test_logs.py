@@ -88,8 +88,10 @@ def test_a_request_has_one_line_with_its_outcome(served: Served) -> None:
     if served[1] == "console":
         tokens = f"{usage['prompt_tokens']} \\+ 6 tokens"
         rest = r", queued \d+\.\d ms, first token after \d+\.\d ms\n"
-        told = rf"[\d:]+ INFO    POST {COMPLETIONS} 200 in \d+\.\d ms for search \[how-1\]: done, chat, {tokens}{rest}"
-        assert re.fullmatch(told, line["message"])
+        line_form = (
+            rf"[\d:]+ INFO    POST {COMPLETIONS} 200 in \d+\.\d ms for search \[how-1\]: done, chat, {tokens}{rest}"
+        )
+        assert re.fullmatch(line_form, line["message"])
         return
     known = ("method", "route", "path", "status", "model", "task", "key", "outcome", "requests")
     assert [line[name] for name in known] == (
@@ -143,12 +145,12 @@ def test_ids_are_returned_and_an_internal_error_has_no_contents_of_the_request(s
         assert (answer.status_code, answer.headers["x-request-id"]) == (status, id)
         line_of(served, id)
     assert "failed" in json.dumps(line_of(served, "id-500"))
-    told = json.dumps(process.lines)
-    assert "a fault of the test" in told, "its traceback is there"
+    result = json.dumps(process.lines)
+    assert "a fault of the test" in result, "its traceback is there"
     for word in (*SECRET.split(), KEY, ADMIN):
-        assert word not in told
+        assert word not in result
     texts = [json.loads(data)["choices"][0]["text"] for data in re.findall(r"^data: (\{.*)$", streamed.text, re.M)]
-    assert not [text for text in texts if len(text) > 3 and text in told]
+    assert not [text for text in texts if len(text) > 3 and text in result]
 
 
 # Line breaks

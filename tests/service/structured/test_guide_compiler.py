@@ -235,8 +235,8 @@ def test_a_token_other_than_the_forced_one_is_accepted(guides: GuideCompiler, ge
     """A sampled token may spell the literal differently, as long as its forced tokens were not given out."""
     guide = guides.compile(generator, schema({"const": "The quick brown fox"}), None)
     assert guide is not None
-    told, other = guide.new_state(), guide.new_state()
-    told.advance(told.forced_tokens()[0])
+    result, other = guide.new_state(), guide.new_state()
+    result.advance(result.forced_tokens()[0])
     [quote] = generator.tokenizer.encode('"', special=False).ids
     other.advance(quote)
     assert text_of(generator, [quote, *other.forced_tokens()]).startswith('"The quick')

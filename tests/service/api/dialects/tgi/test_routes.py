@@ -204,11 +204,11 @@ def test_the_best_of_several_comes_first(models: list[Model]) -> None:
         yield Done("length", 4, 1)
 
     app = application(Registry(models, tries))
-    told = post_json(app, best_of=3, do_sample=True, details=True)
-    assert told["generated_text"] == "b"
-    others = told["details"].pop("best_of_sequences")
+    result = post_json(app, best_of=3, do_sample=True, details=True)
+    assert result["generated_text"] == "b"
+    others = result["details"].pop("best_of_sequences")
     assert [one["generated_text"] for one in others] == ["c", "a"]
-    assert others[0].keys() == told["details"].keys() | {"generated_text"}
+    assert others[0].keys() == result["details"].keys() | {"generated_text"}
     assert post_json(app, best_of=3, do_sample=True) == {"generated_text": "b"}
     (listed,) = ask(app, ("/models/talker", {"inputs": PROMPT, "parameters": {"best_of": 3, "top_k": 2}}))
     assert listed.json() == [{"generated_text": "b"}]
