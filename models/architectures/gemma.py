@@ -43,7 +43,7 @@ def model_config(hf: Json) -> ModelConfig:
         window_rope_base=local_base,
         norm_order="sandwich",
         embedding_scale=hf["hidden_size"] ** 0.5,
-        query_key_norm=True,
+        query_key_norm="shared",
         score_scale=float(hf.get("query_pre_attn_scalar", 256)) ** -0.5,
         activation=activation_name(hf.get("hidden_activation", "gelu_pytorch_tanh")),
     )

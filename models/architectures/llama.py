@@ -78,7 +78,7 @@ def qwen2_config(hf: Json) -> ModelConfig:
 
 
 def qwen3_config(hf: Json) -> ModelConfig:
-    return replace(_qwen_window(hf), query_key_norm=True)
+    return replace(_qwen_window(hf), query_key_norm="shared")
 
 
 def _qwen_window(hf: Json) -> ModelConfig:

@@ -10,14 +10,22 @@ class RopeScaling:
     """How rotary frequencies are scaled to contexts longer than the pretrained one.
 
     `linear` divides every frequency by `factor` (Chen et al. 2023, arXiv:2306.15595). `llama3` keeps the high
-    frequencies, divides the low ones and blends between (Llama 3.1 model card).
+    frequencies, divides the low ones and blends between (Llama 3.1 model card). `yarn` does so by the number of
+    rotations over `original_positions`: frequencies with more than `fast_rotations` are kept, those with fewer than
+    `slow_rotations` divided (Peng et al. 2023, arXiv:2309.00071). `listed` divides each frequency by its own number of
+    `divisors` (LongRoPE: Ding et al. 2024, arXiv:2402.13753).
     """
 
-    kind: Literal["linear", "llama3"]
+    kind: Literal["linear", "llama3", "yarn", "listed"]
     factor: float
     low_frequency_factor: float = 1.0
     high_frequency_factor: float = 4.0
     original_positions: int = 8192
+    fast_rotations: float = 32.0
+    slow_rotations: float = 1.0
+    whole_bounds: bool = True  # of yarn: the two bounds between kept and divided frequencies are rounded outwards
+    divisors: tuple[float, ...] = ()  # [R / 2], of listed
+    magnitude: float = 1.0  # by which rotated queries and keys are multiplied
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -43,20 +51,33 @@ class ModelConfig:
     farthest: int = 128  # tokens; larger distances share a bucket (approximately so, if there are `distances`)
     rope_base: float = 10_000.0
     rope_scaling: RopeScaling | None = None
+    rotary_width: int = 0  # features of a head that are rotated, the first ones; 0: all
+    rotated: tuple[bool, ...] = ()  # which layers rotate queries and keys; empty: all, if `position` is "rotary"
     window: int = 0  # tokens that a windowed layer sees, including the row's own; 0: no layer is windowed
     windowed: tuple[bool, ...] = ()  # which layers are windowed; empty: all, if `window` is set
     window_rope_base: float = 0.0  # rotary base of the windowed layers if it differs; 0: the same
     norm: Literal["layer", "rms"] = "layer"
     norm_eps: float = 1e-5
     norm_bias: bool = True  # of "layer"
-    norm_order: Literal["pre", "post", "sandwich"] = "pre"
+    norm_weight: bool = True  # of "layer"; without it there is no bias either
+    # Inner: after each part, before the sum; parallel: attention and MLP have the same input, and both are added to it.
+    norm_order: Literal["pre", "post", "sandwich", "inner", "parallel"] = "pre"
     opening_norm: bool = True  # a norm before the first attention, in "pre" and "sandwich"
     embedding_norm: bool = False
     embedding_width: int = 0  # width of the embeddings if they are projected to `width`; 0: `width`
     embedding_scale: float = 1.0
-    query_key_norm: bool = False
+    # Of queries and keys, of the kind `norm`: with one weight for all heads [D], a weight for each head [H, D], or over
+    # all heads together [H * D].
+    query_key_norm: Literal["", "shared", "per_head", "joint"] = ""
+    query_key_norm_bias: bool = False  # of "layer"
     score_scale: float = 0.0  # 0: 1 / sqrt(head_width)
-    activation: Literal["gelu", "gelu_tanh", "silu", "relu"] = "gelu"
+    score_cap: float = 0.0  # scores s become cap * tanh(s / cap); 0: no cap
+    sinks: bool = False  # each head has a learned score for no key, which takes a share of the softmax
+    residual_scale: float = 1.0  # by which the output of each part is multiplied before it is added
+    logit_scale: float = 1.0  # by which logits are multiplied
+    logit_cap: float = 0.0  # scaled logits l become cap * tanh(l / cap); 0: no cap
+    logit_bias: bool = False  # the output layer has a bias
+    activation: Literal["gelu", "gelu_tanh", "gelu_sigmoid", "silu", "relu", "relu_squared"] = "gelu"
     gated_mlp: bool = False
     qkv_bias: bool = True
     output_bias: bool = True
@@ -72,6 +93,9 @@ class ModelConfig:
 
     def is_windowed(self, layer: int) -> bool:
         return bool(self.window) and (not self.windowed or self.windowed[layer])
+
+    def is_rotated(self, layer: int) -> bool:
+        return self.position == "rotary" and (not self.rotated or self.rotated[layer])
 
 
 @dataclass(frozen=True, kw_only=True)

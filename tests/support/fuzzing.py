@@ -99,7 +99,7 @@ def drawn_config(choice: random.Random) -> ModelConfig:
         opening_norm=flag(),
         embedding_norm=flag(),
         embedding_scale=choice.choice((1.0, 7.0, 0.0)),
-        query_key_norm=flag(),
+        query_key_norm=choice.choice(("", "shared")),
         score_scale=choice.choice((0.0, 0.3)),
         activation=choice.choice(("gelu", "gelu_tanh", "silu", "relu")),
         gated_mlp=flag(),

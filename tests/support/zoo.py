@@ -62,12 +62,12 @@ DECODER = ModelConfig(
     mlp_bias=False,
 )
 QWEN2 = replace(DECODER, qkv_bias=True)
-QWEN3 = replace(DECODER, query_key_norm=True)
+QWEN3 = replace(DECODER, query_key_norm="shared")
 GEMMA = replace(
     DECODER,
     norm_order="sandwich",
     activation="gelu_tanh",
-    query_key_norm=True,
+    query_key_norm="shared",
     embedding_scale=128**0.5,
     window=32,
     windowed=(True, True),

@@ -280,7 +280,7 @@ SIZES = {
     "plain": SMALL,
     "grouped": replace(
         SMALL, causal=True, kv_heads=1, gated_mlp=True, position="rotary", norm="rms", norm_order="sandwich",
-        query_key_norm=True, window=40, windowed=(True, False) * 2,
+        query_key_norm="shared", window=40, windowed=(True, False) * 2,
     ),
     "distance": replace(SMALL, position="distance", distances=16, farthest=64),
     "relative": replace(SMALL, position="relative", farthest=16),

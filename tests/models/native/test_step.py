@@ -59,7 +59,7 @@ GENERATORS = {
     "one key head": replace(LLAMA, kv_heads=1, heads=14, head_width=32, width=96),
     "wide heads": replace(LLAMA, head_width=80, heads=2, kv_heads=1),
     "widest heads": replace(LLAMA, head_width=256, heads=2, kv_heads=2),
-    "qwen": replace(LLAMA, qkv_bias=True, query_key_norm=True, head_width=64),
+    "qwen": replace(LLAMA, qkv_bias=True, query_key_norm="shared", head_width=64),
     "gpt2": replace(
         LLAMA,
         position="learned",
@@ -80,7 +80,7 @@ GENERATORS = {
         window=20,
         windowed=(True, False, True),
         window_rope_base=1000.0,
-        query_key_norm=True,
+        query_key_norm="shared",
         embedding_scale=6.9,
         score_scale=0.3,
     ),
