@@ -1,5 +1,6 @@
 """What a family's module defines: how its configuration is read and how its weights are named."""
 
+import math
 import re
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
@@ -17,14 +18,19 @@ NamedTensors = list[tuple[str, Tensor]]
 
 MAX_LAYERS = 1024  # the deepest published networks have about a hundred; each layer takes 40 KB when it is built
 MAX_SHARED_LAYERS = 48  # layers with one set of tensors, which take time and no bytes; published networks have 24
+ORIGINAL = "original_max_position_embeddings"
 MAX_HEAD_WIDTH = 1 << 14  # features of a head with rotary positions; published heads have 512 at most
-ACTIVATION_NAMES: dict[str, Literal["gelu", "gelu_tanh", "silu", "relu"]] = {
+ActivationName = Literal["gelu", "gelu_tanh", "gelu_sigmoid", "silu", "relu", "relu_squared"]
+ACTIVATION_NAMES: dict[str, ActivationName] = {
     "gelu": "gelu",
     "gelu_new": "gelu_tanh",
+    "gelu_fast": "gelu_tanh",
     "gelu_pytorch_tanh": "gelu_tanh",
+    "quick_gelu": "gelu_sigmoid",
     "silu": "silu",
     "swish": "silu",
     "relu": "relu",
+    "relu2": "relu_squared",
 }
 
 
@@ -92,7 +98,7 @@ def _apply_renames(name: str, renames: Iterable[tuple[str, str]]) -> str:
     return name
 
 
-def activation_name(name: str) -> Literal["gelu", "gelu_tanh", "silu", "relu"]:
+def activation_name(name: str) -> ActivationName:
     """Our name of an activation function. Raises UnsupportedError if it is not supported."""
     if name not in ACTIVATION_NAMES:
         raise UnsupportedError(f"activation {show_value(name)} is not one of {', '.join(sorted(ACTIVATION_NAMES))}")
@@ -101,11 +107,10 @@ def activation_name(name: str) -> Literal["gelu", "gelu_tanh", "silu", "relu"]:
 
 def read_rope(hf: Json, layer_type: str = "full_attention") -> tuple[float, RopeScaling | None]:
     """Rotary base and scaling from an old (`rope_theta`, `rope_scaling`) or new (`rope_parameters`) configuration."""
-    parameters: Json = hf.get("rope_parameters") or hf.get("rope_scaling") or {}
-    parameters = parameters.get(layer_type, parameters)
+    parameters = rope_parameters(hf, layer_type)
     base = float(parameters.get("rope_theta") or hf.get("rope_theta") or 10_000.0)
-    match parameters.get("rope_type", parameters.get("type", "default")):
-        case "default":
+    match rope_type(parameters):
+        case "default" | "dynamic":  # dynamic: as the default up to max_position_embeddings
             return base, None
         case "linear":
             return base, RopeScaling(kind="linear", factor=float(parameters["factor"]))
@@ -117,8 +122,81 @@ def read_rope(hf: Json, layer_type: str = "full_attention") -> tuple[float, Rope
                 high_frequency_factor=float(parameters["high_freq_factor"]),
                 original_positions=int(parameters["original_max_position_embeddings"]),
             )
+        case "yarn":
+            return base, read_yarn(hf, parameters)
+        case "longrope" | "su":
+            return base, read_longrope(hf, parameters)
         case other:
-            raise UnsupportedError(f"rope scaling {show_value(other)} is not one of default, linear, llama3")
+            known = "default, linear, dynamic, llama3, yarn, longrope"
+            raise UnsupportedError(f"rope scaling {show_value(other)} is not one of {known}")
+
+
+def rope_parameters(hf: Json, layer_type: str = "full_attention") -> Json:
+    """The fields of rotary positions for layers of one type; the newer form has an object for each type."""
+    parameters: Json = hf.get("rope_parameters") or hf.get("rope_scaling") or {}
+    found: Json = parameters.get(layer_type, parameters)
+    return found
+
+
+def rope_type(parameters: Json) -> Any:
+    return parameters.get("rope_type", parameters.get("type", "default"))
+
+
+def read_yarn(hf: Json, parameters: Json) -> RopeScaling:
+    """As transformers reads YaRN's fields: the magnitude follows from the factor unless it is given."""
+    original = int(parameters.get("original_max_position_embeddings") or hf["max_position_embeddings"])
+    factor = float(parameters.get("factor") or hf["max_position_embeddings"] / original)
+    magnitude, one, all_features = (parameters.get(key) for key in ("attention_factor", "mscale", "mscale_all_dim"))
+    if magnitude is None:
+        magnitude = yarn_magnitude(factor, one or 1.0)
+        if one and all_features:
+            magnitude /= yarn_magnitude(factor, all_features)
+        elif one:
+            magnitude = yarn_magnitude(factor)
+    return RopeScaling(
+        kind="yarn",
+        factor=factor,
+        original_positions=original,
+        fast_rotations=float(parameters.get("beta_fast") or 32),
+        slow_rotations=float(parameters.get("beta_slow") or 1),
+        whole_bounds=bool(parameters.get("truncate", True)),
+        magnitude=float(magnitude),
+    )
+
+
+def yarn_magnitude(factor: float, multiplier: float = 1.0) -> float:
+    """YaRN's attention factor for a context longer by `factor`."""
+    return 0.1 * multiplier * math.log(factor) + 1.0 if factor > 1 else 1.0
+
+
+def read_longrope(hf: Json, parameters: Json) -> RopeScaling:
+    """LongRoPE within the pretrained context: the short factors. The magnitude follows from the longest context unless
+    it is given. `context_length` is the limit."""
+    original = context_length(hf)
+    factor = float(parameters.get("factor") or hf["max_position_embeddings"] / original)
+    magnitude = parameters.get("attention_factor")
+    if magnitude is None:
+        magnitude = math.sqrt(1 + math.log(factor) / math.log(original)) if factor > 1 and original > 1 else 1.0
+    divisors = tuple(float(each) for each in parameters["short_factor"])
+    return RopeScaling(kind="listed", factor=factor, divisors=divisors, magnitude=float(magnitude))
+
+
+def context_length(hf: Json) -> int:
+    """The longest context in tokens. With LongRoPE it is the pretrained one: a longer sequence would need the other
+    list of factors from its first token on."""
+    parameters = rope_parameters(hf)
+    if rope_type(parameters) in ("longrope", "su"):
+        keys = (parameters, hf)
+        original = next((each[ORIGINAL] for each in keys if each.get(ORIGINAL)), hf["max_position_embeddings"])
+        return int(original)
+    return int(hf["max_position_embeddings"])
+
+
+def read_rotary_width(hf: Json, head_width: int) -> int:
+    """The number of rotated features of a head, from `partial_rotary_factor`; 0: all."""
+    share = rope_parameters(hf).get("partial_rotary_factor", hf.get("partial_rotary_factor"))
+    width = head_width if share is None else int(head_width * float(share))
+    return 0 if width == head_width else width
 
 
 def layer_numbers(depth: int) -> range:

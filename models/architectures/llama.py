@@ -11,8 +11,10 @@ from .family import (
     HeadSpec,
     Json,
     activation_name,
+    context_length,
     layer_numbers,
     read_rope,
+    read_rotary_width,
     read_windowed_layers,
 )
 
@@ -37,6 +39,7 @@ DROP = r"^lm_head\.|rotary_emb\.inv_freq$"
 def model_config(hf: Json) -> ModelConfig:
     """Llama's configuration; the other families change a few fields."""
     heads = hf["num_attention_heads"]
+    head_width = hf.get("head_dim") or hf["hidden_size"] // heads
     base, scaling = read_rope(hf)
     return ModelConfig(
         vocab_size=hf["vocab_size"],
@@ -44,13 +47,14 @@ def model_config(hf: Json) -> ModelConfig:
         depth=hf["num_hidden_layers"],
         heads=heads,
         kv_heads=hf.get("num_key_value_heads") or heads,
-        head_width=hf.get("head_dim") or hf["hidden_size"] // heads,
+        head_width=head_width,
         mlp_width=hf["intermediate_size"],
-        max_positions=hf["max_position_embeddings"],
+        max_positions=context_length(hf),
         causal=True,
         position="rotary",
         rope_base=base,
         rope_scaling=scaling,
+        rotary_width=read_rotary_width(hf, head_width),
         window=hf.get("sliding_window") or 0,
         windowed=read_windowed_layers(hf),
         norm="rms",

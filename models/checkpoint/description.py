@@ -29,8 +29,18 @@ from .tensor_files import TensorEntry, check_readable
 
 RANDOM_INITIALIZERS = frozenset(("normal_", "uniform_", "kaiming_uniform_"))
 SIZE_FIELDS = ("vocab_size", "width", "depth", "heads", "kv_heads", "head_width", "mlp_width", "max_positions")
-COUNT_FIELDS = ("position_offset", "window", "segments", "embedding_width", "distances", "farthest")
-REAL_FIELDS = ("rope_base", "window_rope_base", "norm_eps", "embedding_scale", "score_scale")
+COUNT_FIELDS = ("position_offset", "window", "segments", "embedding_width", "distances", "farthest", "rotary_width")
+REAL_FIELDS = (
+    "rope_base",
+    "window_rope_base",
+    "norm_eps",
+    "embedding_scale",
+    "score_scale",
+    "score_cap",
+    "residual_scale",
+    "logit_scale",
+    "logit_cap",
+)
 BODY_PREFIXES = (
     "tokens.",
     "segments.",
@@ -224,10 +234,13 @@ def invalid_fields(config: ModelConfig) -> Iterator[tuple[str, str]]:
     if config.position == "rotary":
         if config.head_width % 2:
             yield "head_width", "even, for rotary positions"
+        if config.rotary_width > config.head_width or config.rotary_width % 2:
+            yield "rotary_width", f"even, and {config.head_width} at most, the width of a head"
         if config.head_width > MAX_HEAD_WIDTH:
             yield "head_width", f"{MAX_HEAD_WIDTH} at most, for rotary positions"
-    if len(config.windowed) not in (0, config.depth):
-        yield "windowed", f"one for each of {config.depth} layers"
+    for name in ("windowed", "rotated"):
+        if len(getattr(config, name)) not in (0, config.depth):
+            yield name, f"one for each of {config.depth} layers"
     if config.position in ("sinusoidal", "sines-cosines"):
         if config.width % 2:
             yield "width", "even, for sinusoidal positions"
@@ -246,6 +259,17 @@ def invalid_fields(config: ModelConfig) -> Iterator[tuple[str, str]]:
             yield "rope_scaling", "with a positive low_freq_factor and a high_freq_factor above it"
         if not 0 < scaling.original_positions < 2**31:
             yield "rope_scaling", "with original_max_position_embeddings from 1 on, within reason"
+        if not 0 < scaling.slow_rotations <= scaling.fast_rotations < math.inf:
+            yield "rope_scaling", "with a positive beta_slow and a beta_fast that is not below it"
+        if not 0 < scaling.magnitude < math.inf:
+            yield "rope_scaling", "with a positive attention_factor"
+        if scaling.kind == "yarn" and not config.rope_base > 1:
+            yield "rope_base", "above 1, for yarn"
+        count = (config.rotary_width or config.head_width) // 2
+        if scaling.kind == "listed" and len(scaling.divisors) != count:
+            yield "rope_scaling", f"with {count} factors, half of the rotated features"
+        if not all(0 < divisor < math.inf for divisor in scaling.divisors):
+            yield "rope_scaling", "with positive factors"
 
 
 def parameter_shapes(network: Transformer, head: nn.Module) -> dict[str, tuple[int, ...]]:

@@ -129,7 +129,7 @@ def frequency_divisors(hf: Json, guess: Json) -> Tensor:
     base, scaling = read_rope({"rope_parameters": parameters})
     assert scaling is not None
     plain = Rotary(hf["head_dim"], base).frequency
-    return plain / scale_frequencies(plain, scaling)
+    return plain / scale_frequencies(plain, base, scaling)
 
 
 def choose_head(path: Path, config: ModelConfig, fields: Json, entries: Mapping[str, TensorEntry]) -> HeadDescription:

@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from ..network.attention import Attention, AttentionFunction, RelativeAttention
+from ..network.attention import Attention, AttentionFunction, RelativeAttention, Scoring
 
 SCORE_ROWS = 256  # rows whose scores exist at a time
 
@@ -61,11 +61,11 @@ class AttentionProbe:
         finally:
             self.buffer = None
 
-    def mix(self, query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, scale: float | None) -> Tensor:
+    def mix(self, query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, scoring: Scoring) -> Tensor:
         """See models.network.attention.attend."""
         if self.buffer is not None:
-            self._record(self.buffer, query, key, mask, scale or query.size(3) ** -0.5)
-        return self.original_mix(query, key, value, mask, scale)
+            self._record(self.buffer, query, key, mask, scoring)
+        return self.original_mix(query, key, value, mask, scoring)
 
     def weigh(self, scores: Tensor) -> Tensor:
         """See models.network.attention.Relative."""
@@ -74,17 +74,17 @@ class AttentionProbe:
             self.buffer.store(self.layer, 0, weights[0, list(self.buffer.heads)])
         return weights
 
-    def _record(self, buffer: WeightBuffer, query: Tensor, key: Tensor, mask: Tensor | None, scale: float) -> None:
+    def _record(self, buffer: WeightBuffer, query: Tensor, key: Tensor, mask: Tensor | None, scoring: Scoring) -> None:
         """Record the weights of [1, Q, H, D] queries over [1, KV, K, D] keys; several heads may share a key head."""
         heads, shared = list(buffer.heads), self.heads // key.size(1)
-        queries = query[0, :, heads].transpose(0, 1) * scale  # [H, Q, D]
-        keys = key[0, [head // shared for head in heads]].mT
+        queries = query[0, :, heads].transpose(0, 1)  # [H, Q, D]
+        keys = key[0, [head // shared for head in heads]]
+        sinks = None if scoring.sinks is None else scoring.sinks[heads][:, None, None]
         added = None if mask is None else mask[0, heads if mask.size(1) > 1 else [0]]  # [H or 1, Q or 1, K]
         for first in range(0, queries.size(1), SCORE_ROWS):
-            scores = queries[:, first : first + SCORE_ROWS] @ keys
-            if added is not None:
-                scores += added[:, first : first + SCORE_ROWS] if added.size(1) > 1 else added
-            buffer.store(self.layer, first, scores.softmax(dim=-1))
+            shown = added if added is None or added.size(1) == 1 else added[:, first : first + SCORE_ROWS]
+            scores = scoring.score(queries[:, first : first + SCORE_ROWS], keys, shown)
+            buffer.store(self.layer, first, scoring.weigh(scores, sinks))
 
     def zero_silenced(self, output: nn.Module, inputs: tuple[Tensor, ...]) -> tuple[Tensor] | None:  # noqa: ARG002
         """Set the output of silenced heads to zero (Michel et al. 2019, arXiv:1905.10650)."""

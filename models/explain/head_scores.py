@@ -39,7 +39,8 @@ class GoalReader:
             return similarity(self.head, states, self.compared_vector).expand(-1, len(self.rows))
         rows, matrix, bias = final_product(self.head, states, self.rows)  # [N, C, W]
         values = (rows * matrix[self.columns]).sum(dim=-1)
-        return values if bias is None else values + bias[self.columns]
+        values = values if bias is None else values + bias[self.columns]
+        return self.head.scale(values) if isinstance(self.head, LanguageHead) else values
 
 
 def final_product(head: nn.Module, states: Tensor, rows: list[int]) -> FinalProduct:
@@ -54,7 +55,7 @@ def final_product(head: nn.Module, states: Tensor, rows: list[int]) -> FinalProd
         case MaskHead():
             return head.hidden_states(states[:, rows]), head.output.weight, head.output.bias
         case LanguageHead():
-            return states[:, rows], head.output.weight, None
+            return states[:, rows], head.output.weight, head.output.bias
         case EncoderDecoder() | RecurrentTranslator():
             return states[:, rows], *head.output_layer
     raise AssertionError(f"no raw scores are defined for {type(head).__name__}")

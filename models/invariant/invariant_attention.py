@@ -15,6 +15,8 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from ..core.errors import InvarianceError
+from ..network.attention import Scoring
+from .invariant_linear import InvariantActivation
 from .safe_sizes import is_prefix_of, split_rows
 
 KEY_TILE = 256  # keys
@@ -36,14 +38,14 @@ class InvariantAttention:
     query_counts: tuple[int, ...]
     key_counts: tuple[int, ...]
 
-    def __call__(self, query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, scale: float | None) -> Tensor:
+    def __call__(self, query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, scoring: Scoring) -> Tensor:
         """[N, Q, H, D] over [N, KV, K, D], to [N, Q, H * D]; `mask` [N, 1 or H, Q, K] is added to the scores."""
         sequences, queries, heads, width = query.shape
         tiles = tile_keys(key.size(2), self.key_counts)
         length = tiles[-1][1]
         kept = _pad_keys(key, length), _pad_keys(value, length)
         hidden = None if mask is None and key.size(2) == length else _pad_mask_keys(mask, key, length)
-        scaled = query.float() * (width**-0.5 if scale is None else scale)
+        scaled = query.float() * scoring.scale
         folded = scaled.view(sequences, queries, key.size(1), -1, width).permute(0, 2, 3, 1, 4)  # [N, KV, S, Q, D]
         room = max(MAX_SCORES // (sequences * heads * length), MIN_QUERIES)
         sizes = tuple(size for size in self.query_counts if size <= room) or self.query_counts[:1]
@@ -51,7 +53,7 @@ class InvariantAttention:
         for start, size in split_rows(queries, sizes):
             some = folded[:, :, :, start : start + size]
             shown = hidden if hidden is None or hidden.size(3) == 1 else hidden[:, :, :, start : start + size]
-            mixed.append(mix_tiles(_pad_queries(some, size), kept, shown, tiles)[:, :, :, : some.size(3)])
+            mixed.append(mix_tiles(_pad_queries(some, size), kept, shown, tiles, scoring)[:, :, :, : some.size(3)])
         whole = mixed[0] if len(mixed) == 1 else torch.cat(mixed, dim=3)
         return whole.permute(0, 3, 1, 2, 4).reshape(sequences, queries, -1).to(query.dtype)
 
@@ -66,17 +68,27 @@ def tile_keys(length: int, keys: tuple[int, ...]) -> KeyTiles:
     return tuple(tiles)
 
 
-def mix_tiles(query: Tensor, kept: tuple[Tensor, Tensor], mask: Tensor | None, tiles: KeyTiles) -> Tensor:
+def mix_tiles(
+    query: Tensor, kept: tuple[Tensor, Tensor], mask: Tensor | None, tiles: KeyTiles, scoring: Scoring
+) -> Tensor:
     """[N, KV, S, Q, D] scaled queries over [N * KV, K, D] keys and values, to [N, KV, S, Q, D]; `mask` [N, 1, 1, Q, K],
     or [N, KV, S, Q, K]."""
     key, value = kept
     rows = query.reshape(len(key), -1, query.size(4))  # [N * KV, S * Q, D]
     scores = [torch.bmm(rows, key[:, start:end].transpose(1, 2)) for start, end in tiles]
+    if scoring.cap:
+        cap = InvariantActivation(lambda score: torch.tanh(score / scoring.cap) * scoring.cap)
+        scores = [cap(score.flatten(0, 1)).view(score.shape) for score in scores]
     if mask is not None:
         for score, (start, end) in zip(scores, tiles, strict=True):
             score.view(*query.shape[:4], -1).add_(_pad_mask_queries(mask, query.size(3))[..., start:end])
     tops = [score.amax(dim=-1, keepdim=True) for score in scores]
     top = tops[0] if len(tops) == 1 else torch.stack(tops).amax(dim=0)
+    sinks = None
+    if scoring.sinks is not None:
+        own = scoring.sinks.float().view(1, query.size(1), query.size(2), 1, 1)  # [1, KV, S, 1, 1]
+        sinks = own.expand(*query.shape[:4], 1).reshape(top.shape)
+        top = torch.maximum(top, sinks)
     mixed = total = None
     for score, (start, end) in zip(scores, tiles, strict=True):
         weights = score.sub_(top).exp_()
@@ -85,6 +97,8 @@ def mix_tiles(query: Tensor, kept: tuple[Tensor, Tensor], mask: Tensor | None, t
         total = share if total is None else total.add_(share)
     assert mixed is not None
     assert total is not None
+    if sinks is not None:
+        total = total[..., :1] + (sinks - top).exp_()
     return mixed.div_(total[..., :1]).view(query.shape)
 
 

@@ -19,11 +19,34 @@ from .positions import DistanceBias, DistanceVectors, LinearBias, RelativeVector
 from .ragged import RaggedBatch
 from .varlen import attention_window
 
-AttentionFunction = Callable[[Tensor, Tensor, Tensor, Tensor | None, float | None], Tensor]  # as `attend`
-ChooseFunction = Callable[["AttentionContext", "AttentionGroup"], AttentionFunction]
+AttentionFunction = Callable[[Tensor, Tensor, Tensor, Tensor | None, "Scoring"], Tensor]  # as `attend`
 GROUP_COST = 1024  # fixed cost of one more group, in scores; measured on two cores
 EDGE_COST = 2  # reading one more padded row or key, in scores
 GROUP_KEYS = 8192  # of all members, unless one alone has more: limits the memory that cached keys are gathered into
+
+
+@dataclass(frozen=True)
+class Scoring:
+    """How scores follow from products of queries and keys: times `scale`; then, with a `cap`, cap * tanh(score / cap).
+    `sinks` [H] are scores for no key, which take a share of the softmax."""
+
+    scale: float
+    cap: float = 0.0
+    sinks: Tensor | None = None
+
+    def score(self, query: Tensor, key: Tensor, mask: Tensor | None) -> Tensor:
+        """[..., Q, D] queries and [..., K, D] keys to masked scores [..., Q, K]."""
+        scores = query @ key.mT * self.scale
+        if self.cap:
+            scores = torch.tanh(scores / self.cap) * self.cap
+        return scores if mask is None else scores + mask
+
+    def weigh(self, scores: Tensor, sinks: Tensor | None) -> Tensor:
+        """[..., Q, K] scores to weights; `sinks` [..., 1, 1] are those of their heads."""
+        if sinks is None:
+            return scores.softmax(dim=-1)
+        joined = torch.cat((scores, sinks.to(scores.dtype).expand(*scores.shape[:-1], 1)), dim=-1)
+        return joined.softmax(dim=-1)[..., :-1]
 
 
 def group_sequences(lengths: Sequence[int], key_counts: Sequence[int]) -> list[list[int]]:
@@ -133,17 +156,16 @@ class AttentionContext:
         narrowed = self.batch.output_rows is not None and layer == self.last_layer
         return additions.for_output_rows().apply if narrowed else additions.apply
 
-    def attend(
-        self, config: ModelConfig, layer: int, heads: tuple[Tensor, Tensor, Tensor], mixing: ChooseFunction
-    ) -> Tensor:
+    def attend(self, attention: "Attention", heads: tuple[Tensor, Tensor, Tensor]) -> Tensor:
         """[T, H, D] queries over [T, KV, D] keys and values (and the cached ones): mixed values [T, H * D]."""
         query, key, value = heads
+        config, layer = attention.config, attention.layer
         cache, windowed = self.batch.cache, config.is_windowed(layer)
         if cache is not None:
             cache.cache.write(layer, cache.storage_rows, key, value)
         if self.batch.spans is not None:
             kept = (key, value) if cache is None else (cache.cache.keys[layer], cache.cache.values[layer])
-            return self.batch.spans.attend(query, kept, attention_window(config, layer), config.score_scale or None)
+            return self.batch.spans.attend(query, kept, attention_window(config, layer), attention.scoring.scale)
         mixed = []
         for group in self.groups:
             if cache is None:
@@ -153,7 +175,8 @@ class AttentionContext:
                 keys, values = cache.cache.read(layer, group.keys)
             queries = _gather_rows(query, group.rows, group.size)
             mask = group.window_mask if windowed else group.mask
-            mixed.append(mixing(self, group)(queries, keys, values, mask, config.score_scale or None).flatten(0, 1))
+            mix = attention.attention_function(self, group)
+            mixed.append(mix(queries, keys, values, mask, attention.scoring).flatten(0, 1))
         packed = mixed[0] if len(mixed) == 1 else torch.cat(mixed)
         return packed if self.order is None else packed.index_select(0, self.order)
 
@@ -168,7 +191,7 @@ class CrossAttentionContext:
     view: MemoryView
 
 
-def attend(query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, scale: float | None) -> Tensor:
+def attend(query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, scoring: Scoring) -> Tensor:
     """Scaled dot-product attention (Vaswani et al. 2017): [N, Q, H, D] over [N, KV, K, D], to [N, Q, H * D].
 
     `mask` [N, 1 or H, Q, K] is added to the scores. The H / KV query heads that share a key head become further rows of
@@ -180,7 +203,13 @@ def attend(query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, scale
     folded = query.view(n, rows, kv_heads, shared, width).permute(0, 2, 3, 1, 4).reshape(n, kv_heads, -1, width)
     if mask is not None and shared > 1:
         mask = fold_mask(mask, kv_heads, shared)
-    mixed = F.scaled_dot_product_attention(folded, key, value, attn_mask=mask, scale=scale)  # [N, KV, S * Q, D]
+    if scoring.cap or scoring.sinks is not None:
+        sinks = None if scoring.sinks is None else scoring.sinks.view(kv_heads, shared, 1).repeat_interleave(rows, 1)
+        scores = scoring.score(folded.float(), key.float(), mask)
+        mixed = (scoring.weigh(scores, None if sinks is None else sinks.view(kv_heads, -1, 1)).to(value.dtype)) @ value
+    else:
+        mixed = F.scaled_dot_product_attention(folded, key, value, attn_mask=mask, scale=scoring.scale)
+    # [N, KV, S * Q, D]
     return mixed.view(n, kv_heads, shared, rows, width).permute(0, 3, 1, 2, 4).reshape(n, rows, heads * width)
 
 
@@ -189,6 +218,33 @@ def fold_mask(mask: Tensor, kv_heads: int, shared: int) -> Tensor:
     if mask.size(1) > 1:
         return mask.reshape(len(mask), kv_heads, -1, mask.size(3))
     return mask.repeat(1, 1, shared, 1) if mask.size(2) > 1 else mask
+
+
+class HeadNorm(nn.Module):
+    """The norm of queries or keys: of each head over its features, with one weight for all heads ("shared") or one for
+    each ("per_head"), or of all heads together ("joint"); see ModelConfig.query_key_norm."""
+
+    def __init__(self, config: ModelConfig, heads: int) -> None:
+        super().__init__()
+        width = config.head_width
+        shape = {"shared": (width,), "per_head": (heads, width), "joint": (heads * width,)}[config.query_key_norm]
+        self.weight = nn.Parameter(torch.ones(shape))
+        has_bias = config.norm == "layer" and config.query_key_norm_bias
+        self.bias = nn.Parameter(torch.zeros(shape)) if has_bias else None
+        self.is_joint, self.is_rms, self.eps = config.query_key_norm == "joint", config.norm == "rms", config.norm_eps
+
+    def forward(self, x: Tensor) -> Tensor:
+        """[T, H, D] to [T, H, D]."""
+        flat = x.flatten(-2) if self.is_joint else x
+        if self.is_rms and self.weight.dim() == 1:
+            return F.rms_norm(flat, flat.shape[-1:], self.weight, self.eps).view_as(x)
+        normed = (
+            F.rms_norm(flat, flat.shape[-1:], None, self.eps)
+            if self.is_rms
+            else F.layer_norm(flat, flat.shape[-1:], eps=self.eps)
+        )
+        scaled = normed * self.weight
+        return (scaled if self.bias is None else scaled + self.bias).view_as(x)
 
 
 class Attention(nn.Module):
@@ -204,8 +260,14 @@ class Attention(nn.Module):
         self.value = nn.Linear(config.width, kv_inner, bias=config.qkv_bias)
         self.output = nn.Linear(inner, config.width, bias=config.output_bias)
         normed = config.query_key_norm
-        self.query_norm = nn.RMSNorm(config.head_width, config.norm_eps) if normed else nn.Identity()
-        self.key_norm = nn.RMSNorm(config.head_width, config.norm_eps) if normed else nn.Identity()
+        self.query_norm = HeadNorm(config, config.heads) if normed else nn.Identity()
+        self.key_norm = HeadNorm(config, config.kv_heads) if normed else nn.Identity()
+        self.sinks = nn.Parameter(torch.zeros(config.heads)) if config.sinks else None
+
+    @property
+    def scoring(self) -> Scoring:
+        scale = self.config.score_scale or self.config.head_width**-0.5
+        return Scoring(scale, self.config.score_cap, self.sinks)
 
     def forward(self, x: Tensor, frame: AttentionContext) -> Tensor:
         """[T, W] to [T, W]."""
@@ -215,9 +277,9 @@ class Attention(nn.Module):
         key = self.key_norm(through(self.key, x).view(len(x), -1, width))
         value = through(self.value, x).view(len(x), -1, width)
         turns = frame.window_rotation if self.config.is_windowed(self.layer) else frame.rotation
-        if turns is not None:
+        if turns is not None and self.config.is_rotated(self.layer):
             query, key = rotate(query, turns), rotate(key, turns)
-        mixed = frame.attend(self.config, self.layer, (query, key, value), self.attention_function)
+        mixed = frame.attend(self, (query, key, value))
         return through(self.output, mixed)
 
     def attention_function(self, frame: AttentionContext, group: AttentionGroup) -> AttentionFunction:  # noqa: ARG002
@@ -235,13 +297,13 @@ class DisentangledAttention(Attention):
             made(vectors).unflatten(-1, (-1, self.config.head_width)) for made in (self.query, self.key)
         )
 
-        def mix(query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, scale: float | None) -> Tensor:
+        def mix(query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, scoring: Scoring) -> Tensor:
             of = kinds[: query.size(1), : key.size(2)].expand(query.size(0), query.size(2), -1, -1)
             bias = distance_scores(
                 query.transpose(1, 2), position_keys, of
             )  # [N, H, Q, K], as large as all scores, so it is changed in place
-            bias.add_(distance_scores(key, position_queries, of.mT).mT).mul_(scale or query.size(3) ** -0.5)
-            return self.mix(query, key, value, bias if mask is None else bias.add_(mask), scale)
+            bias.add_(distance_scores(key, position_queries, of.mT).mT).mul_(scoring.scale)
+            return self.mix(query, key, value, bias if mask is None else bias.add_(mask), scoring)
 
         return mix
 
@@ -264,11 +326,11 @@ class RelativeAttention(Attention):
         assert group.distances is not None
         of = self.relative.bucket(group.distances)[:, None]  # [N, 1, Q, K]
 
-        def mix(query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, scale: float | None) -> Tensor:
+        def mix(query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, scoring: Scoring) -> Tensor:
             """Weights of keys of one kind are added up, times that kind's vector: no value is changed for a row."""
             shared = query.size(2) // key.size(1)
             key, value = (kept.repeat_interleave(shared, dim=1) for kept in (key, value))
-            scaled_query = query.transpose(1, 2) * (scale or query.size(3) ** -0.5)  # [N, H, Q, D]
+            scaled_query = query.transpose(1, 2) * scoring.scale  # [N, H, Q, D]
             kinds = of.expand(*scaled_query.shape[:3], -1)
             scores = (scaled_query @ key.mT).add_((scaled_query @ self.relative.keys.weight.T).gather(-1, kinds))
             weights = self.weigh(scores if mask is None else scores.add_(mask))

@@ -73,10 +73,7 @@ class CrossAttention(Attention):
         assert across is not None
         query = self.query_norm(self.query(x).view(len(x), -1, self.config.head_width))
         across.view.queries.append(query.detach())
-        mixed = [
-            look.attend(self.config, self.layer, (query, *memory.layers[self.layer]), self.attention_function)
-            for memory, look in across.memory_contexts
-        ]
+        mixed = [look.attend(self, (query, *memory.layers[self.layer])) for memory, look in across.memory_contexts]
         packed = mixed[0] if len(mixed) == 1 else torch.cat(mixed)
         out: Tensor = self.output(packed if across.order is None else packed.index_select(0, across.order))
         return out

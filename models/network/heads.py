@@ -32,14 +32,20 @@ class LanguageHead(nn.Module):
 
     def __init__(self, config: ModelConfig, tied: nn.Embedding | None = None) -> None:
         super().__init__()
-        self.output = nn.Linear(config.width, config.vocab_size, bias=False)
+        self.output = nn.Linear(config.width, config.vocab_size, bias=config.logit_bias)
+        self.logit_scale, self.logit_cap = config.logit_scale, config.logit_cap
         if tied is not None:
             self.output.weight = tied.weight
 
     def forward(self, states: Tensor) -> Tensor:
         """[M, W] to [M, V]."""
-        logits: Tensor = self.output(states)
-        return logits
+        return self.scale(self.output(states))
+
+    def scale(self, logits: Tensor) -> Tensor:
+        """Products of states and the output matrix as logits: scaled, then capped."""
+        if self.logit_scale != 1.0:
+            logits = logits * self.logit_scale
+        return torch.tanh(logits / self.logit_cap) * self.logit_cap if self.logit_cap else logits
 
 
 class TokenHead(nn.Module):
@@ -144,7 +150,7 @@ class LabelScoring:
     """
 
     pooling: Literal["cls", "mean", "last"] = "cls"
-    activation: Literal["tanh", "relu", "gelu", "gelu_tanh", "silu", "none"] = "tanh"
+    activation: Literal["tanh", "relu", "gelu", "gelu_tanh", "gelu_sigmoid", "silu", "relu_squared", "none"] = "tanh"
     dense_bias: bool = True
     norm: bool = False
     bias: bool = True

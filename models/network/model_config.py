@@ -41,10 +41,10 @@ class ModelConfig:
     mlp_width: int
     max_positions: int
     causal: bool
-    position: Literal["learned", "sinusoidal", "sines-cosines", "rotary", "bias", "distance", "relative", "alibi"] = (
-        # Sinusoidal: sine and cosine alternate; sines-cosines: all sines first; bias: only that of `distances`.
-        "learned"
-    )
+    # Sinusoidal: sine and cosine alternate; sines-cosines: all sines first; bias: only that of `distances`.
+    position: Literal[
+        "learned", "sinusoidal", "sines-cosines", "rotary", "bias", "distance", "relative", "alibi", "none"
+    ] = "learned"
     position_offset: int = 0
     # Number of distance buckets, each with a bias (with a vector if `position` is "distance"); 0: none.
     distances: int = 0
@@ -90,6 +90,11 @@ class ModelConfig:
     def has_distance_scores(self) -> bool:
         """Whether scores depend on the distance of tokens, apart from what is in queries and keys."""
         return bool(self.distances) or self.position in ("relative", "alibi")
+
+    @property
+    def has_plain_scores(self) -> bool:
+        """Whether scores are scaled products and nothing else, so that a fused kernel can compute attention."""
+        return not (self.score_cap or self.sinks)
 
     def is_windowed(self, layer: int) -> bool:
         return bool(self.window) and (not self.windowed or self.windowed[layer])

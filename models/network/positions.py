@@ -172,35 +172,45 @@ class Rotary(nn.Module):
 
     frequency: Tensor
 
-    def __init__(self, head_width: int, base: float, scaling: RopeScaling | None = None) -> None:
+    def __init__(self, rotary_width: int, base: float, scaling: RopeScaling | None = None) -> None:
         super().__init__()
-        self.head_width, self.base, self.scaling = head_width, base, scaling
+        self.rotary_width, self.base, self.scaling = rotary_width, base, scaling
+        self.magnitude = 1.0 if scaling is None else scaling.magnitude
         self.register_buffer("frequency", self.frequencies(), persistent=False)
 
     def frequencies(self) -> Tensor:
-        """[D / 2] angles per position, in float32."""
-        exponents = torch.arange(0, self.head_width, 2, device="cpu").float() / self.head_width
+        """[R / 2] angles per position, in float32."""
+        exponents = torch.arange(0, self.rotary_width, 2, device="cpu").float() / self.rotary_width
         frequency = 1.0 / (self.base**exponents)
-        return frequency if self.scaling is None else scale_frequencies(frequency, self.scaling)
+        return frequency if self.scaling is None else scale_frequencies(frequency, self.base, self.scaling)
 
     def rotation(self, positions: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
-        """Cosines and sines for [T] positions as [T, 1, D / 2], computed once a forward pass and used in every
+        """Cosines and sines for [T] positions as [T, 1, R / 2], computed once a forward pass and used in every
         layer."""
         angle = (positions.float().unsqueeze(-1) * self.frequency).unsqueeze(-2)
-        return angle.cos().to(dtype), angle.sin().to(dtype)
+        cos, sin = angle.cos(), angle.sin()
+        if self.magnitude != 1.0:
+            cos, sin = cos * self.magnitude, sin * self.magnitude
+        return cos.to(dtype), sin.to(dtype)
 
 
 def rotate(x: Tensor, turns: tuple[Tensor, Tensor]) -> Tensor:
-    """Rotate [T, H, D] queries or keys by [T, 1, D / 2] cosines and sines."""
+    """Rotate the first R features of [T, H, D] queries or keys by [T, 1, R / 2] cosines and sines."""
     cos, sin = turns
-    a, b = x.chunk(2, dim=-1)
-    return torch.cat((a * cos - b * sin, b * cos + a * sin), dim=-1)
+    half = cos.size(-1)
+    a, b, rest = x[..., :half], x[..., half : 2 * half], x[..., 2 * half :]
+    return torch.cat((a * cos - b * sin, b * cos + a * sin, rest), dim=-1)
 
 
-def scale_frequencies(frequency: Tensor, scaling: RopeScaling) -> Tensor:
-    """[D / 2] frequencies for a longer context; see RopeScaling."""
+def scale_frequencies(frequency: Tensor, base: float, scaling: RopeScaling) -> Tensor:
+    """[R / 2] frequencies for a longer context; `base` is the one that they were computed from. See RopeScaling."""
     if scaling.kind == "linear":
         return frequency / scaling.factor
+    if scaling.kind == "listed":
+        return frequency / torch.tensor(scaling.divisors, device=frequency.device)
+    if scaling.kind == "yarn":
+        kept = 1 - yarn_ramp(len(frequency), base, scaling)
+        return frequency / scaling.factor * (1 - kept) + frequency * kept
     wavelength = 2 * math.pi / frequency
     low = scaling.original_positions / scaling.low_frequency_factor
     high = scaling.original_positions / scaling.high_frequency_factor
@@ -209,6 +219,21 @@ def scale_frequencies(frequency: Tensor, scaling: RopeScaling) -> Tensor:
     blended = (1 - smooth) * frequency / scaling.factor + smooth * frequency
     slowed = torch.where(wavelength > low, frequency / scaling.factor, frequency)
     return torch.where((wavelength >= high) & (wavelength <= low), blended, slowed)
+
+
+def yarn_ramp(count: int, base: float, scaling: RopeScaling) -> Tensor:
+    """[R / 2] from 0 for frequencies that are kept to 1 for those that are divided."""
+
+    def index_of(rotations: float) -> float:
+        """The index of the frequency with so many rotations over the original positions."""
+        return count * math.log(scaling.original_positions / (rotations * 2 * math.pi)) / math.log(base)
+
+    low, high = index_of(scaling.fast_rotations), index_of(scaling.slow_rotations)
+    if scaling.whole_bounds:
+        low, high = math.floor(low), math.ceil(high)
+    low, high = max(low, 0), min(high, 2 * count - 1)
+    width = high - low or 0.001  # no division by zero where the bounds are equal
+    return ((torch.arange(count, device="cpu").float() - low) / width).clamp(0, 1)
 
 
 def build_embedding(config: ModelConfig) -> nn.Module:
@@ -234,6 +259,7 @@ def build_distances(config: ModelConfig) -> nn.Module:
 
 def build_rotary(config: ModelConfig, windowed: bool) -> Rotary:
     """The rotation of full or of windowed layers."""
+    width = config.rotary_width or config.head_width
     if windowed and config.window_rope_base:
-        return Rotary(config.head_width, config.window_rope_base)
-    return Rotary(config.head_width, config.rope_base, config.rope_scaling)
+        return Rotary(width, config.window_rope_base)
+    return Rotary(width, config.rope_base, config.rope_scaling)

@@ -4,6 +4,7 @@ from collections.abc import Callable, Mapping
 from functools import partial
 from typing import ClassVar, cast
 
+import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
@@ -18,13 +19,17 @@ MLP_ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
     "gelu_tanh": partial(F.gelu, approximate="tanh"),
     "silu": F.silu,
     "relu": F.relu,
+    "relu_squared": lambda x: F.relu(x).square(),
+    "gelu_sigmoid": lambda x: x * torch.sigmoid(1.702 * x),
 }
 
 
 def build_norm(config: ModelConfig, width: int = 0) -> nn.Module:
     if config.norm == "rms":
         return nn.RMSNorm(width or config.width, config.norm_eps)
-    return nn.LayerNorm(width or config.width, config.norm_eps, bias=config.norm_bias)
+    return nn.LayerNorm(
+        width or config.width, config.norm_eps, elementwise_affine=config.norm_weight, bias=config.norm_bias
+    )
 
 
 class MLP(nn.Module):
@@ -53,11 +58,16 @@ class PreBlock(nn.Module):
         self.attention = build_attention(config, layer)
         self.attention_norm = build_norm(config) if layer or config.opening_norm else nn.Identity()
         self.mlp, self.mlp_norm = MLP(config), build_norm(config)
+        self.residual_scale = config.residual_scale
 
     def forward(self, x: Tensor, frame: AttentionContext) -> Tensor:
         """[T, W] to [T, W]; in the last layer to the output rows."""
-        x = frame.select_output_rows(x + self.attention(self.attention_norm(x), frame), self.layer)
-        return x + self.mlp(self.mlp_norm(x), frame.linear_function(self.layer))  # type: ignore[no-any-return]
+        x = frame.select_output_rows(self.add(x, self.attention(self.attention_norm(x), frame)), self.layer)
+        return self.add(x, self.mlp(self.mlp_norm(x), frame.linear_function(self.layer)))
+
+    def add(self, x: Tensor, part: Tensor) -> Tensor:
+        """The residual sum [T, W] with the output of a part."""
+        return x + part if self.residual_scale == 1.0 else x + part * self.residual_scale
 
 
 class PostBlock(PreBlock):
@@ -78,13 +88,37 @@ class SandwichBlock(PreBlock):
 
     def forward(self, x: Tensor, frame: AttentionContext) -> Tensor:
         """[T, W] to [T, W]; in the last layer to the output rows."""
-        x = frame.select_output_rows(
-            x + self.attention_post_norm(self.attention(self.attention_norm(x), frame)), self.layer
-        )
-        return x + self.mlp_post_norm(self.mlp(self.mlp_norm(x), frame.linear_function(self.layer)))  # type: ignore[no-any-return]
+        attended = self.attention_post_norm(self.attention(self.attention_norm(x), frame))
+        x = frame.select_output_rows(self.add(x, attended), self.layer)
+        return self.add(x, self.mlp_post_norm(self.mlp(self.mlp_norm(x), frame.linear_function(self.layer))))
 
 
-BLOCKS: dict[str, type[PreBlock]] = {"pre": PreBlock, "post": PostBlock, "sandwich": SandwichBlock}
+class InnerBlock(PreBlock):
+    """Norm after each part, before the sum, as in OLMo 2 (arXiv:2501.00656)."""
+
+    def forward(self, x: Tensor, frame: AttentionContext) -> Tensor:
+        """[T, W] to [T, W]; in the last layer to the output rows."""
+        x = frame.select_output_rows(self.add(x, self.attention_norm(self.attention(x, frame))), self.layer)
+        return self.add(x, self.mlp_norm(self.mlp(x, frame.linear_function(self.layer))))
+
+
+class ParallelBlock(PreBlock):
+    """Attention and MLP of the same input, each behind its norm, as in GPT-J and GPT-NeoX (arXiv:2204.06745)."""
+
+    def forward(self, x: Tensor, frame: AttentionContext) -> Tensor:
+        """[T, W] to [T, W]; in the last layer to the output rows."""
+        inner = self.mlp_norm(frame.select_output_rows(x, self.layer))
+        x = frame.select_output_rows(self.add(x, self.attention(self.attention_norm(x), frame)), self.layer)
+        return self.add(x, self.mlp(inner, frame.linear_function(self.layer)))
+
+
+BLOCKS: dict[str, type[PreBlock]] = {
+    "pre": PreBlock,
+    "post": PostBlock,
+    "sandwich": SandwichBlock,
+    "inner": InnerBlock,
+    "parallel": ParallelBlock,
+}
 
 
 def share_parameters(blocks: nn.ModuleList) -> None:

@@ -85,10 +85,12 @@ def attention_window(config: ModelConfig, layer: int) -> Window:
 
 
 def is_supported(config: ModelConfig) -> bool:
-    """Whether the kernel supports heads of this width, and attention without biases and without cross-attention."""
+    """Whether the kernel supports heads of this width, and scores without biases, caps and sinks. It has no
+    cross-attention."""
     return (
         config.head_width <= MAX_HEAD_WIDTH
         and config.head_width % 8 == 0
+        and config.has_plain_scores
         and not (config.has_distance_scores or config.has_cross_attention)
     )
 

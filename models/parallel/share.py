@@ -13,8 +13,11 @@ from ..core.errors import UnsupportedError
 from ..network.model_config import ModelConfig
 
 SPLIT_BY_HEADS = re.compile(r"blocks\.\d+\.attention\.(query|key|value|output)\.(weight|bias)")
+SPLIT_BY_HEAD_ROWS = re.compile(
+    r"blocks\.\d+\.attention\.(query_norm\.weight|query_norm\.bias|sinks|key_norm\.weight|key_norm\.bias)"
+)
 SPLIT_BY_FEATURES = re.compile(r"blocks\.\d+\.mlp\.(up|gate|down)\.(weight|bias)")
-SPLIT_BY_TOKENS = ("tokens.weight", "head.output.weight")  # of a generator
+SPLIT_BY_TOKENS = ("tokens.weight", "head.output.weight", "head.output.bias")  # of a generator
 HEAD_BIAS_TABLE = "distances.table.weight"  # of models.network.positions.DistanceBias: one column for each head
 SPLIT_BY_INPUTS = ("output", "down")  # split by inputs; the others by outputs
 
@@ -67,6 +70,8 @@ def share_config(config: ModelConfig, share: Share) -> ModelConfig:
 
 def split_problem(config: ModelConfig, world: int) -> str:
     """Why such a network cannot be split among `world` processes, and which numbers are possible; empty if it can."""
+    if config.query_key_norm == "joint" and world > 1:
+        return "its queries are normalised over all heads together, so tensor_parallel would have to be 1"
     if can_split(config, world):
         return ""
     fitting = [str(other) for other in range(1, config.heads + 1) if can_split(config, other)]
@@ -92,6 +97,10 @@ def parameter_cut(name: str, config: ModelConfig, share: Share, generates: bool)
     asking, kept = share.heads(config)
     if name == HEAD_BIAS_TABLE and config.position != "distance":
         return Cut(1, asking)
+    if (by_head := SPLIT_BY_HEAD_ROWS.fullmatch(name)) and (
+        by_head[1] == "sinks" or config.query_key_norm == "per_head"
+    ):
+        return Cut(0, kept if by_head[1].startswith("key") else asking)
     found = SPLIT_BY_HEADS.fullmatch(name) or SPLIT_BY_FEATURES.fullmatch(name)
     if found is None or (found[1] in SPLIT_BY_INPUTS and found[2] == "bias"):
         return None

@@ -46,11 +46,11 @@ class ParallelLogits(nn.Module):
 
     def __init__(self, linear: nn.Linear, counts: list[int], group: ProcessGroup) -> None:
         super().__init__()
-        self.weight, self.counts, self.group = linear.weight, counts, group
+        self.weight, self.bias, self.counts, self.group = linear.weight, linear.bias, counts, group
 
     def forward(self, states: Tensor) -> Tensor:
         """[M, W] to [M, V] on the first process, to their own share of them on the others."""
-        return self.group.gather_columns(F.linear(states, self.weight), self.counts)
+        return self.group.gather_columns(F.linear(states, self.weight, self.bias), self.counts)
 
 
 def shard_network(network: Transformer, head: nn.Module, group: ProcessGroup) -> dict[str, Cut]:

@@ -13,7 +13,7 @@ from typing import cast
 import torch
 from torch import Tensor, nn
 
-from ..network.attention import AttentionContext, attend
+from ..network.attention import AttentionContext, Scoring, attend
 from ..network.heads import LanguageHead
 from ..network.ragged import RaggedBatch
 from ..network.transformer import PreBlock, Transformer
@@ -104,18 +104,17 @@ class ValueHessian(InputHessian):
     def add(self, x: Tensor) -> None:
         self.last = x
 
-    def mix(self, query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, scale: float | None) -> Tensor:
+    def mix(self, query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, scoring: Scoring) -> Tensor:
         """As attend, for one sequence. Only every QUERY_STRIDE-th row is used: neighbouring rows have similar
         weights."""
-        heads, kv_heads, width = query.size(2), key.size(1), query.size(3)
+        heads, kv_heads = query.size(2), key.size(1)
         rows = slice(QUERY_STRIDE - 1, None, QUERY_STRIDE)
         keys = key[0].repeat_interleave(heads // kv_heads, 0)  # [H, K, D]
-        scores = query[0, rows].transpose(0, 1) @ keys.transpose(1, 2) * (scale or width**-0.5)
-        if mask is not None:
-            scores += mask[0, :, rows]
-        mixtures = scores.softmax(-1).flatten(0, 1) @ self.last  # [H * Q / STRIDE, W]
+        scores = scoring.score(query[0, rows].transpose(0, 1), keys, None if mask is None else mask[0, :, rows])
+        sinks = None if scoring.sinks is None else scoring.sinks[:, None, None]
+        mixtures = scoring.weigh(scores, sinks).flatten(0, 1) @ self.last  # [H * Q / STRIDE, W]
         self.hessian.addmm_(mixtures.T, mixtures)
-        return attend(query, key, value, mask, scale)
+        return attend(query, key, value, mask, scoring)
 
 
 def quantize_block(block: PreBlock, block_inputs: list[BlockInput]) -> dict[str, Int4Matrix]:

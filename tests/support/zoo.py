@@ -23,7 +23,7 @@ from gguf.quants import dequantize, quantize
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from polyhead.models.network.attention import attend
+from polyhead.models.network.attention import Scoring, attend
 from polyhead.models.network.heads import LanguageHead
 from polyhead.models.network.model_config import ModelConfig
 from polyhead.models.network.ragged import RaggedBatch
@@ -158,11 +158,11 @@ def weights_of_first(net: Transformer, layer: int) -> Tensor:
     found: list[Tensor] = []
     attention = blocks(net)[layer].attention
 
-    def mix(query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, scale: float | None) -> Tensor:
+    def mix(query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, scoring: Scoring) -> Tensor:
         first = torch.zeros_like(value)
         first[:, :, 0, 0] = 1
-        found.append(attend(query, key, first, mask, scale).unflatten(-1, (-1, query.size(3)))[0, 1:, :, 0])
-        return attend(query, key, value, mask, scale)
+        found.append(attend(query, key, first, mask, scoring).unflatten(-1, (-1, query.size(3)))[0, 1:, :, 0])
+        return attend(query, key, value, mask, scoring)
 
     attention.mix = mix
     net(RaggedBatch.of(texts(net.config)[-1:]))

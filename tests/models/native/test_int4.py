@@ -20,7 +20,7 @@ from polyhead.models.executors.torch_executor import TorchExecutor
 from polyhead.models.native.library import load_library, runnable_targets
 from polyhead.models.native.native_executor import NativeExecutor
 from polyhead.models.native.packed_network import INT4, INT4_SHIFTED, INT8, PackedNetwork, Precision
-from polyhead.models.network.attention import attend
+from polyhead.models.network.attention import Scoring, attend
 from polyhead.models.network.heads import LanguageHead
 from polyhead.models.network.model_config import ModelConfig
 from polyhead.models.network.ragged import RaggedBatch
@@ -245,12 +245,12 @@ def test_the_hessian_of_values_is_that_of_attention_outputs() -> None:
     inputs = block.attention_norm(x)
     attention_weights: list[Tensor] = []
 
-    def mix(query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, scale: float | None) -> Tensor:
+    def mix(query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, scoring: Scoring) -> Tensor:
         places = torch.eye(QUERY_STRIDE, query.size(3)).expand_as(value)
         attention_weights.append(
-            attend(query, key, places, mask, scale).unflatten(-1, (-1, query.size(3)))[0, -1, :, :QUERY_STRIDE]
+            attend(query, key, places, mask, scoring).unflatten(-1, (-1, query.size(3)))[0, -1, :, :QUERY_STRIDE]
         )
-        return attend(query, key, value, mask, scale)
+        return attend(query, key, value, mask, scoring)
 
     attention.mix = mix
     block(x, frame)

@@ -14,6 +14,7 @@ from torch import Tensor, nn
 
 from polyhead.models.executors.torch_executor import TorchExecutor
 from polyhead.models.native.native_executor import NativeExecutor
+from polyhead.models.network.attention import Scoring
 from polyhead.models.network.model_config import ModelConfig
 from polyhead.models.network.transformer import PreBlock
 from tests.models.native.test_step import (
@@ -54,11 +55,11 @@ def packed(weights: Tensor) -> Tensor:
     return ((padded / scale).round() * scale).flatten(-2)[..., : weights.size(-1)]
 
 
-def attend_rounded(query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, scale: float | None) -> Tensor:
+def attend_rounded(query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, scoring: Scoring) -> Tensor:
     """models.network.attention.attend, with rounded queries, keys, values and weights."""
     n, _, heads, width = query.shape
     shared = heads // key.size(1)
-    queries = coded(query.transpose(1, 2) * (scale or width**-0.5), 32, MOST_KEY)
+    queries = coded(query.transpose(1, 2) * scoring.scale, 32, MOST_KEY)
     keys = coded(key, 32, MOST_KEY).repeat_interleave(shared, 1)
     scores = queries @ keys.transpose(-1, -2)
     weights = (scores if mask is None else scores + mask).softmax(-1)
