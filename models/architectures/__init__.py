@@ -9,11 +9,14 @@ from .family import Family, HeadSpec, rename_weight
 from .gemma import GEMMA3
 from .gpt import GPT
 from .gpt2 import GPT2
+from .gpt_oss import GPT_OSS
 from .llama import LLAMA, MISTRAL, QWEN2, QWEN3
 from .marian import MARIAN
+from .mixtral import MIXTRAL
 from .modernbert import MODERNBERT
 from .mpnet import MPNET
 from .pegasus import PEGASUS
+from .qwen_moe import DOTS1, GLM4_MOE, OLMOE, QWEN2_MOE, QWEN3_MOE
 from .t5 import MT5, T5
 
 FAMILIES: dict[str, Family] = {
@@ -35,6 +38,13 @@ FAMILIES: dict[str, Family] = {
         QWEN2,
         QWEN3,
         GEMMA3,
+        MIXTRAL,
+        QWEN2_MOE,
+        QWEN3_MOE,
+        OLMOE,
+        GLM4_MOE,
+        DOTS1,
+        GPT_OSS,
         T5,
         MT5,
         BART,

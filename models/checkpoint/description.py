@@ -18,7 +18,7 @@ from torch.overrides import TorchFunctionMode
 from ..architectures.family import MAX_HEAD_WIDTH, MAX_LAYERS, MAX_SHARED_LAYERS
 from ..chat import ChatTemplate
 from ..core.errors import CheckpointError, EncodingError, UnsupportedError, show_value, truncate
-from ..network.model_config import ModelConfig
+from ..network.model_config import ExpertConfig, ModelConfig
 from ..network.transformer import Transformer
 from ..parallel import Cut
 from ..seq2seq.decoding import DecodingConfig
@@ -52,6 +52,7 @@ BODY_PREFIXES = (
     "final_norm.",
 )
 MIN_DISTANCES = 4  # buckets: near and far ones, before and after
+MAX_EXPERTS = 1 << 16  # of all layers; published networks have 25,000
 MAX_SINUSOIDS = 1 << 24  # numbers of sinusoidal positions, which are computed and not limited by a file
 # With the special tokens around a text and around a pair.
 PROBE_TEXTS: tuple[Text, ...] = ("", "word", ("word", "word"))
@@ -252,6 +253,8 @@ def invalid_fields(config: ModelConfig) -> Iterator[tuple[str, str]]:
             yield "distances", f"{MIN_DISTANCES} at least"
         if config.farthest <= near + 1:
             yield "farthest", f"more than {near + 1}, up to which each distance has a bucket of its own"
+    if config.experts is not None:
+        yield from invalid_expert_fields(config, config.experts)
     if scaling := config.rope_scaling:
         if not 0 < scaling.factor < math.inf:
             yield "rope_scaling", "by a positive factor"
@@ -270,6 +273,36 @@ def invalid_fields(config: ModelConfig) -> Iterator[tuple[str, str]]:
             yield "rope_scaling", f"with {count} factors, half of the rotated features"
         if not all(0 < divisor < math.inf for divisor in scaling.divisors):
             yield "rope_scaling", "with positive factors"
+
+
+def invalid_expert_fields(config: ModelConfig, experts: ExpertConfig) -> Iterator[tuple[str, str]]:
+    """As `invalid_fields`, for the mixture of experts."""
+    for name in ("count", "chosen", "width"):
+        value = getattr(experts, name)
+        if type(value) is not int or not 1 <= value < 2**31:
+            yield "experts", f"with a whole number from 1 on as {name}, within reason"
+            return
+    for name in ("groups", "chosen_groups", "shared_width"):
+        value = getattr(experts, name)
+        if type(value) is not int or not 0 <= value < 2**31:
+            yield "experts", f"with a whole number from 0 on as {name}, within reason"
+            return
+    if experts.count * config.depth > MAX_EXPERTS:
+        yield "experts", f"{MAX_EXPERTS // config.depth} at most in each of {config.depth} layers"
+    room = experts.count
+    if experts.groups:
+        if experts.count % experts.groups or not 1 <= experts.chosen_groups <= experts.groups:
+            yield "experts", f"in groups of equal size, of which 1 to {experts.groups} are chosen"
+            return
+        room = experts.count // experts.groups * experts.chosen_groups
+        if experts.choice_bias and experts.count // experts.groups < 2:
+            yield "experts", "in groups of two at least"
+    if experts.chosen > room:
+        yield "experts", f"with {room} at most chosen for a token"
+    if len(experts.layers) not in (0, config.depth):
+        yield "experts", f"said for each of {config.depth} layers"
+    if not (0 <= experts.scale < math.inf and 0 <= experts.clamp < math.inf):
+        yield "experts", "with numbers as scale and limit, not negative"
 
 
 def parameter_shapes(network: Transformer, head: nn.Module) -> dict[str, tuple[int, ...]]:

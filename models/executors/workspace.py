@@ -46,7 +46,7 @@ def forward_bytes(config: ModelConfig, dtype: torch.dtype, largest: LargestStep)
 
 def self_test_bytes(config: ModelConfig, dtype: torch.dtype, generates: bool) -> int:
     """Bytes while a network is made invariant: a transposed copy of its widest matrix, and the compared rows."""
-    width = config.vocab_size if generates else config.mlp_width
+    width = config.vocab_size if generates else config.active_mlp_width
     return width * (config.width * dtype.itemsize + SELF_TEST_ROWS * torch.float32.itemsize)
 
 
@@ -54,9 +54,12 @@ def _activations(config: ModelConfig, dtype: torch.dtype, largest: LargestStep) 
     """The residual stream, as the caller and the block hold it, and the wider of attention and MLP."""
     heads, kept = config.heads * config.head_width, config.kv_heads * config.head_width
     attention = 5 * heads + (2 if largest.cached else 4) * kept
-    mlp = (3 if config.gated_mlp else 2) * config.mlp_width
+    mlp = (3 if config.gated_mlp else 2) * config.active_mlp_width
     if largest.invariant:
-        attention, mlp = attention + heads, 3 * config.mlp_width  # padded inputs, and outputs assembled from pieces
+        attention, mlp = (
+            attention + heads,
+            3 * config.active_mlp_width,
+        )  # padded inputs, and outputs assembled from pieces
     if config.position == "distance":
         attention += config.heads * config.distances
     if config.position == "relative":  # products of queries and key vectors, and weight sums for value vectors
@@ -75,6 +78,8 @@ def _masks(config: ModelConfig, dtype: torch.dtype, largest: LargestStep) -> int
     ):  # distances, and for each head their bias, alone and with a mask; or the terms of its scores
         terms = 3 if config.window or config.position == "relative" else 2
         kept += torch.int64.itemsize + terms * config.heads * dtype.itemsize
+    if not config.has_plain_scores:  # scores, capped scores and weights
+        kept += 3 * config.heads * torch.float32.itemsize
     copied = shared * dtype.itemsize if shared > 1 else 0
     if largest.invariant:
         copied += 2 * shared * torch.float32.itemsize

@@ -47,11 +47,11 @@ def _stack_bytes(config: ModelConfig, rows: int, count: int, needs_gradients: bo
     """Bytes of `count` texts of so many rows that go through a stack together."""
     inner, kv_inner = config.heads * config.head_width, config.kv_heads * config.head_width
     attention = 2 * (inner + kv_inner) + (inner + kv_inner if config.query_key_norm else 0)
-    mlp, sums = (3 if config.gated_mlp else 1) * config.mlp_width, 6 if config.norm_order == "sandwich" else 4
+    mlp, sums = (3 if config.gated_mlp else 1) * config.active_mlp_width, 6 if config.norm_order == "sandwich" else 4
     layers = config.depth if needs_gradients else 0
     # Kept for the backward pass; the layer in progress takes this much again, and more.
     layer = sums * config.width + attention + mlp
-    a_row = layers * layer + layer + 2 * (config.width + inner + config.mlp_width)
+    a_row = layers * layer + layer + 2 * (config.width + inner + config.active_mlp_width)
     shared = config.heads // config.kv_heads
     masked = config.causal or bool(config.window)
     each = shared if masked and shared > 1 else 0  # masks, copied for the heads that share keys
@@ -154,7 +154,7 @@ def _pass_operations(config: ModelConfig, body: ModelConfig, text: InputTokens, 
 
 def _stack_operations(config: ModelConfig, rows: int, count: int) -> int:
     inner, kv_inner = config.heads * config.head_width, config.kv_heads * config.head_width
-    mlp = (3 if config.gated_mlp else 2) * config.width * config.mlp_width
+    mlp = (3 if config.gated_mlp else 2) * config.width * config.active_mlp_width
     matrices = config.width * (2 * inner + 2 * kv_inner) + mlp
     # Products of queries, keys, values and distances.
     products = 4 if config.position in ("distance", "relative") else 2

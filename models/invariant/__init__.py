@@ -14,8 +14,9 @@ from torch import Tensor, nn
 from ..core.errors import InvarianceError
 from ..network.attention import Attention
 from ..network.heads import LanguageHead, MaskHead
+from ..network.mlp import MLP
 from ..network.ragged import RaggedBatch
-from ..network.transformer import MLP, PreBlock, Transformer
+from ..network.transformer import PreBlock, Transformer
 from .invariant_attention import self_test_attention
 from .invariant_linear import (
     InvariantActivation,
@@ -55,7 +56,8 @@ def make_invariant(network: Transformer, head: nn.Module, yield_to_engine: Calla
             module.mix = mix
     first = network.blocks[0]
     assert isinstance(first, PreBlock)
-    self_test_rows("the activation", first.mlp.activation, config.mlp_width, weight)
+    inner = next(module for module in network.modules() if isinstance(module, MLP))
+    self_test_rows("the activation", inner.activation, inner.up.out_features, weight)
     self_test_rows("the norm", first.mlp_norm, config.width, weight)
     self_test_rows("softmax", lambda x: x.softmax(dim=-1), config.width, weight)
     yield_to_engine()

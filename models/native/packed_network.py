@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from ..network.heads import LanguageHead
+from ..network.mlp import MLP
 from ..network.model_config import ModelConfig
 from ..network.positions import LearnedPositions
 from ..network.transformer import PreBlock, SandwichBlock, Transformer
@@ -54,6 +55,8 @@ def unsupported_reason(config: ModelConfig) -> str:
         return "its keys and values depend on distances"
     if config.has_distance_scores:
         return "its scores have a bias by distance"
+    if config.experts is not None:
+        return "its MLPs are mixtures of experts"
     if config.shared:
         return "its layers share their weights"
     if config.has_cross_attention:
@@ -239,6 +242,7 @@ def free_weights(module: nn.Module) -> None:
 
 def pack_layer(pack: PackedNetwork, block: PreBlock, frequencies: list[int]) -> Layer:
     attention, mlp, config = block.attention, block.mlp, pack.config
+    assert isinstance(mlp, MLP)
     windowed = config.is_windowed(block.layer)
     layer = Layer(attention_norm=pack.pack_norm(block.attention_norm), mlp_norm=pack.pack_norm(block.mlp_norm))
     if isinstance(block, SandwichBlock):

@@ -13,8 +13,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from .mlp import MLP_ACTIVATIONS as INNER
 from .model_config import ModelConfig
-from .transformer import MLP_ACTIVATIONS as INNER
 
 ScoreActivation = Literal["softmax", "sigmoid", "none"]
 Pooling = Literal["mean", "weighted", "cls", "max", "last"]

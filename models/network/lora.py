@@ -36,16 +36,19 @@ Lora = Mapping[str, LowRank]  # by the product's name, "blocks.3.mlp.up"
 
 
 def adaptable_shapes(config: ModelConfig) -> dict[str, tuple[int, int]]:
-    """The inputs and outputs of the linear layers that an adapter can change, by name."""
+    """The inputs and outputs of the linear layers that an adapter can change, by name; experts cannot be changed."""
     inner, kept = config.heads * config.head_width, config.kv_heads * config.head_width
     outputs = dict(zip(ATTENTION, (inner, kept, kept, config.width), strict=True))
     shapes = {name: (inner if name == ATTENTION[-1] else config.width, count) for name, count in outputs.items()}
-    shapes["mlp.up"] = config.width, config.mlp_width
+    mlp = {"mlp.up": (config.width, config.mlp_width), "mlp.down": (config.mlp_width, config.width)}
     if config.gated_mlp:
-        shapes["mlp.gate"] = config.width, config.mlp_width
-    shapes["mlp.down"] = config.mlp_width, config.width
-    layers = 1 if config.shared else config.depth
-    return {f"blocks.{layer}.{name}": shape for layer in range(layers) for name, shape in shapes.items()}
+        mlp["mlp.gate"] = config.width, config.mlp_width
+    layers = range(1 if config.shared else config.depth)
+    return {
+        f"blocks.{layer}.{name}": shape
+        for layer in layers
+        for name, shape in (shapes if config.has_experts(layer) else shapes | mlp).items()
+    }
 
 
 def name_linears(network: nn.Module, config: ModelConfig) -> dict[nn.Module, str]:

@@ -29,6 +29,36 @@ class RopeScaling:
 
 
 @dataclass(frozen=True, kw_only=True)
+class ExpertConfig:
+    """The mixture of experts in the MLPs of some layers; see models.network.experts. A token uses `chosen` of `count`
+    experts, each with `width` inner features.
+
+    Weights are the chosen experts' scores, which are divided by their sum plus `normalised_eps` if `normalised`, and
+    multiplied by `scale`. With `groups`, experts are chosen from the best `chosen_groups` groups only.
+    """
+
+    count: int
+    chosen: int
+    width: int
+    layers: tuple[bool, ...] = ()  # which layers have experts; empty: all
+    scoring: Literal["softmax", "sigmoid"] = "softmax"
+    normalised: bool = True
+    normalised_eps: float = 0.0
+    scale: float = 1.0
+    groups: int = 0
+    chosen_groups: int = 0
+    choice_bias: bool = False  # a bias for each expert that is added to scores for the choice only
+    router_bias: bool = False
+    bias: bool = False  # of the experts' linear layers
+    clamp: float = 0.0  # the limit of inner features, which are shifted by one (gpt-oss); 0: neither
+    shared_width: int = 0  # inner features of an expert that all tokens use
+    shared_gate: bool = False  # the shared expert's output is multiplied by a gate
+
+    def is_in(self, layer: int) -> bool:
+        return not self.layers or self.layers[layer]
+
+
+@dataclass(frozen=True, kw_only=True)
 class ModelConfig:
     """One transformer stack. Widths count features, positions and windows count tokens."""
 
@@ -79,6 +109,7 @@ class ModelConfig:
     logit_bias: bool = False  # the output layer has a bias
     activation: Literal["gelu", "gelu_tanh", "gelu_sigmoid", "silu", "relu", "relu_squared"] = "gelu"
     gated_mlp: bool = False
+    experts: ExpertConfig | None = None
     qkv_bias: bool = True
     output_bias: bool = True
     mlp_bias: bool = True
@@ -92,9 +123,21 @@ class ModelConfig:
         return bool(self.distances) or self.position in ("relative", "alibi")
 
     @property
+    def active_mlp_width(self) -> int:
+        """The most inner features that a token uses in the MLP of a layer."""
+        experts = self.experts
+        if experts is None:
+            return self.mlp_width
+        used = experts.chosen * experts.width + experts.shared_width
+        return max(used, self.mlp_width) if not all(experts.layers) else used
+
+    @property
     def has_plain_scores(self) -> bool:
         """Whether scores are scaled products and nothing else, so that a fused kernel can compute attention."""
         return not (self.score_cap or self.sinks)
+
+    def has_experts(self, layer: int) -> bool:
+        return self.experts is not None and self.experts.is_in(layer)
 
     def is_windowed(self, layer: int) -> bool:
         return bool(self.window) and (not self.windowed or self.windowed[layer])

@@ -1,27 +1,16 @@
 """The transformer stack for every architecture: embeddings, blocks, a final norm. Heads are in heads.py."""
 
-from collections.abc import Callable, Mapping
-from functools import partial
+from collections.abc import Mapping
 from typing import ClassVar, cast
 
-import torch
 from torch import Tensor, nn
-from torch.nn import functional as F
 
 from .attention import AttentionContext, build_attention
-from .lora import LinearFunction, apply_linear
+from .experts import MixtureOfExperts, build_mlp
+from .mlp import MLP
 from .model_config import ModelConfig
 from .positions import Rotary, build_distances, build_embedding, build_rotary
 from .ragged import RaggedBatch
-
-MLP_ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
-    "gelu": F.gelu,
-    "gelu_tanh": partial(F.gelu, approximate="tanh"),
-    "silu": F.silu,
-    "relu": F.relu,
-    "relu_squared": lambda x: F.relu(x).square(),
-    "gelu_sigmoid": lambda x: x * torch.sigmoid(1.702 * x),
-}
 
 
 def build_norm(config: ModelConfig, width: int = 0) -> nn.Module:
@@ -32,23 +21,6 @@ def build_norm(config: ModelConfig, width: int = 0) -> nn.Module:
     )
 
 
-class MLP(nn.Module):
-    """Position-wise feed-forward network, plain or gated (Shazeer 2020, arXiv:2002.05202)."""
-
-    def __init__(self, config: ModelConfig) -> None:
-        super().__init__()
-        self.up = nn.Linear(config.width, config.mlp_width, bias=config.mlp_bias)
-        self.gate = nn.Linear(config.width, config.mlp_width, bias=config.mlp_bias) if config.gated_mlp else None
-        self.down = nn.Linear(config.mlp_width, config.width, bias=config.mlp_bias)
-        self.activation = MLP_ACTIVATIONS[config.activation]
-
-    def forward(self, x: Tensor, through: LinearFunction = apply_linear) -> Tensor:
-        """[T, W] to [T, W]; `through` applies a linear layer to rows."""
-        up = through(self.up, x)
-        inner = self.activation(up) if self.gate is None else self.activation(through(self.gate, x)) * up
-        return through(self.down, inner)
-
-
 class PreBlock(nn.Module):
     """Norm before each part (Xiong et al. 2020, arXiv:2002.04745)."""
 
@@ -57,7 +29,8 @@ class PreBlock(nn.Module):
         self.layer = layer
         self.attention = build_attention(config, layer)
         self.attention_norm = build_norm(config) if layer or config.opening_norm else nn.Identity()
-        self.mlp, self.mlp_norm = MLP(config), build_norm(config)
+        self.mlp: MLP | MixtureOfExperts = build_mlp(config, layer)
+        self.mlp_norm = build_norm(config)
         self.residual_scale = config.residual_scale
 
     def forward(self, x: Tensor, frame: AttentionContext) -> Tensor:

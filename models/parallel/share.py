@@ -70,6 +70,8 @@ def share_config(config: ModelConfig, share: Share) -> ModelConfig:
 
 def split_problem(config: ModelConfig, world: int) -> str:
     """Why such a network cannot be split among `world` processes, and which numbers are possible; empty if it can."""
+    if config.experts is not None and world > 1:
+        return "its MLPs are mixtures of experts, which are not split, so tensor_parallel would have to be 1"
     if config.query_key_norm == "joint" and world > 1:
         return "its queries are normalised over all heads together, so tensor_parallel would have to be 1"
     if can_split(config, world):

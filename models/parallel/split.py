@@ -7,6 +7,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from ..network.heads import LanguageHead
+from ..network.mlp import MLP
 from ..network.positions import LinearBias
 from ..network.transformer import PreBlock, Transformer
 from .process_group import ProcessGroup
@@ -86,6 +87,7 @@ def insert_collectives(network: Transformer, head: nn.Module, group: ProcessGrou
     for module in network.blocks:
         block = cast(PreBlock, module)
         block.attention.output = cast(nn.Linear, RowParallelLinear(block.attention.output, group))
+        assert isinstance(block.mlp, MLP)
         block.mlp.down = cast(nn.Linear, RowParallelLinear(block.mlp.down, group))
     if isinstance(head, LanguageHead):
         share, token_range = group.share, network.config.vocab_size

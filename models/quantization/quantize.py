@@ -13,6 +13,7 @@ from typing import cast
 import torch
 from torch import Tensor, nn
 
+from ..core.errors import UnsupportedError
 from ..network.attention import AttentionContext, Scoring, attend
 from ..network.heads import LanguageHead
 from ..network.ragged import RaggedBatch
@@ -63,6 +64,8 @@ def calibrate(
     It works in float32 on any device; about ten thousand tokens are enough. Returns the quantised matrices by parameter
     name. A tied head gets its own matrix, and the embeddings stay as they are.
     """
+    if network.config.experts is not None:
+        raise UnsupportedError("its MLPs are mixtures of experts, for which no calibration is implemented")
     device = network.tokens.weight.device
     block_inputs = [network.embed(RaggedBatch.of([sequence], device=device)) for sequence in sequences]
     found: dict[str, Int4Matrix] = {}

@@ -1,0 +1,88 @@
+"""Families with many small experts: Qwen2-MoE and Qwen3-MoE (arXiv:2505.09388), OLMoE (arXiv:2409.02060), GLM-4.5
+(arXiv:2508.06471) and dots.llm1 (arXiv:2506.05767)."""
+
+from collections.abc import Callable
+from dataclasses import replace
+
+from ..core.errors import UnsupportedError, show_value
+from ..network.model_config import ExpertConfig, ModelConfig
+from . import experts, llama
+from .family import Family, Json, layer_numbers
+
+RENAMES = (*experts.RENAMES, *llama.RENAMES)
+
+
+def qwen_experts(hf: Json) -> ExpertConfig:
+    """Every `decoder_sparse_step`-th layer has experts, but for `mlp_only_layers`."""
+    step, plain = hf.get("decoder_sparse_step", 1), hf.get("mlp_only_layers") or ()
+    layers = layer_numbers(hf["num_hidden_layers"])
+    return ExpertConfig(
+        count=experts.expert_count(hf),
+        chosen=hf["num_experts_per_tok"],
+        width=hf["moe_intermediate_size"],
+        layers=tuple(layer not in plain and (layer + 1) % step == 0 for layer in layers),
+        normalised=bool(hf.get("norm_topk_prob", False)),
+        shared_width=hf.get("shared_expert_intermediate_size") or 0,
+        shared_gate=bool(hf.get("shared_expert_intermediate_size")),
+    )
+
+
+def qwen2_config(hf: Json) -> ModelConfig:
+    shape = replace(llama.qwen2_config(hf), qkv_bias=bool(hf.get("qkv_bias", True)))
+    return replace(shape, experts=qwen_experts(hf))
+
+
+def qwen3_config(hf: Json) -> ModelConfig:
+    return replace(llama.qwen3_config(hf), experts=qwen_experts(hf))
+
+
+def olmoe_config(hf: Json) -> ModelConfig:
+    if hf.get("clip_qkv") is not None:
+        raise UnsupportedError(f"clip_qkv {show_value(hf['clip_qkv'])} is not known here")
+    shape = llama.model_config({**hf, "sliding_window": 0})
+    return replace(
+        shape,
+        query_key_norm="joint",
+        experts=qwen_experts({**hf, "moe_intermediate_size": hf["intermediate_size"]}),
+    )
+
+
+def routed_experts(hf: Json) -> ExpertConfig:
+    """As DeepSeek-V3 (arXiv:2412.19437): logistic scores with a bias for the choice, and groups of experts."""
+    groups = hf.get("n_group") or 1
+    return ExpertConfig(
+        count=experts.expert_count(hf),
+        chosen=hf["num_experts_per_tok"],
+        width=hf["moe_intermediate_size"],
+        layers=experts.layers_from(hf, hf.get("first_k_dense_replace") or 0),
+        scoring="sigmoid",
+        normalised=bool(hf.get("norm_topk_prob", False)),
+        normalised_eps=1e-20,
+        scale=float(hf.get("routed_scaling_factor", 1.0)),
+        groups=groups if groups > 1 else 0,
+        chosen_groups=hf.get("topk_group") or 1,
+        choice_bias=True,
+        shared_width=hf["moe_intermediate_size"] * (hf.get("n_shared_experts") or 0),
+    )
+
+
+def glm4_config(hf: Json) -> ModelConfig:
+    shape = llama.model_config({"head_dim": 128, "partial_rotary_factor": 0.5, **hf, "sliding_window": 0})
+    shape = replace(shape, query_key_norm="shared") if hf.get("use_qk_norm") else shape
+    return replace(shape, output_bias=False, experts=routed_experts(hf))
+
+
+def dots1_config(hf: Json) -> ModelConfig:
+    return replace(llama.model_config(hf), query_key_norm="shared", experts=routed_experts(hf))
+
+
+def _family(model_type: str, name: str, config: Callable[[Json], ModelConfig]) -> Family:
+    heads = llama.llama_heads(name)
+    return Family(model_type, "model", config, RENAMES, heads, experts.split_experts, llama.DROP)
+
+
+QWEN2_MOE = _family("qwen2_moe", "Qwen2Moe", qwen2_config)
+QWEN3_MOE = _family("qwen3_moe", "Qwen3Moe", qwen3_config)
+OLMOE = _family("olmoe", "Olmoe", olmoe_config)
+GLM4_MOE = _family("glm4_moe", "Glm4Moe", glm4_config)
+DOTS1 = _family("dots1", "Dots1", dots1_config)

@@ -1,0 +1,78 @@
+"""Mixtures of experts: an MLP of which each token uses a few parts, chosen by a router (Shazeer et al. 2017,
+arXiv:1701.06538)."""
+
+import torch
+from torch import Tensor, nn
+
+from .lora import LinearFunction, apply_linear
+from .mlp import MLP, ClampedMLP
+from .model_config import ExpertConfig, ModelConfig
+
+
+class MixtureOfExperts(nn.Module):
+    """The sum of the chosen experts' outputs, times the router's weights, and of a shared expert if there is one.
+
+    For every row, experts are added in the order of their numbers, so the result does not depend on other rows.
+    """
+
+    def __init__(self, config: ModelConfig, experts: ExpertConfig) -> None:
+        super().__init__()
+        self.config = experts
+        self.router = nn.Linear(config.width, experts.count, bias=experts.router_bias)
+        # Added to scores for the choice only (Wang et al. 2024, arXiv:2408.15664).
+        self.choice_bias = nn.Parameter(torch.zeros(experts.count)) if experts.choice_bias else None
+        kind = ClampedMLP if experts.clamp else MLP
+        self.experts = nn.ModuleList(kind(config, experts.width, bias=experts.bias) for _ in range(experts.count))
+        self.shared = MLP(config, experts.shared_width) if experts.shared_width else None
+        self.shared_gate = nn.Linear(config.width, 1, bias=False) if experts.shared_gate else None
+
+    def forward(self, x: Tensor, through: LinearFunction = apply_linear) -> Tensor:  # noqa: ARG002 - no adapters here
+        """[T, W] to [T, W]."""
+        weights, chosen = self.route(x)
+        out = torch.zeros_like(x)
+        for number in torch.unique(chosen).tolist():
+            rows, places = (chosen == number).nonzero(as_tuple=True)
+            out = out.index_add(0, rows, self.experts[number](x[rows]) * weights[rows, places, None])
+        if self.shared is None:
+            return out
+        shared: Tensor = self.shared(x)
+        if self.shared_gate is not None:
+            shared = shared * logistic(self.shared_gate(x))
+        return out + shared
+
+    def route(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        """The weights [T, K] of the chosen experts, and their numbers [T, K]."""
+        config = self.config
+        logits = self.router(x).float()  # [T, E]
+        scores = logits.softmax(dim=-1) if config.scoring == "softmax" else logistic(logits)
+        compared = scores if self.choice_bias is None else scores + self.choice_bias
+        if config.groups:
+            compared = self.hide_groups(compared)
+        chosen = compared.topk(config.chosen, dim=-1).indices
+        weights = scores.gather(-1, chosen)
+        if config.normalised:
+            weights = weights / (weights.sum(dim=-1, keepdim=True) + config.normalised_eps)
+        return (weights * config.scale).to(x.dtype), chosen
+
+    def hide_groups(self, scores: Tensor) -> Tensor:
+        """[T, E] with all but the best groups of experts hidden. A group is as good as its best expert, or, with a
+        bias for the choice, as its best two."""
+        config = self.config
+        grouped = scores.view(len(scores), config.groups, -1)
+        ranks = grouped.amax(dim=-1) if self.choice_bias is None else grouped.topk(2, dim=-1).values.sum(dim=-1)
+        best = ranks.topk(config.chosen_groups, dim=-1).indices  # [T, chosen_groups]
+        hidden = torch.ones_like(ranks, dtype=torch.bool).scatter(-1, best, False)
+        return grouped.masked_fill(hidden[..., None], float("-inf")).view_as(scores)
+
+
+def logistic(x: Tensor) -> Tensor:
+    """The logistic function; torch.sigmoid rounds the last elements of a batch differently."""
+    return 1 / (1 + (-x).exp())
+
+
+def build_mlp(config: ModelConfig, layer: int) -> MLP | MixtureOfExperts:
+    """The MLP of a layer."""
+    if config.has_experts(layer):
+        assert config.experts is not None
+        return MixtureOfExperts(config, config.experts)
+    return MLP(config, config.mlp_width)

@@ -1,0 +1,64 @@
+"""Position-wise feed-forward networks."""
+
+from collections.abc import Callable
+from functools import partial
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from .lora import LinearFunction, apply_linear
+from .model_config import ModelConfig
+
+GELU_SIGMOID = 1.702  # x * sigmoid(1.702 x) is close to GELU (Hendrycks and Gimpel 2016, arXiv:1606.08415)
+MLP_ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
+    "gelu": F.gelu,
+    "gelu_tanh": partial(F.gelu, approximate="tanh"),
+    "silu": F.silu,
+    "relu": F.relu,
+    "relu_squared": lambda x: F.relu(x).square(),
+    "gelu_sigmoid": lambda x: x * torch.sigmoid(GELU_SIGMOID * x),
+}
+
+
+class MLP(nn.Module):
+    """Position-wise feed-forward network, plain or gated (Shazeer 2020, arXiv:2002.05202).
+
+    `width` counts its inner features; `bias`: None for that of the configuration.
+    """
+
+    def __init__(self, config: ModelConfig, width: int, *, bias: bool | None = None) -> None:
+        super().__init__()
+        has_bias = config.mlp_bias if bias is None else bias
+        self.up = nn.Linear(config.width, width, bias=has_bias)
+        self.gate = nn.Linear(config.width, width, bias=has_bias) if config.gated_mlp else None
+        self.down = nn.Linear(width, config.width, bias=has_bias)
+        self.activation = MLP_ACTIVATIONS[config.activation]
+
+    def forward(self, x: Tensor, through: LinearFunction = apply_linear) -> Tensor:
+        """[T, W] to [T, W]; `through` applies a linear layer to rows."""
+        up = through(self.up, x)
+        inner = self.activation(up) if self.gate is None else self.activation(through(self.gate, x)) * self.shift(up)
+        return through(self.down, inner)
+
+    def shift(self, up: Tensor) -> Tensor:
+        """What the gate is multiplied by."""
+        return up
+
+
+class ClampedMLP(MLP):
+    """A gated MLP whose inner features are clamped, and whose gate multiplies the other half plus one, as in gpt-oss
+    (arXiv:2508.10925)."""
+
+    def __init__(self, config: ModelConfig, width: int, *, bias: bool | None = None) -> None:
+        super().__init__(config, width, bias=bias)
+        assert config.experts is not None
+        self.limit = config.experts.clamp
+        self.activation = self.clamp_gate
+
+    def clamp_gate(self, gate: Tensor) -> Tensor:
+        gate = gate.clamp(max=self.limit)
+        return gate * torch.sigmoid(GELU_SIGMOID * gate)
+
+    def shift(self, up: Tensor) -> Tensor:
+        return up.clamp(-self.limit, self.limit) + 1
