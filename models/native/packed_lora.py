@@ -38,12 +38,15 @@ class PackedLora:
         self.arrays: list[Array] = []
         self._config = config
         table = (native.LowRankStruct * (len(PACKED_LINEARS) * config.depth))()
-        for layer in range(config.depth):
+        for layer in range(1 if config.shared else config.depth):
             for which, names in enumerate(PACKED_LINEARS):
                 gated = config.gated_mlp and names == ("mlp.up",)
                 found = [lora.get(f"blocks.{layer}.{name}") for name in (GATED_LINEARS if gated else names)]
                 if any(found):
                     table[layer * len(PACKED_LINEARS) + which] = self._pack(which, found)
+        if config.shared:  # all layers have the updates of the first
+            for entry in range(len(PACKED_LINEARS), len(table)):
+                table[entry] = table[entry % len(PACKED_LINEARS)]
         self._table = table
         self.address = ctypes.addressof(table)
         self.rank = max((low.rank for low in table), default=0)

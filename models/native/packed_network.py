@@ -8,7 +8,7 @@ import ctypes
 import math
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any, Literal, cast
 
 import numpy as np
@@ -16,10 +16,11 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
+from ..executors.bounds import TABLE_POSITIONS
 from ..network.heads import LanguageHead
 from ..network.mlp import MLP
 from ..network.model_config import ModelConfig
-from ..network.positions import LearnedPositions
+from ..network.positions import LearnedPositions, LinearBias, Rotary, SinusoidalPositions
 from ..network.transformer import PreBlock, SandwichBlock, Transformer
 from .large_pages import PageAllocator
 from .library import Layer, Linear, Norm, Plan
@@ -33,9 +34,10 @@ PRECISION_FORMATS: dict[Precision, tuple[int, ...]] = {
     "int8": INT8_FORMATS,
     "int4": (INT4, INT4_SHIFTED, *INT8_FORMATS),
 }
-NORM_ORDER_CODES = {"pre": 0, "post": 1, "sandwich": 2}
+NORM_ORDER_CODES = {"pre": 0, "post": 1, "sandwich": 2, "inner": 3, "parallel": 4}
 NORM_CODES = {"layer": 0, "rms": 1}
-ACTIVATION_CODES = {"gelu": 0, "gelu_tanh": 1, "silu": 2, "relu": 3}
+HEAD_NORM_CODES = {"": 0, "shared": 0, "per_head": 1, "joint": 2}
+ACTIVATION_CODES = {"gelu": 0, "gelu_tanh": 1, "silu": 2, "relu": 3, "relu_squared": 4, "gelu_sigmoid": 5}
 COLUMNS, HALF, PADDING = 32, 16, 64  # as in src/gemm.hpp
 BLOCK_TOKENS = 16  # tokens, as in src/attention.hpp
 RUN_BLOCKS = 16  # blocks, as in src/step.cpp
@@ -47,18 +49,12 @@ LoadPart = Callable[[nn.Module], AbstractContextManager[object]]
 
 def unsupported_reason(config: ModelConfig) -> str:
     """Why the compiled step cannot compute such a network; empty if it can."""
-    if config.embedding_width:
-        return f"its embeddings are {config.embedding_width} wide, its layers {config.width}"
-    if config.position in ("sinusoidal", "sines-cosines"):
-        return "its positions are sinusoidal"
     if config.position == "relative":
         return "its keys and values depend on distances"
-    if config.has_distance_scores:
+    if config.distances:
         return "its scores have a bias by distance"
     if config.experts is not None:
         return "its MLPs are mixtures of experts"
-    if config.shared:
-        return "its layers share their weights"
     if config.has_cross_attention:
         return "its layers have cross-attention"
     return ""
@@ -87,10 +83,21 @@ class PackedNetwork:
     def pack_norm(self, module: nn.Module | None) -> Norm:
         if not isinstance(module, nn.LayerNorm | nn.RMSNorm):
             return Norm()
+        shape = module.normalized_shape
+        weight = torch.ones(shape) if module.weight is None else module.weight
         bias = getattr(module, "bias", None)
         if bias is None and isinstance(module, nn.LayerNorm):
-            bias = torch.zeros_like(module.weight)
-        return Norm(self.pack_floats(module.weight), self.pack_floats(bias))
+            bias = torch.zeros(shape)
+        return Norm(self.pack_floats(weight), self.pack_floats(bias))
+
+    def pack_head_norm(self, module: nn.Module) -> Norm:
+        """The norm of queries or keys, whose weight has the shape that ModelConfig.query_key_norm says."""
+        if not self.config.query_key_norm:
+            return Norm()
+        weight, bias = cast(Tensor, module.weight), cast("Tensor | None", getattr(module, "bias", None))
+        if bias is None and self.config.norm == "layer":
+            bias = torch.zeros(weight.shape)
+        return Norm(self.pack_floats(weight), self.pack_floats(bias))
 
     def pack_table(self, weight: Tensor) -> int:
         """The address of the token embeddings: bfloat16 if weights are narrow."""
@@ -200,17 +207,24 @@ def pack_network(
     if head is not None and not tied:
         with load_part(head):
             plan.head = pack.pack_linear([head.output])
-    layers = []
-    frequencies = [pack.pack_floats(cast(Tensor, rotary.frequency)) for rotary in network.rotaries]
+    layers: list[Layer] = []
+    rotations = [pack_rotation(pack, cast(Rotary, rotary)) for rotary in network.rotaries]
     for block in network.blocks:
-        with load_part(block):
-            layers.append(pack_layer(pack, cast(PreBlock, block), frequencies))
+        same = layers[0] if layers and network.config.shared else None
+        with load_part(block) if same is None else nullcontext():
+            layers.append(pack_layer(pack, cast(PreBlock, block), rotations, same))
     array = (Layer * len(layers))(*layers)
     pack.arrays.append(array)
     plan.layers = array
     with load_part(network):  # the remaining parameters
         if isinstance(network.position, LearnedPositions):
             plan.positions = pack.pack_floats(network.position.table.weight)
+        if isinstance(network.position, SinusoidalPositions):
+            plan.positions = pack.pack_floats(network.position.table)
+        if isinstance(network.distances, LinearBias):
+            plan.rates = pack.pack_floats(network.distances.rates)
+        if isinstance(network.projection, nn.Linear):
+            plan.projection = pack.pack_linear([network.projection])
         if network.segments is not None:
             plan.segments = pack.pack_floats(network.segments.weight)
         plan.embedding_norm, plan.final_norm = (
@@ -223,15 +237,25 @@ def pack_network(
 
 def fill_plan(plan: Plan, config: ModelConfig, generates: bool, block_count: int) -> None:
     """Set the fields of a Plan that are no addresses."""
-    for name in ("width", "depth", "heads", "kv_heads", "head_width", "mlp_width", "causal", "position_offset"):
+    for name in ("width", "depth", "heads", "kv_heads", "head_width", "mlp_width", "causal"):
         setattr(plan, name, int(getattr(config, name)))
+    for name in ("embedding_scale", "score_cap", "residual_scale", "logit_scale", "logit_cap"):
+        setattr(plan, name, getattr(config, name))
     plan.order, plan.norm = NORM_ORDER_CODES[config.norm_order], NORM_CODES[config.norm]
     plan.activation, plan.gated = ACTIVATION_CODES[config.activation], config.gated_mlp
     plan.generates, plan.block_count, plan.vocab_size = generates, block_count, config.vocab_size
-    plan.position_count = config.max_positions if config.position == "learned" else 0
-    plan.segment_count = config.segments
-    plan.eps, plan.embedding_scale = config.norm_eps, config.embedding_scale
-    plan.score_scale = config.score_scale or config.head_width**-0.5
+    plan.position_count = config.max_positions if config.position in TABLE_POSITIONS else 0
+    plan.position_offset = config.position_offset if config.position == "learned" else 0
+    plan.segment_count, plan.embedding_width = config.segments, config.embedding_width or config.width
+    plan.rotary_width, plan.head_norms = rotary_width(config), HEAD_NORM_CODES[config.query_key_norm]
+    plan.eps, plan.score_scale = config.norm_eps, config.score_scale or config.head_width**-0.5
+
+
+def rotary_width(config: ModelConfig) -> int:
+    """The number of features of a head that are rotated."""
+    width = config.rotary_width or config.head_width
+    assert 0 <= width <= config.head_width, "invalid_fields has refused it"
+    return width
 
 
 def free_weights(module: nn.Module) -> None:
@@ -240,19 +264,35 @@ def free_weights(module: nn.Module) -> None:
         parameter.data = torch.empty(0)
 
 
-def pack_layer(pack: PackedNetwork, block: PreBlock, frequencies: list[int]) -> Layer:
-    attention, mlp, config = block.attention, block.mlp, pack.config
-    assert isinstance(mlp, MLP)
+def pack_rotation(pack: PackedNetwork, rotary: Rotary) -> tuple[int, float]:
+    """The address of a rotation's frequencies, and its magnitude."""
+    magnitude = 1.0 if rotary.scaling is None else rotary.scaling.magnitude
+    return pack.pack_floats(rotary.frequency), magnitude
+
+
+def pack_layer(pack: PackedNetwork, block: PreBlock, rotations: list[tuple[int, float]], same: Layer | None) -> Layer:
+    """`rotations` are those of full and of windowed layers, or one for all; `same` is a layer with the same weights."""
+    config = pack.config
     windowed = config.is_windowed(block.layer)
+    layer = pack_weights(pack, block) if same is None else Layer.from_buffer_copy(same)
+    layer.frequencies, layer.magnitude = None, 1.0
+    if rotations and config.is_rotated(block.layer):
+        layer.frequencies, layer.magnitude = rotations[-1] if windowed else rotations[0]
+    layer.window = config.window if windowed else 0
+    return layer
+
+
+def pack_weights(pack: PackedNetwork, block: PreBlock) -> Layer:
+    """The fields of a layer that depend on its weights."""
+    attention, mlp = block.attention, block.mlp
+    assert isinstance(mlp, MLP)
     layer = Layer(attention_norm=pack.pack_norm(block.attention_norm), mlp_norm=pack.pack_norm(block.mlp_norm))
     if isinstance(block, SandwichBlock):
         layer.attention_post_norm = pack.pack_norm(block.attention_post_norm)
         layer.mlp_post_norm = pack.pack_norm(block.mlp_post_norm)
-    layer.query_norm = pack.pack_floats(getattr(attention.query_norm, "weight", None))
-    layer.key_norm = pack.pack_floats(getattr(attention.key_norm, "weight", None))
-    if frequencies:
-        layer.frequencies = frequencies[-1] if windowed else frequencies[0]
-    layer.window = config.window if windowed else 0
+    layer.query_norm = pack.pack_head_norm(attention.query_norm)
+    layer.key_norm = pack.pack_head_norm(attention.key_norm)
+    layer.sinks = pack.pack_floats(getattr(attention, "sinks", None))
     layer.qkv = pack.pack_linear([attention.query, attention.key, attention.value])
     layer.output = pack.pack_linear([attention.output])
     layer.up = pack.pack_linear([mlp.gate, mlp.up], gated=True) if mlp.gate is not None else pack.pack_linear([mlp.up])

@@ -8,6 +8,7 @@ rounded to INT8.
 
 from collections.abc import Iterable, Mapping
 
+from ..executors.bounds import TABLE_POSITIONS
 from ..executors.workspace import LargestStep
 from ..network.model_config import ModelConfig
 from .packed_network import (
@@ -42,13 +43,17 @@ def weight_bytes(config: ModelConfig, precision: Precision, generates: bool, tie
     numbers, a separate table is assumed for int4, none for int8.
     """
     layers, head = _packed_bytes(config, precision, tied, bits)
-    table = config.vocab_size * config.width * (FLOAT_BYTES if precision == "float32" else 2)
+    embedded = config.embedding_width or config.width
+    table = config.vocab_size * embedded * (FLOAT_BYTES if precision == "float32" else 2)
     known = bits.get(TOKENS_WEIGHT, WEIGHT_BITS[INT4])
     if tied and (precision == "float32" or (int8_bits(known) if precision == "int8" else known) == WEIGHT_BITS[INT8]):
         table = 0
-    places = (config.max_positions if config.position == "learned" else 0) + config.segments
-    norms = 8 * config.depth * round_up(config.width) * FLOAT_BYTES
-    return layers + (head if generates else 0) + table + places * config.width * FLOAT_BYTES + norms
+    places = (config.max_positions if config.position in TABLE_POSITIONS else 0) + config.segments
+    numbers = 8 * round_up(config.width)
+    if config.query_key_norm:
+        numbers += 2 * round_up((config.heads + config.kv_heads) * config.head_width)
+    norms = config.depth * numbers * FLOAT_BYTES
+    return layers + (head if generates else 0) + table + places * embedded * FLOAT_BYTES + norms
 
 
 def loading_bytes(config: ModelConfig, precision: Precision, generates: bool, tied: bool, bits: MatrixBits) -> int:
@@ -60,7 +65,7 @@ def loading_bytes(config: ModelConfig, precision: Precision, generates: bool, ti
     layers, last = _packed_bytes(config, precision, tied, bits)
     head = last if generates and not tied else 0
     vocabulary, block = (
-        config.vocab_size * config.width * FLOAT_BYTES,
+        config.vocab_size * (config.embedding_width or config.width) * FLOAT_BYTES,
         FLOAT_BYTES * sum(a * b for _, a, b in _packed_shapes(config)),
     )
     return max(vocabulary - layers - head, vocabulary - layers if head else 0, block)
@@ -76,14 +81,15 @@ def workspace_bytes(config: ModelConfig, largest: LargestStep, threads: int, gen
     heads, kept = config.heads * config.head_width, config.kv_heads * config.head_width
     width, attended, hidden = round_up(config.width), round_up(heads), round_up(config.mlp_width)
     output_rows = largest.sequences if generates else largest.rows
-    rows = largest.rows * (width + attended + round_up(heads + 2 * kept) + 2 * config.head_width)
+    embedded = round_up(config.embedding_width)
+    rows = largest.rows * (width + embedded + attended + round_up(heads + 2 * kept) + 2 * config.head_width)
     answers = output_rows * (width + attended + (round_up(config.vocab_size, COLUMNS) if generates else config.width))
     own = (
         0
         if largest.cached
         else 2 * config.kv_heads * round_up(config.head_width, SCALE_FEATURES) * (largest.rows + BLOCK_TOKENS)
     )
-    panel = PANEL_ROWS * (2 * max(width, attended, hidden) + hidden + width)
+    panel = PANEL_ROWS * (2 * max(width, embedded, attended, hidden) + hidden + width)
     return int((rows + answers + own) * GROWTH + threads * panel) * FLOAT_BYTES
 
 
@@ -114,7 +120,7 @@ def _packed_shapes(config: ModelConfig) -> list[tuple[tuple[str, ...], int, int]
 
 
 def _packed_bytes(config: ModelConfig, precision: Precision, tied: bool, bits: MatrixBits) -> tuple[int, int]:
-    """Bytes of the packed products of all layers, and of the output matrix."""
+    """Bytes of the packed products of all layers and of embeddings, and of the output matrix."""
 
     def linear(names: Iterable[str], inputs: int, outputs: int) -> int:
         kinds = {bits.get(name, WEIGHT_BITS[INT8]) for name in names}
@@ -126,7 +132,9 @@ def _packed_bytes(config: ModelConfig, precision: Precision, tied: bool, bits: M
 
     layers = sum(
         linear([f"blocks.{layer}.{name}.weight" for name in names], inputs, outputs)
-        for layer in range(config.depth)
+        for layer in range(1 if config.shared else config.depth)
         for names, inputs, outputs in _packed_shapes(config)
     )
+    if config.embedding_width:
+        layers += linear(["projection.weight"], config.embedding_width, config.width)
     return layers, linear([TOKENS_WEIGHT if tied else HEAD_WEIGHT], config.width, config.vocab_size)

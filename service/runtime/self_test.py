@@ -179,9 +179,11 @@ class SelfTest:
                 fill(child)
         with load_part(network.tokens):
             x, frame = network.embed(RaggedBatch.of(self._texts))
-        for block in network.blocks:
-            with load_part(block):
-                x = block(x, frame)
+        blocks = list(network.blocks)
+        for same in [blocks] if network.config.shared else [[block] for block in blocks]:  # those of the same weights
+            with load_part(same[0]):
+                for block in same:
+                    x = block(x, frame)
         with torch.inference_mode():
             starts = accumulate(map(len, self._texts), initial=0)
             rows = [

@@ -44,12 +44,21 @@ INLINE float* key_scales(Codes* block, int width) { return (float*)(block + widt
 INLINE const float* value_scales(const Codes* block, int width) { return (const float*)(block + width * BLOCK); }
 INLINE float* value_scales(Codes* block, int width) { return (float*)(block + width * BLOCK); }
 
+// What changes the scores of R queries, which are exponents of two, before the softmax.
+struct ScoreChange {
+    float cap;                 // scores s become cap * tanh(s / cap); 0: they do not
+    bool by_distance;          // then a token's distance times the query's rate is subtracted
+    float rates[MAX_QUERIES];
+    int positions[MAX_QUERIES];
+};
+
 // Queries of a tile [R, D], as floats or as codes with a scale for FEATURES of them.
 struct Queries {
     float* floats;
     int16_t* codes;
     float* scales;
     int inputs;  // D
+    const ScoreChange* change;  // null: none
 };
 
 // Rounds FEATURES floats to codes.  Returns the scale, NaN if one of them is infinite or NaN.
@@ -176,6 +185,22 @@ struct Span {
     int from[R], to[R], low = PART, high = 0;
 };
 
+// Changes the scores of query r for tokens [from, to) of a part that begins at token `start`.
+__attribute__((noinline)) inline void change_scores(const ScoreChange& change, int r, int start, int from, int to,
+                                                    float* scores) {
+    alignas(64) float lanes[LANES];
+    for (int i = 0; i < LANES; ++i) lanes[i] = float(i);
+    for (int i = from / LANES * LANES; i < to; i += LANES) {
+        Floats s = load(scores + i);
+        if (change.cap) s = capped(s, change.cap);
+        if (change.by_distance) {
+            const Floats distance = magnitude(add(load(lanes), all(float(start + i - change.positions[r]))));
+            s = fma(distance, all(-change.rates[r]), s);
+        }
+        store(scores + i, s);
+    }
+}
+
 // Replaces scores of one query, exponents of two, by weights 2^(score - most), after `of`; only within [from, to).
 template <class F>
 INLINE Outcome softmax_weights(float* scores, int from, int to, F&& of) {
@@ -291,6 +316,8 @@ void attend_part(const Queries& q, const KeyRange<T>& range, int part, float* sc
     int b = span.low / BLOCK;
     for (; b + B <= last; b += B) score_blocks<R, B>(q, keys + b, values + b, scores + b * BLOCK);
     if constexpr (B > 1) for (; b < last; ++b) score_blocks<R, 1>(q, keys + b, values + b, scores + b * BLOCK);
+    if (q.change)
+        for (int r = 0; r < R; ++r) change_scores(*q.change, r, start, span.from[r], span.to[r], scores + r * PART);
     mix<R>(scores, values, span, q.inputs, mixed, outcomes);
 }
 
@@ -303,6 +330,13 @@ inline void merge(Outcome& sum, float* mixed, const Outcome& part, const float* 
     sum = {most, sum.sum * keep + part.sum * take};
     for (int d = 0; d < width; d += LANES)
         store(mixed + d, fma(load(more + d), all(take), mul(load(mixed + d), all(keep))));
+}
+
+// A learned score for no key, an exponent of two, takes its share of the softmax (Xiao et al. 2024).
+inline void add_sink(Outcome& sum, float* mixed, float sink, int width) {
+    const float most = std::max(sum.most, sink), keep = std::exp2(sum.most - most);
+    sum = {most, sum.sum * keep + std::exp2(sink - most)};
+    for (int d = 0; d < width; ++d) mixed[d] *= keep;
 }
 
 template <class T>

@@ -26,7 +26,7 @@ constexpr int MAX_ROWS = LANES == 16 ? 12 : 4;   // of a tile: what the register
 constexpr int NARROW_ROWS = LANES == 16 ? 6 : 4;  // of a tile of narrow weights, which has two more sums a row
 
 enum Format : int32_t { FLOAT32 = 0, INT8 = 1, INT4 = 2, INT4_SHIFTED = 3, INT8_SHIFTED = 4 };
-enum Activation : int32_t { GELU = 0, GELU_TANH = 1, SILU = 2, RELU = 3 };
+enum Activation : int32_t { GELU = 0, GELU_TANH = 1, SILU = 2, RELU = 3, RELU_SQUARED = 4, GELU_SIGMOID = 5 };
 enum Then : int32_t { STORE, ADD, ACTIVATE, GATE };  // what is done with the product
 
 struct Linear {
@@ -71,6 +71,7 @@ struct Target {
     int stride;
     Then then;
     int activation;
+    float scale = 1.f;  // of what ADD adds
 };
 
 INLINE Floats activated(int kind, Floats x) {
@@ -78,7 +79,9 @@ INLINE Floats activated(int kind, Floats x) {
         case GELU: return gelu(x);
         case GELU_TANH: return gelu_tanh(x);
         case SILU: return silu(x);
-        default: return relu(x);
+        case RELU: return relu(x);
+        case RELU_SQUARED: return relu_squared(x);
+        default: return gelu_sigmoid(x);
     }
 }
 
@@ -295,6 +298,10 @@ INLINE void finish(const Linear& l, const Operand& x, int block, int lane, Float
     }
     float* out = to.out + size_t(row) * to.stride + column;
     if (to.then == ADD) {
+        if (to.scale != 1.f) {
+            const Floats scale = all(to.scale);
+            UNROLL(R, r, f[r][0] = mul(f[r][0], scale); f[r][1] = mul(f[r][1], scale));
+        }
         UNROLL(R, r, const float* old = out + size_t(r) * to.stride;
             f[r][0] = add(load(old), f[r][0]); f[r][1] = add(load(old + HALF), f[r][1]));
     } else if (to.then == ACTIVATE) {

@@ -119,7 +119,7 @@ inline int argmax(const float* x, int n) {
     return best;
 }
 
-// Features d and d + D / 2 of a head, turned by an angle (Su et al. 2021); cosines and sines [D / 2].
+// Features d and d + R / 2 of a head, turned by an angle (Su et al. 2021); cosines and sines [R / 2].
 inline void rotate(float* x, const float* cosines, const float* sines, int width) {
     const int half = width / 2;
     for (int d = 0; d < half; ++d) {
@@ -129,10 +129,37 @@ inline void rotate(float* x, const float* cosines, const float* sines, int width
     }
 }
 
-// RMS norm of one head's features (Qwen 3, Gemma 3).
-inline void normalise_head(float* x, const float* weight, int width, float eps) {
-    float s = 0;
-    for (int d = 0; d < width; ++d) s += x[d] * x[d];
-    float scale = 1.f / std::sqrt(s / float(width) + eps);
-    for (int d = 0; d < width; ++d) x[d] = x[d] * scale * weight[d];
+// The sum of f(i) for i < width, in one order: lanes first, then those that do not fill a register.
+template <class F, class G>
+INLINE float sum_features(int width, F&& lanes, G&& one) {
+    Floats s = zero();
+    int d = 0;
+    for (; d + LANES <= width; d += LANES) s = lanes(d, s);
+    float total = sum(s);
+    for (; d < width; ++d) total = one(d, total);
+    return total;
+}
+
+// In place, the norm of features [width] of one head (Qwen 3, Gemma 3) or of several (OLMo 2).  What lies behind them
+// belongs to others, so nothing there is read.
+inline void normalise_features(NormKind kind, const float* weight, const float* bias, float eps, float* x, int width) {
+    float mean = 0.f;
+    if (kind == LAYER_NORM) {
+        mean = sum_features(width, [&](int d, Floats s) INLINED { return add(s, load(x + d)); },
+                            [&](int d, float s) { return s + x[d]; }) / float(width);
+    }
+    const float squares = sum_features(
+        width, [&](int d, Floats s) INLINED { Floats v = sub(load(x + d), all(mean)); return fma(v, v, s); },
+        [&](int d, float s) { return s + (x[d] - mean) * (x[d] - mean); });
+    const float scale = 1.f / std::sqrt(squares / float(width) + eps);
+    if (kind == RMS_NORM) for (int d = 0; d < width; ++d) x[d] = x[d] * scale * weight[d];
+    else for (int d = 0; d < width; ++d) x[d] = (x[d] - mean) * scale * weight[d] + bias[d];
+}
+
+// [N] logits: scaled, then brought within -cap .. cap if there is a cap.  N is a multiple of COLUMNS.
+inline void scale_logits(float* x, int count, float scale, float cap) {
+    for (int i = 0; i < count; i += LANES) {
+        const Floats v = mul(load(x + i), all(scale));
+        store(x + i, cap ? capped(v, cap) : v);
+    }
 }

@@ -14,17 +14,21 @@
 #include "scratch.hpp"
 #include "threads.hpp"
 
-enum Order : int32_t { PRE = 0, POST = 1, SANDWICH = 2 };
+enum Order : int32_t { PRE = 0, POST = 1, SANDWICH = 2, INNER = 3, PARALLEL = 4 };
+enum HeadNorms : int32_t { SHARED = 0, PER_HEAD = 1, JOINT = 2 };  // weights [D], [H, D], or over all heads [H * D]
 // What of StepInput is out of range; library.py has the messages.
 enum class Invalid : int { NONE = 0, COUNTS, STARTS, TOKENS, POSITIONS, SEGMENTS, BLOCKS, OUTPUT_ROWS, ADAPTERS, CACHE };
 enum Product { QKV = 0, OUTPUT = 1, UP = 2, DOWN = 3, PRODUCTS = 4 };
 
 struct Layer {
     Norm attention_norm, mlp_norm, attention_post_norm, mlp_post_norm;
-    const float *query_norm, *key_norm;  // [D], or null
-    const float* frequencies;            // [D / 2], or null: not rotary
-    int64_t window;                      // tokens; 0: no window
-    Linear qkv, output, up, down;        // up: gate and up side by side in each block where the MLP is gated
+    Norm query_norm, key_norm;     // of HeadNorms' shapes
+    const float* frequencies;      // [R / 2], or null: queries and keys are not rotated
+    const float* sinks;            // [H] scores for no key, or null
+    int64_t window;                // tokens; 0: no window
+    float magnitude;               // by which rotated queries and keys are multiplied
+    float unused;
+    Linear qkv, output, up, down;  // up: gate and up side by side in each block where the MLP is gated
 };
 
 struct Plan {
@@ -36,11 +40,20 @@ struct Plan {
     int32_t vocab_size;      // V
     int32_t position_count;  // P minus the offset; 0: there is no table of positions
     int32_t segment_count;   // S
-    float eps, score_scale, embedding_scale, unused;
-    const void* tokens;      // [V, W]; null: the rows of `head`
-    const float* positions;  // [P, W], or null
-    const float* segments;   // [S, W], or null
+    int32_t embedding_width; // E: W, or another width that `projection` has as its inputs
+    int32_t rotary_width;    // R: the first features of a head, which are rotated
+    int32_t head_norms;
+    float eps, score_scale, embedding_scale;
+    float score_cap;         // scores s become cap * tanh(s / cap); 0: they do not
+    float residual_scale;    // of the output of each part
+    float logit_scale;
+    float logit_cap;         // as `score_cap`, of scaled logits
+    const void* tokens;      // [V, E]; null: the rows of `head`
+    const float* positions;  // [P, E], or null
+    const float* segments;   // [S, E], or null
+    const float* rates;      // [H] what each token of distance takes from a score, or null
     Norm embedding_norm, final_norm;
+    Linear projection;       // of embeddings; without weights: none
     Linear head;             // generates
     const Layer* layers;     // [depth]
 };
@@ -67,6 +80,7 @@ constexpr int STREAMED = 8;  // rows up to which a product is limited by memory,
 constexpr int CLAIMS = 4;    // products whose counters may be in use or being reset at once
 constexpr int RUN = 16;      // blocks stored side by side in a layer: all layers of a run before the next run, so
                              // that the cache takes memory as it is used
+constexpr float EXPONENT = 1.44269504f;  // scores are exponents of two, since e^x = 2^(x * this)
 constexpr int FEW = 4;       // rows that every thread prepares for itself, instead of waiting for the others
 
 constexpr int padded(int n, int to = PADDING) { return (n + to - 1) / to * to; }
@@ -90,6 +104,7 @@ class Model {
     Model(const Plan& plan, int threads) : plan_(plan), team_(threads), scratch_(threads), counters_(2 * plan.depth + 2) {
         const Plan& p = plan_;
         width_ = padded(p.width);
+        embedded_ = padded(p.embedding_width);
         attended_ = padded(p.heads * p.head_width);
         projected_ = padded((p.heads + 2 * p.kv_heads) * p.head_width);
         hidden_ = padded(p.mlp_width);
@@ -97,12 +112,15 @@ class Model {
         group_ = p.heads / p.kv_heads;
         splits_ = (group_ + MAX_QUERIES - 1) / MAX_QUERIES;
         while (group_ % splits_) ++splits_;
-        max_inputs_ = std::max({width_, attended_, hidden_});
+        max_inputs_ = std::max({width_, embedded_, attended_, hidden_});
         key_bytes_ = p.narrow ? key_bytes<Codes>(head_) : key_bytes<float>(head_);
         value_bytes_ = p.narrow ? value_bytes<Codes>(head_) : value_bytes<float>(head_);
         for (int l = 0; l < p.depth; ++l) {
-            const float* f = p.layers[l].frequencies;
-            frequencies_[l && f != frequencies_[0]] = f;
+            const Layer& layer = p.layers[l];
+            if (!layer.frequencies) continue;
+            const int kind = frequencies_[0] && layer.frequencies != frequencies_[0];
+            frequencies_[kind] = layer.frequencies;
+            magnitudes_[kind] = layer.magnitude;
         }
         for (int i = 0; i < threads; ++i) reserve_scratch(scratch_[i]);
     }
@@ -164,7 +182,8 @@ class Model {
         attn_ = attn_scratch_.reserve(t * attended_);
         last_x_ = last_x_scratch_.reserve(size_t(rows.output_count) * width_);
         last_attn_ = last_attn_scratch_.reserve(size_t(rows.output_count) * attended_);
-        rotations_ = rotations_scratch_.reserve(2 * t * KINDS * (plan_.head_width / 2));
+        rotations_ = rotations_scratch_.reserve(2 * t * KINDS * (plan_.rotary_width / 2));
+        if (plan_.projection.weights) embeddings_ = embeddings_scratch_.reserve(t * embedded_);
         memset(nonfinite, 0, t);
         team_.choose_size();
         plan_step();
@@ -259,6 +278,11 @@ class Model {
         const auto [a, b] = part(rows_.count, thread, team_.size());
         for (int row = a; row < b; ++row) embed(row);
         team_.wait();
+        if (plan_.projection.weights) {
+            each_panel(thread, rows_.count, counters_[2 * plan_.depth + 1],
+                       [&](const ThreadGroup& group, int a, int b) { project_embeddings(group, a, b); });
+            team_.wait();
+        }
         for (int l = 0; l < plan_.depth; ++l) {
             each_panel(thread, rows_.count, counters_[2 * l], [&](const ThreadGroup& group, int a, int b) {
                 if (l) {
@@ -282,42 +306,51 @@ class Model {
     }
 
     const float* rotation(int row, int kind) const {
-        return rotations_ + (size_t(row) * KINDS + kind) * 2 * (plan_.head_width / 2);
+        return rotations_ + (size_t(row) * KINDS + kind) * 2 * (plan_.rotary_width / 2);
     }
     int kind_of(const Layer& layer) const { return layer.frequencies == frequencies_[0] ? 0 : 1; }
 
     void embed(int row) {
         const Plan& p = plan_;
-        float* x = x_ + size_t(row) * width_;
+        const int width = p.embedding_width, stride = p.projection.weights ? embedded_ : width_;
+        float* x = (p.projection.weights ? embeddings_ : x_) + size_t(row) * stride;
         const int position = rows_.positions[row];
         if (!p.tokens) weights_of(p.head, rows_.tokens[row], x);
         else {
-            const size_t token = size_t(rows_.tokens[row]) * p.width;
-            for (int i = 0; i < p.width; ++i)
+            const size_t token = size_t(rows_.tokens[row]) * width;
+            for (int i = 0; i < width; ++i)
                 x[i] = p.narrow ? widen(((const bf16*)p.tokens)[token + i]) : ((const float*)p.tokens)[token + i];
         }
-        for (int i = 0; i < p.width; ++i) x[i] *= p.embedding_scale;
-        std::fill(x + p.width, x + width_, 0.f);  // a NaN row has made its padding NaN
+        for (int i = 0; i < width; ++i) x[i] *= p.embedding_scale;
+        std::fill(x + width, x + stride, 0.f);  // a NaN row has made its padding NaN
         if (p.segments) {
-            const float* segment = p.segments + size_t(rows_.segments ? rows_.segments[row] : 0) * p.width;
-            for (int i = 0; i < p.width; ++i) x[i] += segment[i];
+            const float* segment = p.segments + size_t(rows_.segments ? rows_.segments[row] : 0) * width;
+            for (int i = 0; i < width; ++i) x[i] += segment[i];
         }
         if (p.positions) {
-            const float* vector = p.positions + size_t(position + p.position_offset) * p.width;
-            for (int i = 0; i < p.width; ++i) x[i] += vector[i];
+            const float* vector = p.positions + size_t(position + p.position_offset) * width;
+            for (int i = 0; i < width; ++i) x[i] += vector[i];
         }
-        if (p.embedding_norm.weight) norm(p.embedding_norm, x, x);
-        const int half = p.head_width / 2;
+        if (p.projection.weights) std::fill_n(x_ + size_t(row) * width_ + p.width, width_ - p.width, 0.f);
+        if (p.embedding_norm.weight) normalise(NormKind(p.norm), p.embedding_norm, p.eps, x, width, stride, x);
+        const int half = p.rotary_width / 2;
         for (int kind = 0; kind < KINDS; ++kind) {
             const float* f = frequencies_[kind];
             if (!f) continue;
             float* out = const_cast<float*>(rotation(row, kind));
             for (int d = 0; d < half; ++d) {
                 const float angle = float(position) * f[d];
-                out[d] = std::cos(angle);
-                out[half + d] = std::sin(angle);
+                out[d] = std::cos(angle) * magnitudes_[kind];
+                out[half + d] = std::sin(angle) * magnitudes_[kind];
             }
         }
+    }
+
+    // Embeddings of rows [a, b) to the width of the layers.
+    void project_embeddings(const ThreadGroup& group, int a, int b) {
+        const Operand x = prepare_rows(group, plan_.projection, {nullptr, 0}, b - a, true,
+                                       [&](int r) { return embeddings_ + size_t(a + r) * embedded_; });
+        product(group, plan_.projection, x, b - a, {x_ + size_t(a) * width_, width_, STORE, 0}, &plan_.layers[0].qkv);
     }
 
     void norm(const Norm& norm, const float* x, float* out) const {
@@ -398,7 +431,7 @@ class Model {
         float* row = scratch_[group.thread].row.get();
         const Operand x = prepare_rows(group, layer.qkv, adapter_updates(l, QKV, row_adapters_, a), b - a, true, [&](int r) {
             const float* values = x_ + size_t(a + r) * width_;
-            if (plan_.order == POST || !layer.attention_norm.weight) return values;
+            if (!norms_before() || !layer.attention_norm.weight) return values;
             norm(layer.attention_norm, values, row);
             return (const float*)row;
         });
@@ -419,20 +452,33 @@ class Model {
         float* row = scratch.row.get();
         float* rows = x + size_t(a) * width_;
         auto at = [&](int r) { return rows + size_t(r) * width_; };
-        Operand in = prepare_rows(group, layer.output, adapter_updates(l, OUTPUT, adapters, a), count, true,
-                              [&](int r) { return attn + size_t(a + r) * attended_; });
-        add_product(group, layer.output, in, count, rows, layer.attention_norm, layer.attention_post_norm, &layer.up);
-        in = prepare_rows(group, layer.up, adapter_updates(l, UP, adapters, a), count, true, [&](int r) {
-            if (plan_.order == POST) return (const float*)at(r);
-            norm(layer.mlp_norm, at(r), row);
-            return (const float*)row;
-        });
-        float* hidden = scratch_[group.together ? 0 : group.thread].hidden.get();
-        product(group, layer.up, in, count, {hidden, hidden_, plan_.gated ? GATE : ACTIVATE, plan_.activation}, &layer.down);
-        in = prepare_rows(group, layer.down, adapter_updates(l, DOWN, adapters, a), count, true,
-                      [&](int r) { return hidden + size_t(r) * hidden_; });
-        add_product(group, layer.down, in, count, rows, layer.mlp_norm, layer.mlp_post_norm, nullptr);
+        const bool parallel = plan_.order == PARALLEL;  // the MLP comes first, while the rows are the layer's input
+        auto add_attention = [&] {
+            const Operand in = prepare_rows(group, layer.output, adapter_updates(l, OUTPUT, adapters, a), count, true,
+                                            [&](int r) { return attn + size_t(a + r) * attended_; });
+            add_product(group, layer.output, in, count, rows, layer.attention_norm, layer.attention_post_norm,
+                        parallel ? nullptr : &layer.up);
+        };
+        auto add_mlp = [&] {
+            Operand in = prepare_rows(group, layer.up, adapter_updates(l, UP, adapters, a), count, true, [&](int r) {
+                if (!norms_before()) return (const float*)at(r);
+                norm(layer.mlp_norm, at(r), row);
+                return (const float*)row;
+            });
+            float* hidden = scratch_[group.together ? 0 : group.thread].hidden.get();
+            const Target to{hidden, hidden_, plan_.gated ? GATE : ACTIVATE, plan_.activation};
+            product(group, layer.up, in, count, to, &layer.down);
+            in = prepare_rows(group, layer.down, adapter_updates(l, DOWN, adapters, a), count, true,
+                              [&](int r) { return hidden + size_t(r) * hidden_; });
+            add_product(group, layer.down, in, count, rows, layer.mlp_norm, layer.mlp_post_norm,
+                        parallel ? &layer.output : nullptr);
+        };
+        if (parallel) { add_mlp(); add_attention(); }
+        else { add_attention(); add_mlp(); }
     }
+
+    // Whether the input of a part is normed, in layers that have such a norm.
+    bool norms_before() const { return plan_.order != POST && plan_.order != INNER; }
 
     // Copies rows [a, b) of `x`, the output of a layer, to `states`; `which` are their row numbers, null: a..b.
     void copy_states(const ThreadGroup& group, int l, const float* x, const int32_t* which, int a, int b) {
@@ -444,20 +490,25 @@ class Model {
         }
     }
 
-    // rows += product, with the norms of the layer's norm order.
+    // rows += product, with the norms of the layer's norm order: `norm_of_part`, which is before the part, after the sum
+    // or before the sum, and `post_norm`, before the sum.
     void add_product(const ThreadGroup& group, const Linear& l, const Operand& in, int count, float* rows,
-                     const Norm& after_sum, const Norm& before_sum, const Linear* after) {
+                     const Norm& norm_of_part, const Norm& post_norm, const Linear* after) {
+        const bool apart = plan_.order == SANDWICH || plan_.order == INNER;  // the output is normed before the sum
         float* sandwich = scratch_[group.together ? 0 : group.thread].sandwich.get();
-        const bool apart = plan_.order == SANDWICH;
-        product(group, l, in, count, {apart ? sandwich : rows, width_, apart ? STORE : ADD, 0}, after);
-        if (plan_.order == PRE) return;
-        const auto [from, to] = group.share(count);
-        for (int r = from; r < to; ++r) {
+        const Target to{apart ? sandwich : rows, width_, apart ? STORE : ADD, 0, plan_.residual_scale};
+        product(group, l, in, count, to, after);
+        if (!apart && plan_.order != POST) return;
+        const Norm& before_sum = plan_.order == SANDWICH ? post_norm : norm_of_part;
+        const Floats scale = all(plan_.residual_scale);
+        const auto [from, to_row] = group.share(count);
+        for (int r = from; r < to_row; ++r) {
             float* x = rows + size_t(r) * width_;
-            if (!apart) { norm(after_sum, x, x); continue; }
+            if (!apart) { norm(norm_of_part, x, x); continue; }
             float* y = sandwich + size_t(r) * width_;
+            std::fill(y + plan_.width, y + width_, 0.f);  // a NaN row has made its padding NaN
             norm(before_sum, y, y);
-            for (int i = 0; i < width_; i += LANES) store(x + i, add(load(x + i), load(y + i)));
+            for (int i = 0; i < width_; i += LANES) store(x + i, fma(load(y + i), scale, load(x + i)));
         }
         group.meet();
     }
@@ -472,6 +523,19 @@ class Model {
     template <class T>
     T* values_at(size_t index) const { return reinterpret_cast<T*>(values_ + index * value_bytes_); }
 
+    // In place: queries or keys [heads, D] of a row.
+    void norm_heads(const Norm& norm, float* x, int heads) const {
+        if (!norm.weight) return;
+        const Plan& p = plan_;
+        const bool joint = p.head_norms == JOINT;
+        const int count = joint ? 1 : heads, width = joint ? heads * p.head_width : p.head_width;
+        for (int h = 0; h < count; ++h) {
+            const int at = p.head_norms == PER_HEAD ? h * width : 0;
+            const float* bias = norm.bias ? norm.bias + at : nullptr;
+            normalise_features(NormKind(p.norm), norm.weight + at, bias, p.eps, x + h * width, width);
+        }
+    }
+
     // Norms and rotates a row's queries and keys, and stores keys and values in the cache.
     template <class T>
     void store_keys_values(int l, int row) {
@@ -482,11 +546,11 @@ class Model {
         float* k = q + p.heads * d;
         float* v = k + p.kv_heads * d;
         const float* angle = layer.frequencies ? rotation(row, kind_of(layer)) : nullptr;
-        for (int h = 0; h < p.heads + p.kv_heads; ++h) {
-            const float* weight = h < p.heads ? layer.query_norm : layer.key_norm;
-            if (weight) normalise_head(q + h * d, weight, d, p.eps);
-            if (angle) rotate(q + h * d, angle, angle + d / 2, d);
-        }
+        norm_heads(layer.query_norm, q, p.heads);
+        norm_heads(layer.key_norm, k, p.kv_heads);
+        if (angle)
+            for (int h = 0; h < p.heads + p.kv_heads; ++h)
+                rotate(q + h * d, angle, angle + p.rotary_width / 2, p.rotary_width);
         const int block = rows_.block_tables[rows_.table_starts[n] + position / BLOCK];
         for (int h = 0; h < p.kv_heads; ++h) {
             const size_t at = place_of(l, block, h);
@@ -511,7 +575,7 @@ class Model {
             attend_tile<T>(thread, l, i / parts_, i % parts_);
         team_.wait();
         const auto [a, b] = part(items, thread, team_.size());
-        for (int i = a; i < b; ++i) merge_parts(thread, i);
+        for (int i = a; i < b; ++i) merge_parts(thread, l, i);
     }
 
     // One tile: all its parts and the mixed values, or one part (`only`) to `partial_`.
@@ -524,8 +588,13 @@ class Model {
         const int heads = group_ / splits_, kv = item % per_tile / splits_;
         const int first = kv * group_ + item % splits_ * heads, queries = tile.count * heads, d = p.head_width;
         ThreadScratch& scratch = scratch_[thread];
-        const Queries q{scratch.queries.get(), scratch.query_codes.get(), scratch.query_scales.get(), head_};
-        const float scale = p.score_scale * 1.44269504f;  // scores are exponents of two
+        ScoreChange change;
+        const bool changes = p.score_cap || p.rates;
+        change.cap = p.score_cap * EXPONENT;
+        change.by_distance = p.rates != nullptr;
+        const Queries q{scratch.queries.get(), scratch.query_codes.get(), scratch.query_scales.get(), head_,
+                        changes ? &change : nullptr};
+        const float scale = p.score_scale * EXPONENT;
         KeyRange<T> range;
         const int length = rows_.positions[rows_.starts[tile.sequence + 1] - 1] + 1;
         int low = length, high = 0;
@@ -537,6 +606,10 @@ class Model {
             for (int i = 0; i < d; ++i) query[i] = from[i] * scale;
             std::fill(query + d, query + head_, 0.f);
             if (p.narrow) prepare_query(q, r);
+            if (changes) {
+                change.positions[r] = position;
+                change.rates[r] = p.rates ? p.rates[first + r % heads] * EXPONENT : 0.f;
+            }
             range.to[r] = p.causal ? position + 1 : window ? int(std::min<int64_t>(length, position + window)) : length;
             range.from[r] = window ? int(std::max<int64_t>(0, position - window + 1)) : 0;
             low = std::min(low, range.from[r]);
@@ -570,11 +643,11 @@ class Model {
             attend_part(q, range, i, scratch.scores.get(), more, other);
             for (int r = 0; r < queries; ++r) merge(outcome[r], mixed + r * head_, other[r], more + r * head_, head_);
         }
-        write(tile, first, heads, mixed, outcome);
+        write(l, tile, first, heads, mixed, outcome);
     }
 
     // Merges the parts of one tile, which were computed separately, in order.
-    void merge_parts(int thread, int item) {
+    void merge_parts(int thread, int l, int item) {
         const int per_tile = plan_.kv_heads * splits_;
         const AttentionTile& tile = tiles_[item / per_tile];
         const int heads = group_ / splits_, kv = item % per_tile / splits_, first = kv * group_ + item % splits_ * heads;
@@ -591,12 +664,14 @@ class Model {
                 begun = true;
             }
         }
-        write(tile, first, heads, mixed, outcome);
+        write(l, tile, first, heads, mixed, outcome);
     }
 
-    void write(const AttentionTile& tile, int first, int heads, const float* mixed, const Outcome* outcome) {
+    void write(int l, const AttentionTile& tile, int first, int heads, float* mixed, Outcome* outcome) {
         const int d = plan_.head_width;
+        const float* sinks = plan_.layers[l].sinks;
         for (int r = 0; r < tile.count * heads; ++r) {
+            if (sinks) add_sink(outcome[r], mixed + r * head_, sinks[first + r % heads] * EXPONENT, d);
             float* out = attn_ + size_t(tile.row + r / heads) * attended_ + (first + r % heads) * d;
             const float share = 1.f / outcome[r].sum;
             for (int i = 0; i < d; ++i) out[i] = mixed[r * head_ + i] * share;
@@ -637,6 +712,11 @@ class Model {
                 return (const float*)row;
             });
             product(group, p.head, x, count, {out_ + size_t(a) * out_stride_, out_stride_, STORE, 0});
+            if (p.logit_scale == 1.f && !p.logit_cap) continue;
+            const auto [from, to] = part(p.head.outputs / COLUMNS, thread, team_.size());
+            for (int r = a; r < a + count; ++r)
+                scale_logits(out_ + size_t(r) * out_stride_ + from * COLUMNS, (to - from) * COLUMNS, p.logit_scale, p.logit_cap);
+            team_.wait();
         }
         const auto [a, b] = part(rows_.output_count, thread, team_.size());
         for (int i = a; i < b; ++i) argmax_[i] = argmax(out_ + size_t(i) * out_stride_, p.vocab_size);
@@ -647,20 +727,21 @@ class Model {
     std::vector<ThreadScratch> scratch_;
     std::vector<Counter> counters_;
     Counter claims_[CLAIMS];
-    int width_, attended_, projected_, hidden_, head_;  // padded
+    int width_, embedded_, attended_, projected_, hidden_, head_;  // padded
     int group_, splits_, max_inputs_;
     const float* frequencies_[KINDS] = {};
+    float magnitudes_[KINDS] = {};
     size_t key_bytes_, value_bytes_;  // of one head in one block
     uint8_t *keys_ = nullptr, *values_ = nullptr;
     // The step in progress:
     StepInput rows_;
-    float *out_, *x_, *qkv_, *attn_, *last_x_, *last_attn_, *rotations_, *partial_;
+    float *out_, *x_, *embeddings_, *qkv_, *attn_, *last_x_, *last_attn_, *rotations_, *partial_;
     int out_stride_, longest_, parts_;
     bool split_parts_;
     uint8_t* nonfinite_;
     int32_t* argmax_;
     Scratch<float> x_scratch_, qkv_scratch_, attn_scratch_, last_x_scratch_, last_attn_scratch_, rotations_scratch_;
-    Scratch<float> partial_scratch_;
+    Scratch<float> partial_scratch_, embeddings_scratch_;
     Scratch<uint8_t> key_scratch_, value_scratch_;
     std::vector<Outcome> outcomes_;
     std::vector<AttentionTile> tiles_;

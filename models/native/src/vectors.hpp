@@ -403,8 +403,24 @@ INLINE Floats binary_power(Floats x) {
     p = fma(p, r, all(1.f));
     return shifted(p, n);
 }
+// tanh(x) (Cephes): relative error below 3e-7; a NaN stays one.
+INLINE Floats hyperbolic_tangent(Floats x) {
+    const Floats a = magnitude(x), s = least(all(.625f), a), z = mul(s, s);  // s: where the polynomial is used
+    Floats p = all(-5.70498872745e-3f);
+    p = fma(p, z, all(2.06390887954e-2f));
+    p = fma(p, z, all(-5.37397155531e-2f));
+    p = fma(p, z, all(1.33314422036e-1f));
+    p = fma(p, z, all(-3.33332819422e-1f));
+    p = fma(mul(p, z), s, s);
+    const Floats far = sub(all(1.f), quotient(all(2.f), add(exponential(add(a, a)), all(1.f))));
+    return signed_as(add(p, if_at_least(sub(far, p), a, all(.625f))), x);
+}
+// cap * tanh(x / cap).
+INLINE Floats capped(Floats x, float cap) { return mul(hyperbolic_tangent(quotient(x, all(cap))), all(cap)); }
 INLINE Floats silu(Floats x) { return quotient(x, add(all(1.f), exponential(sub(zero(), x)))); }
 INLINE Floats relu(Floats x) { return largest(zero(), x); }
+INLINE Floats relu_squared(Floats x) { x = relu(x); return mul(x, x); }
+INLINE Floats gelu_sigmoid(Floats x) { return quotient(x, add(all(1.f), exponential(mul(x, all(-1.702f))))); }
 // x * Phi(x), the error function by Abramowitz and Stegun 7.1.26: absolute error below 2e-7.
 INLINE Floats gelu(Floats x) {
     Floats z = mul(x, all(0.70710678f)), a = magnitude(z);

@@ -153,16 +153,18 @@ def test_every_distance_vector_has_a_gradient() -> None:
             assert (table.weight.grad.abs().amax(1) > 0).all()  # type: ignore[union-attr]
 
 
-@pytest.mark.parametrize(
-    ("position", "reason"), [("alibi", "scores have a bias"), ("relative", "keys and values depend")]
-)
-def test_unsupported_executors_refuse_them(position: str, reason: str) -> None:
-    config = CONFIGS[position]
+def test_the_compiled_step_refuses_vectors_by_distance() -> None:
+    config, reason = CONFIGS["relative"], "keys and values depend"
     assert reason in unsupported_reason(config)
-    assert not is_supported(config)
-    assert is_supported(replace(config, position="learned"))
     with pytest.raises(UnsupportedError, match=reason):
         NativeExecutor(network(config), precision="float32")
+
+
+@pytest.mark.parametrize("position", ["alibi", "relative"])
+def test_the_packed_kernel_refuses_scores_by_distance(position: str) -> None:
+    config = CONFIGS[position]
+    assert not is_supported(config)
+    assert is_supported(replace(config, position="learned"))
 
 
 @torch.no_grad()
