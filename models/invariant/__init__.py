@@ -57,7 +57,7 @@ def make_invariant(network: Transformer, head: nn.Module, yield_to_engine: Calla
     first = network.blocks[0]
     assert isinstance(first, PreBlock)
     inner = next(module for module in network.modules() if isinstance(module, MLP))
-    self_test_rows("the activation", inner.activation, inner.up.out_features, weight)
+    self_test_rows("the activation", inner.activation, inner.width, weight)
     self_test_rows("the norm", first.mlp_norm, config.width, weight)
     self_test_rows("softmax", lambda x: x.softmax(dim=-1), config.width, weight)
     yield_to_engine()
