@@ -2,22 +2,30 @@
 
 from .albert import ALBERT
 from .bart import BART
-from .bert import BERT, DISTILBERT, ROBERTA, XLM_ROBERTA
-from .deberta import DEBERTA
+from .bert import CAMEMBERT, DISTILBERT, ROBERTA
+from .deberta import DEBERTA, DEBERTA_FIRST
 from .electra import ELECTRA
+from .eurobert import EUROBERT
 from .family import Family, HeadSpec, rename_weight
 from .gemma import GEMMA3
 from .gpt import GPT
 from .gpt2 import GPT2
 from .gpt_oss import GPT_OSS
+from .gte import GTE, GTE_PUBLISHED
+from .jina import BERT, JINA_EMBEDDINGS_V3, XLM_ROBERTA
 from .llama import LLAMA, MISTRAL, QWEN2, QWEN3
+from .long_bert import BIG_BIRD, LONGFORMER, XLM_ROBERTA_XL
 from .marian import MARIAN
 from .mixtral import MIXTRAL
 from .modernbert import MODERNBERT
 from .mpnet import MPNET
+from .neobert import NEOBERT
+from .nomic import NOMIC_BERT
 from .pegasus import PEGASUS
 from .qwen_moe import DOTS1, GLM4_MOE, OLMOE, QWEN2_MOE, QWEN3_MOE
-from .t5 import MT5, T5
+from .roformer import ROFORMER
+from .squeezebert import SQUEEZEBERT
+from .t5 import MT5, T5, UMT5
 
 FAMILIES: dict[str, Family] = {
     family.name: family
@@ -25,12 +33,25 @@ FAMILIES: dict[str, Family] = {
         BERT,
         ROBERTA,
         XLM_ROBERTA,
+        CAMEMBERT,
         DISTILBERT,
         ELECTRA,
         ALBERT,
         MPNET,
         DEBERTA,
+        DEBERTA_FIRST,
         MODERNBERT,
+        ROFORMER,
+        SQUEEZEBERT,
+        NOMIC_BERT,
+        GTE,
+        GTE_PUBLISHED,
+        JINA_EMBEDDINGS_V3,
+        EUROBERT,
+        NEOBERT,
+        XLM_ROBERTA_XL,
+        LONGFORMER,
+        BIG_BIRD,
         GPT,
         GPT2,
         LLAMA,
@@ -47,6 +68,7 @@ FAMILIES: dict[str, Family] = {
         GPT_OSS,
         T5,
         MT5,
+        UMT5,
         BART,
         MARIAN,
         PEGASUS,

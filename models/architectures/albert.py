@@ -3,6 +3,7 @@
 from dataclasses import replace
 
 from ..core.errors import UnsupportedError, show_value
+from ..network.heads import LabelScoring
 from ..network.model_config import ModelConfig
 from . import bert
 from .family import Family, HeadSpec, Json
@@ -18,14 +19,24 @@ RENAMES = (
     *bert.RENAMES,
 )
 HEAD = ((r"^pooler\.", "head.dense."), (r"^classifier\.", "head.out."))
+MASK_HEAD = (
+    (r"^predictions\.dense\.", "head.dense."),
+    (r"^predictions\.LayerNorm\.", "head.norm."),
+    (r"^predictions\.(decoder\.)?(weight|bias)$", r"head.output.\2"),
+)
+ACTIVATION = "gelu_new"  # the default of this family
 
 
 def model_config(hf: Json) -> ModelConfig:
     for count in ("num_hidden_groups", "inner_group_num"):
         if hf.get(count, 1) != 1:
             raise UnsupportedError(f"{count} {show_value(hf[count])}: only layers that are all the same are known")
-    shape = bert.model_config({"hidden_act": "gelu_new", **hf})
+    shape = bert.model_config({"hidden_act": ACTIVATION, **hf})
     return replace(shape, embedding_width=hf.get("embedding_size", 128), shared=True)
+
+
+def mask_scoring(hf: Json) -> LabelScoring:
+    return replace(bert.mask_scoring({"hidden_act": ACTIVATION, **hf}), width=hf.get("embedding_size", 128))
 
 
 ALBERT = Family(
@@ -33,6 +44,12 @@ ALBERT = Family(
     prefix="albert",
     config=model_config,
     renames=RENAMES,
-    heads={"AlbertModel": HeadSpec("embed"), "AlbertForSequenceClassification": HeadSpec("classify", HEAD)},
+    heads={
+        **bert.bert_heads("Albert"),
+        "AlbertForSequenceClassification": HeadSpec("classify", HEAD),
+        "AlbertForMultipleChoice": HeadSpec("choose", HEAD),
+        "AlbertForMaskedLM": HeadSpec("fill", MASK_HEAD, mask_scoring),
+        "AlbertForPreTraining": HeadSpec("fill", MASK_HEAD, mask_scoring),
+    },
     drop=bert.DROP + r"|^(predictions|sop_classifier)\.",
 )

@@ -1,13 +1,25 @@
 """BART: an encoder-decoder with post-norm, learned positions and a norm of the embeddings."""
 
 import math
+from dataclasses import replace
 from typing import Any
 
 from torch import Tensor
 
-from ..core.errors import UnsupportedError, show_value
 from ..network.model_config import EncoderDecoderConfig, ModelConfig
-from .family import COPIED_EMBEDDINGS, SEQ2SEQ_HEAD, Family, HeadSpec, Json, NamedTensors, activation_name
+from .family import (
+    CLASSIFICATION_HEAD,
+    COPIED_EMBEDDINGS,
+    SEQ2SEQ_HEAD,
+    SPAN_HEAD,
+    Family,
+    HeadSpec,
+    Json,
+    NamedTensors,
+    activation_name,
+    check_required_values,
+    last_token_scoring,
+)
 
 RENAMES = (
     *COPIED_EMBEDDINGS,
@@ -40,14 +52,6 @@ REQUIRED_VALUES: dict[str, Any] = {
 def convert_weight(name: str, tensor: Tensor) -> NamedTensors:
     """Flatten the bias of the logits, which the checkpoint stores as a matrix of one row."""
     return [(name, tensor.flatten() if name == "final_logits_bias" else tensor)]
-
-
-def check_required_values(hf: Json, known: dict[str, Any]) -> None:
-    """UnsupportedError for a field with another value than the one in `known`. Such fields belong to related networks;
-    the reference implementation ignores them."""
-    for key, value in known.items():
-        if hf.get(key, value) != value:
-            raise UnsupportedError(f"{key} is {show_value(hf[key])}: only {show_value(value)} is known")
 
 
 def stack_config(hf: Json, name: str) -> ModelConfig:
@@ -86,6 +90,12 @@ BART = Family(
     prefix="model",
     config=model_config,
     renames=RENAMES,
-    heads={"BartForConditionalGeneration": HeadSpec("translate", SEQ2SEQ_HEAD, decoder=seq2seq_config)},
+    heads={
+        "BartForConditionalGeneration": HeadSpec("translate", SEQ2SEQ_HEAD, decoder=seq2seq_config),
+        "BartForSequenceClassification": HeadSpec(
+            "classify", CLASSIFICATION_HEAD, last_token_scoring, decoder=seq2seq_config, reads_decoder=True
+        ),
+        "BartForQuestionAnswering": replace(SPAN_HEAD, decoder=seq2seq_config, reads_decoder=True),
+    },
     convert=convert_weight,
 )

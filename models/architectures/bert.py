@@ -1,9 +1,9 @@
-"""BERT, RoBERTa, XLM-R and DistilBERT: bidirectional, post-norm, learned positions."""
+"""BERT, RoBERTa, XLM-R, CamemBERT and DistilBERT: bidirectional, post-norm, learned positions."""
 
 from ..core.errors import UnsupportedError, show_value
 from ..network.heads import LabelScoring
 from ..network.model_config import ModelConfig
-from .family import Family, HeadSpec, Json, activation_name
+from .family import SPAN_HEAD, TAG_HEAD, Family, HeadSpec, Json, activation_name
 
 RENAMES = (
     (r"^embeddings\.word_embeddings\.", "tokens."),
@@ -94,8 +94,6 @@ BERT_HEAD = ((r"^pooler\.dense\.", "head.dense."), (r"^classifier\.", "head.out.
 ROBERTA_HEAD = ((r"^classifier\.dense\.", "head.dense."), (r"^classifier\.out_proj\.", "head.out."))
 DISTIL_HEAD = ((r"^pre_classifier\.", "head.dense."), (r"^classifier\.", "head.out."))
 NEXT_SENTENCE = ((r"^pooler\.dense\.", "head.dense."), (r"^cls\.seq_relationship\.", "head.out."))
-TAG_HEAD = ((r"^classifier\.", "head.out."),)
-SPAN_HEAD = ((r"^qa_outputs\.", "head.out."),)
 MASK_HEAD = (
     (r"^cls\.predictions\.transform\.dense\.", "head.dense."),
     (r"^cls\.predictions\.transform\.LayerNorm\.(weight|gamma)$", "head.norm.weight"),
@@ -114,13 +112,41 @@ DISTIL_MASK_HEAD = (
 )
 
 
-def _roberta_heads(name: str) -> dict[str, HeadSpec]:
+def mask_scoring(hf: Json) -> LabelScoring:
+    """A dense layer with the network's activation, and a norm, before the output matrix."""
+    return LabelScoring(activation=activation_name(hf.get("hidden_act", "gelu")), norm=True)
+
+
+def gelu_mask_scoring(_: Json) -> LabelScoring:
+    return LabelScoring(activation="gelu", norm=True)
+
+
+def distil_scoring(_: Json) -> LabelScoring:
+    return LabelScoring(activation="relu")
+
+
+def distil_mask_scoring(hf: Json) -> LabelScoring:
+    return LabelScoring(activation=activation_name(hf.get("activation", "gelu")), norm=True)
+
+
+def bert_heads(name: str) -> dict[str, HeadSpec]:
+    """The heads with the weight names of BERT; `name` is the prefix of the class names."""
     return {
         f"{name}Model": HeadSpec("embed"),
+        f"{name}ForSequenceClassification": HeadSpec("classify", BERT_HEAD),
+        f"{name}ForMultipleChoice": HeadSpec("choose", BERT_HEAD),
+        f"{name}ForTokenClassification": TAG_HEAD,
+        f"{name}ForQuestionAnswering": SPAN_HEAD,
+        f"{name}ForMaskedLM": HeadSpec("fill", MASK_HEAD, mask_scoring),
+    }
+
+
+def roberta_heads(name: str) -> dict[str, HeadSpec]:
+    """The heads with the weight names of RoBERTa."""
+    return {
+        **bert_heads(name),
         f"{name}ForSequenceClassification": HeadSpec("classify", ROBERTA_HEAD),
-        f"{name}ForTokenClassification": HeadSpec("tag", TAG_HEAD),
-        f"{name}ForQuestionAnswering": HeadSpec("span", SPAN_HEAD),
-        f"{name}ForMaskedLM": HeadSpec("fill", ROBERTA_MASK_HEAD, activation="gelu"),
+        f"{name}ForMaskedLM": HeadSpec("fill", ROBERTA_MASK_HEAD, gelu_mask_scoring),
     }
 
 
@@ -130,18 +156,15 @@ BERT = Family(
     config=model_config,
     renames=RENAMES,
     heads={
-        "BertModel": HeadSpec("embed"),
-        "BertForSequenceClassification": HeadSpec("classify", BERT_HEAD),
+        **bert_heads("Bert"),
         "BertForNextSentencePrediction": HeadSpec("classify", NEXT_SENTENCE),
-        "BertForTokenClassification": HeadSpec("tag", TAG_HEAD),
-        "BertForQuestionAnswering": HeadSpec("span", SPAN_HEAD),
-        "BertForMaskedLM": HeadSpec("fill", MASK_HEAD),
-        "BertForPreTraining": HeadSpec("fill", MASK_HEAD),
+        "BertForPreTraining": HeadSpec("fill", MASK_HEAD, mask_scoring),
     },
     drop=DROP,
 )
-ROBERTA = Family("roberta", "roberta", roberta_config, RENAMES, _roberta_heads("Roberta"), drop=DROP)
-XLM_ROBERTA = Family("xlm-roberta", "roberta", roberta_config, RENAMES, _roberta_heads("XLMRoberta"), drop=DROP)
+ROBERTA = Family("roberta", "roberta", roberta_config, RENAMES, roberta_heads("Roberta"), drop=DROP)
+XLM_ROBERTA = Family("xlm-roberta", "roberta", roberta_config, RENAMES, roberta_heads("XLMRoberta"), drop=DROP)
+CAMEMBERT = Family("camembert", "roberta", roberta_config, RENAMES, roberta_heads("Camembert"), drop=DROP)
 DISTILBERT = Family(
     name="distilbert",
     prefix="distilbert",
@@ -149,12 +172,11 @@ DISTILBERT = Family(
     renames=DISTIL_RENAMES,
     heads={
         "DistilBertModel": HeadSpec("embed"),
-        "DistilBertForSequenceClassification": HeadSpec(
-            "classify", DISTIL_HEAD, lambda _: LabelScoring(activation="relu")
-        ),
-        "DistilBertForTokenClassification": HeadSpec("tag", TAG_HEAD),
-        "DistilBertForQuestionAnswering": HeadSpec("span", SPAN_HEAD),
-        "DistilBertForMaskedLM": HeadSpec("fill", DISTIL_MASK_HEAD),
+        "DistilBertForSequenceClassification": HeadSpec("classify", DISTIL_HEAD, distil_scoring),
+        "DistilBertForMultipleChoice": HeadSpec("choose", DISTIL_HEAD, distil_scoring),
+        "DistilBertForTokenClassification": TAG_HEAD,
+        "DistilBertForQuestionAnswering": SPAN_HEAD,
+        "DistilBertForMaskedLM": HeadSpec("fill", DISTIL_MASK_HEAD, distil_mask_scoring),
     },
     drop=DROP,
 )

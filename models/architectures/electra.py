@@ -1,11 +1,12 @@
 """ELECTRA: BERT with another head, and with embeddings that may have a width of their own."""
 
 from dataclasses import replace
+from typing import Any
 
 from ..network.heads import LabelScoring
 from ..network.model_config import ModelConfig
 from . import bert
-from .family import Family, HeadSpec, Json
+from .family import Family, HeadSpec, Json, check_required_values
 
 RENAMES = (*bert.RENAMES, (r"^embeddings_project\.", "projection."))
 
@@ -19,14 +20,35 @@ def scoring_config(_: Json) -> LabelScoring:
     return LabelScoring(activation="gelu")
 
 
+def choice_scoring(hf: Json) -> LabelScoring:
+    """The summary of a text. Fields with other values than the published ones are refused."""
+    check_required_values({**SUMMARY, **hf}, SUMMARY)
+    return LabelScoring(activation="gelu")
+
+
+def mask_scoring(hf: Json) -> LabelScoring:
+    return LabelScoring(activation="gelu", norm=True, width=hf.get("embedding_size", 128))
+
+
+SUMMARY: dict[str, Any] = {"summary_type": "first", "summary_use_proj": True, "summary_activation": "gelu"}
+CHOICE_HEAD = ((r"^sequence_summary\.summary\.", "head.dense."), (r"^classifier\.", "head.out."))
+MASK_HEAD = (
+    (r"^generator_predictions\.dense\.", "head.dense."),
+    (r"^generator_predictions\.LayerNorm\.", "head.norm."),
+    (r"^generator_lm_head\.", "head.output."),
+)
+
+
 ELECTRA = Family(
     name="electra",
     prefix="electra",
     config=model_config,
     renames=RENAMES,
     heads={
-        "ElectraModel": HeadSpec("embed"),
+        **bert.bert_heads("Electra"),
         "ElectraForSequenceClassification": HeadSpec("classify", bert.ROBERTA_HEAD, scoring_config),
+        "ElectraForMultipleChoice": HeadSpec("choose", CHOICE_HEAD, choice_scoring),
+        "ElectraForMaskedLM": HeadSpec("fill", MASK_HEAD, mask_scoring),
     },
     drop=bert.DROP + r"|^(discriminator_predictions|generator_predictions|generator_lm_head)\.",
 )

@@ -19,6 +19,7 @@ NamedTensors = list[tuple[str, Tensor]]
 MAX_LAYERS = 1024  # the deepest published networks have about a hundred; each layer takes 40 KB when it is built
 MAX_SHARED_LAYERS = 48  # layers with one set of tensors, which take time and no bytes; published networks have 24
 ORIGINAL = "original_max_position_embeddings"
+MAX_HEADS = 1 << 12  # of a layer, if a matrix is taken apart by heads; published networks have 128 at most
 MAX_HEAD_WIDTH = 1 << 14  # features of a head with rotary positions; published heads have 512 at most
 ActivationName = Literal["gelu", "gelu_tanh", "gelu_sigmoid", "silu", "relu", "relu_squared"]
 ACTIVATION_NAMES: dict[str, ActivationName] = {
@@ -47,21 +48,49 @@ def no_decoder(_: Json, start: int) -> EncoderDecoderConfig:
 class HeadSpec:
     """One `architectures` entry of a family: its task and the names of its weights (our names begin with "head.").
 
-    `scoring` reads from a configuration how label scores are computed. `activation` is the one inside a masked-language
-    head; empty: that of the network. `decoder` reads the decoder's configuration of an encoder-decoder; its second
-    argument is the start token.
+    `scoring` reads from a configuration how scores are computed: of a text, of a token, or of the words for a mask.
+    `decoder` reads the decoder's configuration of an encoder-decoder; its second argument is the start token. With
+    `reads_decoder` a head other than one that translates reads the decoder's states.
     """
 
-    task: Literal["generate", "classify", "embed", "tag", "span", "fill", "translate"]
+    task: Literal["generate", "classify", "choose", "embed", "tag", "span", "fill", "translate"]
     renames: Renames = ()
     scoring: Callable[[Json], LabelScoring] = field(default=lambda _: LabelScoring())
-    activation: Literal["", "gelu"] = ""
     decoder: Callable[[Json, int], EncoderDecoderConfig] = field(default=no_decoder)
+    reads_decoder: bool = False
 
 
+def direct_scoring(_: Json) -> LabelScoring:
+    """Scores from states, without a layer before them."""
+    return LabelScoring(activation="none")
+
+
+def last_token_scoring(_: Json) -> LabelScoring:
+    """Scores of the last token, the end of the text, through a dense layer."""
+    return LabelScoring(pooling="last")
+
+
+CLASSIFICATION_HEAD = (
+    (r"^classification_head\.dense\.", "head.dense."),
+    (r"^classification_head\.out_proj\.", "head.out."),
+)
+SCORE = ((r"^score\.", "head.out."),)
+TAG_HEAD = HeadSpec("tag", ((r"^classifier\.", "head.out."),), direct_scoring)
+SPAN_HEAD = HeadSpec("span", ((r"^qa_outputs\.", "head.out."),), direct_scoring)
 LAST_TOKEN_HEAD = HeadSpec(
-    "classify", ((r"^score\.", "head.out."),), lambda _: LabelScoring(pooling="last", activation="none", bias=False)
+    "classify", SCORE, lambda _: LabelScoring(pooling="last", activation="none", bias=False)
 )  # of causal networks: only the last token sees all others
+SCORE_TAG_HEAD = HeadSpec(
+    "tag", SCORE, lambda hf: LabelScoring(activation="none", bias=bool(hf.get("token_classification_bias", True)))
+)
+CAUSAL_SPAN_HEAD = HeadSpec("span", ((r"^transformer\.", ""), *SPAN_HEAD.renames), direct_scoring)
+
+
+CAUSAL_HEADS: Mapping[str, HeadSpec] = {
+    "ForSequenceClassification": LAST_TOKEN_HEAD,
+    "ForTokenClassification": SCORE_TAG_HEAD,
+    "ForQuestionAnswering": CAUSAL_SPAN_HEAD,
+}  # on the states of a causal network, by the end of the class name
 
 
 def keep_weight(name: str, tensor: Tensor) -> NamedTensors:
@@ -69,10 +98,17 @@ def keep_weight(name: str, tensor: Tensor) -> NamedTensors:
     return [(name, tensor)]
 
 
+def keep_family(family: "Family", hf: Json) -> "Family":  # noqa: ARG001
+    """The default of families whose checkpoints are all of one kind."""
+    return family
+
+
 @dataclass(frozen=True)
 class Family:
     """How checkpoints of one `model_type` are read. `prefix` is the base model's name in front of the weights' names.
-    `drop` matches names of weights that are not used."""
+    `drop` matches names of weights that are not used. `variant` returns the family as a configuration needs it: with
+    other names of weights, or another conversion. `published_classes` are classes that checkpoints name in `auto_map`
+    and that compute what this family does, beside those of `heads`."""
 
     name: str
     prefix: str
@@ -81,6 +117,8 @@ class Family:
     heads: Mapping[str, HeadSpec]
     convert: Callable[[str, Tensor], NamedTensors] = field(default=keep_weight)
     drop: str = r"$^"
+    variant: Callable[["Family", Json], "Family"] = field(default=keep_family)
+    published_classes: frozenset[str] = frozenset()
 
 
 def rename_weight(family: Family, head_renames: Renames, name: str, tensor: Tensor) -> NamedTensors:
@@ -199,11 +237,34 @@ def read_rotary_width(hf: Json, head_width: int) -> int:
     return 0 if width == head_width else width
 
 
+def check_required_values(hf: Json, known: Mapping[str, Any]) -> None:
+    """UnsupportedError for a field with another value than the one in `known`. Such fields belong to related networks;
+    the reference implementation ignores them."""
+    for key, value in known.items():
+        if hf.get(key, value) != value:
+            raise UnsupportedError(f"{key} is {show_value(hf[key])}: only {show_value(value)} is known")
+
+
 def layer_numbers(depth: int) -> range:
     """The numbers of the layers. Raises UnsupportedError for more than MAX_LAYERS."""
     if depth > MAX_LAYERS:
         raise UnsupportedError(f"it describes {depth} layers; networks of {MAX_LAYERS} at most are known here")
     return range(depth)
+
+
+def read_head_count(hf: Json) -> int:
+    """The heads of a layer, by which a fused or paired matrix is taken apart."""
+    heads = hf["num_attention_heads"]
+    if type(heads) is not int or not 0 < heads <= MAX_HEADS:
+        raise UnsupportedError(f"num_attention_heads is {show_value(heads)}: 1 to {MAX_HEADS} are known")
+    return heads
+
+
+def join_rotary_pairs(tensor: Tensor, heads: int) -> Tensor:
+    """Query or key rows [H * D, ...] whose rotated features are side by side, in the order in which the two features
+    of a pair are half a head apart."""
+    pairs = tensor.view(heads, len(tensor) // heads // 2, 2, *tensor.shape[1:])
+    return pairs.transpose(1, 2).reshape(tensor.shape)
 
 
 def read_windowed_layers(hf: Json) -> tuple[bool, ...]:

@@ -6,7 +6,7 @@ from torch import Tensor
 
 from ..core.errors import UnsupportedError
 from ..network.model_config import ModelConfig
-from .family import LAST_TOKEN_HEAD, Family, HeadSpec, Json, NamedTensors, activation_name
+from .family import LAST_TOKEN_HEAD, SPAN_HEAD, TAG_HEAD, Family, HeadSpec, Json, NamedTensors, activation_name
 
 RENAMES = (
     (r"^wte\.", "tokens."),
@@ -63,6 +63,8 @@ GPT2 = Family(
         "GPT2LMHeadModel": HeadSpec("generate", ((r"^lm_head\.", "head.output."),)),
         "GPT2Model": HeadSpec("embed"),
         "GPT2ForSequenceClassification": LAST_TOKEN_HEAD,
+        "GPT2ForTokenClassification": TAG_HEAD,
+        "GPT2ForQuestionAnswering": SPAN_HEAD,
     },
     convert=convert_weight,
     drop=r"^lm_head\.|\.attn\.(bias|masked_bias)$",

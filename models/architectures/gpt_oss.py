@@ -50,7 +50,7 @@ GPT_OSS = Family(
     prefix="model",
     config=model_config,
     renames=RENAMES,
-    heads=llama.llama_heads("GptOss"),
+    heads=llama.llama_heads("GptOss", ("ForSequenceClassification", "ForTokenClassification")),
     convert=split_experts,
     drop=llama.DROP,
 )

@@ -1,12 +1,12 @@
 """Llama, Mistral, Qwen2 and Qwen3: causal, pre-norm with RMS norm, rotary positions, gated MLP, grouped-query
 attention."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import replace
 
 from ..network.model_config import ModelConfig
 from .family import (
-    LAST_TOKEN_HEAD,
+    CAUSAL_HEADS,
     Family,
     HeadSpec,
     Json,
@@ -94,12 +94,13 @@ def _qwen_window(hf: Json) -> ModelConfig:
     return replace(model_config(hf), windowed=read_windowed_layers(hf) or by_depth)
 
 
-def llama_heads(name: str) -> dict[str, HeadSpec]:
-    """The heads such a network is saved with; `name` is the prefix of the class names."""
+def llama_heads(name: str, others: Collection[str] = tuple(CAUSAL_HEADS)) -> dict[str, HeadSpec]:
+    """The heads such a network is saved with; `name` is the prefix of the class names, `others` are those beside the
+    language head that transformers has."""
     return {
         f"{name}ForCausalLM": HeadSpec("generate", LANGUAGE_HEAD),
         f"{name}Model": HeadSpec("embed"),
-        f"{name}ForSequenceClassification": LAST_TOKEN_HEAD,
+        **{f"{name}{other}": CAUSAL_HEADS[other] for other in others},
     }
 
 

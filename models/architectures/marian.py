@@ -7,7 +7,7 @@ from typing import Any
 from ..core.errors import UnsupportedError
 from ..network.model_config import EncoderDecoderConfig, ModelConfig
 from . import bart
-from .family import SEQ2SEQ_HEAD, Family, HeadSpec, Json
+from .family import SEQ2SEQ_HEAD, Family, HeadSpec, Json, check_required_values
 
 REQUIRED_VALUES: dict[str, Any] = {
     **bart.REQUIRED_VALUES,
@@ -24,7 +24,7 @@ def stack_config(hf: Json, name: str) -> ModelConfig:
 
 def model_config(hf: Json) -> ModelConfig:
     """The configuration of the encoder."""
-    bart.check_required_values(hf, REQUIRED_VALUES)
+    check_required_values(hf, REQUIRED_VALUES)
     if hf.get("decoder_vocab_size", hf["vocab_size"]) != hf["vocab_size"]:
         raise UnsupportedError(
             "decoder_vocab_size differs from vocab_size: only one vocabulary for both sides is known"

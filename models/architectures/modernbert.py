@@ -1,6 +1,7 @@
 """ModernBERT: bidirectional, pre-norm, rotary positions with two bases, sliding windows in most layers, gated MLP."""
 
 import re
+from dataclasses import replace
 
 from torch import Tensor
 
@@ -28,6 +29,7 @@ RENAMES = (
     (r"\.mlp\.Wo\.", ".mlp.down."),
 )
 HEAD = ((r"^head\.(dense|norm)\.", r"head.\1."), (r"^classifier\.", "head.out."))
+MASK_HEAD = (*HEAD[:1], (r"^decoder\.", "head.output."))
 FUSED = {"attn.Wqkv": ("attn.query", "attn.key", "attn.value"), "mlp.Wi": ("mlp.gate", "mlp.up")}
 
 
@@ -90,6 +92,15 @@ def scoring_config(hf: Json) -> LabelScoring:
     )
 
 
+def token_scoring(hf: Json) -> LabelScoring:
+    """The layers before the scores of tokens; they are those before the scores of texts."""
+    return scoring_config({**hf, "classifier_pooling": "cls"})
+
+
+def mask_scoring(hf: Json) -> LabelScoring:
+    return replace(token_scoring(hf), bias=bool(hf.get("decoder_bias", True)))
+
+
 MODERNBERT = Family(
     name="modernbert",
     prefix="model",
@@ -98,6 +109,10 @@ MODERNBERT = Family(
     heads={
         "ModernBertModel": HeadSpec("embed"),
         "ModernBertForSequenceClassification": HeadSpec("classify", HEAD, scoring_config),
+        "ModernBertForMultipleChoice": HeadSpec("choose", HEAD, scoring_config),
+        "ModernBertForTokenClassification": HeadSpec("tag", HEAD, token_scoring),
+        "ModernBertForQuestionAnswering": HeadSpec("span", HEAD, token_scoring),
+        "ModernBertForMaskedLM": HeadSpec("fill", MASK_HEAD, mask_scoring),
     },
     convert=convert_weight,
     drop=r"^(head|decoder|classifier)\.|rotary_emb\.",

@@ -5,7 +5,7 @@ from dataclasses import replace
 from ..core.errors import UnsupportedError, show_value
 from ..network.model_config import ModelConfig
 from . import bert
-from .family import Family, HeadSpec, Json
+from .family import Family, Json
 
 KINDS = 32  # distance buckets; the reference uses as many whatever the table's size is
 RENAMES = (
@@ -32,6 +32,6 @@ MPNET = Family(
     prefix="mpnet",
     config=model_config,
     renames=RENAMES,
-    heads={"MPNetModel": HeadSpec("embed"), "MPNetForSequenceClassification": HeadSpec("classify", bert.ROBERTA_HEAD)},
+    heads=bert.roberta_heads("MPNet"),
     drop=bert.DROP,
 )

@@ -1,13 +1,13 @@
 """Families with many small experts: Qwen2-MoE and Qwen3-MoE (arXiv:2505.09388), OLMoE (arXiv:2409.02060), GLM-4.5
 (arXiv:2508.06471) and dots.llm1 (arXiv:2506.05767)."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import replace
 
 from ..core.errors import UnsupportedError, show_value
 from ..network.model_config import ExpertConfig, ModelConfig
 from . import experts, llama
-from .family import Family, Json, layer_numbers
+from .family import CAUSAL_HEADS, Family, Json, layer_numbers
 
 RENAMES = (*experts.RENAMES, *llama.RENAMES)
 
@@ -76,13 +76,15 @@ def dots1_config(hf: Json) -> ModelConfig:
     return replace(llama.model_config(hf), query_key_norm="shared", experts=routed_experts(hf))
 
 
-def _family(model_type: str, name: str, config: Callable[[Json], ModelConfig]) -> Family:
-    heads = llama.llama_heads(name)
+def _family(
+    model_type: str, name: str, config: Callable[[Json], ModelConfig], others: Collection[str] = tuple(CAUSAL_HEADS)
+) -> Family:
+    heads = llama.llama_heads(name, others)
     return Family(model_type, "model", config, RENAMES, heads, experts.split_experts, llama.DROP)
 
 
 QWEN2_MOE = _family("qwen2_moe", "Qwen2Moe", qwen2_config)
 QWEN3_MOE = _family("qwen3_moe", "Qwen3Moe", qwen3_config)
-OLMOE = _family("olmoe", "Olmoe", olmoe_config)
-GLM4_MOE = _family("glm4_moe", "Glm4Moe", glm4_config)
-DOTS1 = _family("dots1", "Dots1", dots1_config)
+OLMOE = _family("olmoe", "Olmoe", olmoe_config, ())
+GLM4_MOE = _family("glm4_moe", "Glm4Moe", glm4_config, ())
+DOTS1 = _family("dots1", "Dots1", dots1_config, ())

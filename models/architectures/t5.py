@@ -1,11 +1,23 @@
-"""T5, T5 1.1, flan-T5 and mT5: encoder-decoders with pre-norm (RMS norm), no biases, and a distance bias instead of
-position embeddings."""
+"""T5, T5 1.1, flan-T5, mT5 and umT5: encoder-decoders with pre-norm (RMS norm), no biases, and a distance bias instead
+of position embeddings."""
 
+from collections.abc import Callable
 from dataclasses import replace
 
 from ..core.errors import UnsupportedError, show_value
 from ..network.model_config import EncoderDecoderConfig, ModelConfig
-from .family import COPIED_EMBEDDINGS, SEQ2SEQ_HEAD, Family, HeadSpec, Json, activation_name
+from .family import (
+    CLASSIFICATION_HEAD,
+    COPIED_EMBEDDINGS,
+    SEQ2SEQ_HEAD,
+    SPAN_HEAD,
+    TAG_HEAD,
+    Family,
+    HeadSpec,
+    Json,
+    activation_name,
+    last_token_scoring,
+)
 
 DEFAULT_POSITIONS = 512  # tokens, if the configuration has no limit
 MAX_OUTPUT_POSITIONS = 1 << 16  # output tokens at most; there is no table of positions that would limit them
@@ -31,6 +43,13 @@ RENAMES = (
     (r"\.mlp\.wo\.", ".mlp.down."),
     (r"(^|\.)final_layer_norm\.", r"\1final_norm."),
 )
+
+LAYER_BIAS_RENAMES = (
+    (r"\.layer\.0\.SelfAttention\.relative_attention_bias\.", ".attention.distances.table."),
+    *(rename for rename in RENAMES if "relative_attention_bias" not in rename[0]),
+)
+DROP = r"EncDecAttention\.relative_attention_bias"
+ReadBoth = Callable[[Json, int], EncoderDecoderConfig]
 
 
 def model_config(hf: Json) -> ModelConfig:
@@ -62,11 +81,24 @@ def model_config(hf: Json) -> ModelConfig:
     )
 
 
+def layer_bias_config(hf: Json) -> ModelConfig:
+    """umT5: each layer has a distance bias of its own."""
+    return replace(model_config({"feed_forward_proj": "gated-gelu", **hf}), position="layer_bias")
+
+
 def seq2seq_config(hf: Json, start: int) -> EncoderDecoderConfig:
     """The first version ties the output matrix to the embeddings and scales the states before it; mT5 does not."""
-    encoder = model_config(hf)
-    depth = hf.get("num_decoder_layers") or encoder.depth
     scaled = hf.get("scale_decoder_outputs", hf.get("tie_word_embeddings") is not False and hf["model_type"] == "t5")
+    return join_stacks(hf, model_config(hf), start, scaled)
+
+
+def layer_bias_seq2seq_config(hf: Json, start: int) -> EncoderDecoderConfig:
+    """States are scaled if the output matrix is that of the embeddings."""
+    return join_stacks(hf, layer_bias_config(hf), start, hf.get("tie_word_embeddings") is not False)
+
+
+def join_stacks(hf: Json, encoder: ModelConfig, start: int, scaled: bool) -> EncoderDecoderConfig:
+    depth = hf.get("num_decoder_layers") or encoder.depth
     return EncoderDecoderConfig(
         encoder=encoder,
         decoder=replace(encoder, depth=depth, causal=True, max_positions=MAX_OUTPUT_POSITIONS),
@@ -75,15 +107,31 @@ def seq2seq_config(hf: Json, start: int) -> EncoderDecoderConfig:
     )
 
 
-def _family(name: str) -> Family:
-    heads = {
-        f"{name}ForConditionalGeneration": HeadSpec("translate", SEQ2SEQ_HEAD, decoder=seq2seq_config),
+def t5_heads(name: str, both: ReadBoth) -> dict[str, HeadSpec]:
+    """`name` is the prefix of the class names, `both` reads the configuration of both sides."""
+    return {
+        f"{name}ForConditionalGeneration": HeadSpec("translate", SEQ2SEQ_HEAD, decoder=both),
         f"{name}EncoderModel": HeadSpec("embed"),
+        f"{name}ForTokenClassification": TAG_HEAD,
+        f"{name}ForSequenceClassification": HeadSpec(
+            "classify", CLASSIFICATION_HEAD, last_token_scoring, decoder=both, reads_decoder=True
+        ),
+        f"{name}ForQuestionAnswering": replace(SPAN_HEAD, decoder=both, reads_decoder=True),
     }
-    return Family(
-        name.lower(), "transformer", model_config, RENAMES, heads, drop=r"EncDecAttention\.relative_attention_bias"
-    )
+
+
+def _family(name: str) -> Family:
+    heads = t5_heads(name, seq2seq_config)
+    return Family(name.lower(), "transformer", model_config, RENAMES, heads, drop=DROP)
 
 
 T5 = _family("T5")
 MT5 = _family("MT5")
+UMT5 = Family(
+    "umt5",
+    "transformer",
+    layer_bias_config,
+    LAYER_BIAS_RENAMES,
+    t5_heads("UMT5", layer_bias_seq2seq_config),
+    drop=DROP,
+)

@@ -32,7 +32,7 @@ from .source_policy import ANY_SOURCE, SourcePolicy
 from .unread_formats import check_file
 from .weight_reader import WeightReader
 
-Task = Literal["generate", "classify", "rank", "embed", "tag", "span", "fill", "translate"]
+Task = Literal["generate", "classify", "rank", "choose", "embed", "tag", "span", "fill", "translate"]
 log = getLogger(__name__)
 
 

@@ -29,7 +29,17 @@ from .tensor_files import TensorEntry, check_readable
 
 RANDOM_INITIALIZERS = frozenset(("normal_", "uniform_", "kaiming_uniform_"))
 SIZE_FIELDS = ("vocab_size", "width", "depth", "heads", "kv_heads", "head_width", "mlp_width", "max_positions")
-COUNT_FIELDS = ("position_offset", "window", "segments", "embedding_width", "distances", "farthest", "rotary_width")
+COUNT_FIELDS = (
+    "position_offset",
+    "window",
+    "segments",
+    "embedding_width",
+    "distances",
+    "farthest",
+    "rotary_width",
+    "convolution",
+    "convolution_groups",
+)
 REAL_FIELDS = (
     "rope_base",
     "window_rope_base",
@@ -53,6 +63,7 @@ BODY_PREFIXES = (
 )
 MIN_DISTANCES = 4  # buckets: near and far ones, before and after
 MAX_EXPERTS = 1 << 16  # of all layers; published networks have 25,000
+MAX_CONVOLUTION = 63  # tokens of a convolution's kernel; each is a copy of the states
 MAX_SINUSOIDS = 1 << 24  # numbers of sinusoidal positions, which are computed and not limited by a file
 # With the special tokens around a text and around a pair.
 PROBE_TEXTS: tuple[Text, ...] = ("", "word", ("word", "word"))
@@ -247,7 +258,13 @@ def invalid_fields(config: ModelConfig) -> Iterator[tuple[str, str]]:
             yield "width", "even, for sinusoidal positions"
         if config.max_positions * config.width > MAX_SINUSOIDS:
             yield "max_positions", f"{MAX_SINUSOIDS // config.width} at most, for sinusoidal positions so wide"
-    if config.distances or config.position in ("bias", "distance"):
+    if config.convolution and (
+        config.convolution % 2 == 0 or config.convolution > MAX_CONVOLUTION or config.norm_order != "post"
+    ):
+        yield "convolution", f"odd, {MAX_CONVOLUTION} at most, and beside post-norm layers"
+    if config.convolution and (config.convolution_groups < 1 or config.width % config.convolution_groups):
+        yield "convolution_groups", f"a divisor of width, which is {config.width}"
+    if config.distances or config.position in ("bias", "layer_bias", "distance"):
         near = config.distances // (2 if config.causal else 4)
         if config.distances < MIN_DISTANCES:
             yield "distances", f"{MIN_DISTANCES} at least"

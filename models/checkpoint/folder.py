@@ -1,15 +1,21 @@
 """A checkpoint folder in the layout of Hugging Face: config.json, safetensors in one or several files, tokenizer files.
 Everything unsupported is refused from the small files and headers, before a tensor is read."""
 
+import re
+from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
 
+from torch import Tensor
+
 from ..architectures import FAMILIES, Family, HeadSpec, rename_weight
+from ..architectures.family import NamedTensors
 from ..chat import ChatTemplate
 from ..core.errors import CheckpointError, UnsupportedError, show_value
 from ..core.files import is_plain_name, read_text, subfolder
+from ..network.encoder_decoder import SharedTextTransformer
 from ..tokenizer import Tokenizer
 from . import compressed_tensors as compressed
 from .description import Description
@@ -24,9 +30,11 @@ from .folder_files import (
     read_json,
     valid_tokens,
 )
-from .head_config import HEADS, is_embedder
+from .head_config import EMBEDDING_COPIES, HEADS, is_embedder, read_both_sides
 from .tensor_files import TensorEntry, check_tensor_count, read_safetensors
 from .unread_formats import INDEX, SINGLE, check_folder, missing_weights_error
+
+BuildNetwork = Callable[[], Any]
 
 
 def open_folder(path: Path) -> FolderParts:
@@ -49,13 +57,20 @@ def describe_folder(parts: FolderParts, folder_check: FolderCheck = accept_folde
     tokenizer = load_tokenizer(parts.path, folder_check)
     head, limit = HEADS[parts.spec.task](parts, config)
     generates = parts.spec.task == "generate"
+    build: BuildNetwork | None = None
+    if parts.spec.reads_decoder:
+        config = replace(config, has_cross_attention=True)
+        both = read_both_sides(parts, config)
+        head = replace(head, decoder_configs=(both.decoder,), ignored_names=(*head.ignored_names, *EMBEDDING_COPIES))
+        build = partial(SharedTextTransformer, both)
     return Description(
         file=file,
         family=parts.family.name,
         config=config,
         head=head,
         entries=parts.entries,
-        translate=partial(rename_weight, parts.family, parts.spec.renames),
+        translate=partial(translate_weight, parts.family, parts.spec),
+        build_network=build,
         tokenizer=tokenizer,
         chat=load_chat_template(parts.path, tokenizer) if generates else None,
         stop_tokens=read_stop_tokens(parts, tokenizer, config.vocab_size) if generates else frozenset(),
@@ -64,33 +79,55 @@ def describe_folder(parts: FolderParts, folder_check: FolderCheck = accept_folde
     )
 
 
+def translate_weight(family: Family, spec: HeadSpec, name: str, tensor: Tensor) -> NamedTensors:
+    """As `rename_weight`. A decoder whose states a head reads belongs to the network."""
+    pieces = rename_weight(family, spec.renames, name, tensor)
+    if not spec.reads_decoder:
+        return pieces
+    return [(re.sub(r"^head\.(decoder\.)", r"\1", ours), piece) for ours, piece in pieces]
+
+
 def describe_changed(parts: FolderParts, known: Description) -> Description:
     """The description of a folder that differs from a known one in tensors and head only; its other files are not read
     again."""
     head, limit = HEADS[parts.spec.task](parts, known.config)
-    translate = partial(rename_weight, parts.family, parts.spec.renames)
+    translate = partial(translate_weight, parts.family, parts.spec)
     return replace(known, head=head, entries=parts.entries, translate=translate, max_tokens=limit, parts=parts)
 
 
 def check_config(file: Path, config: JsonObject) -> None:
-    """UnsupportedError for a checkpoint that needs its own code, or a quantisation that is not supported."""
-    if "auto_map" in config:
-        raise UnsupportedError(
-            "auto_map asks to run code that comes with the checkpoint, which is never done; use one of a known "
-            f"family ({', '.join(FAMILIES)})",
-            file=str(file),
-        )
+    """UnsupportedError for a quantisation that is not supported."""
     if quantised := config.get(compressed.CONFIG):
         compressed.read_scheme(file, quantised)
 
 
 def find_family(file: Path, config: JsonObject) -> Family:
+    """The family of a configuration. Code that comes with a checkpoint is never run: the classes that `auto_map` names
+    must be ones that the family computes."""
     name = config.get("model_type")
-    if not isinstance(name, str) or name not in FAMILIES:
+    known = FAMILIES.get(name) if isinstance(name, str) else None
+    family = parse_config(str(file), partial(known.variant, known, config)) if known else None
+    if "auto_map" in config:
+        check_auto_map(file, config["auto_map"], family)
+    if family is None:
         raise UnsupportedError(
             f"model_type {show_value(name)} is not known; known are {', '.join(FAMILIES)}", file=str(file)
         )
-    return FAMILIES[name]
+    return family
+
+
+def check_auto_map(file: Path, auto_map: Any, family: Family | None) -> None:
+    """UnsupportedError unless all classes of networks in `auto_map` are known."""
+    classes = auto_map.items() if isinstance(auto_map, dict) else ()
+    named = [value if isinstance(value, str) else "" for key, value in classes if str(key).startswith("AutoModel")]
+    names = [value.rpartition(".")[2] for value in named]
+    known = family.heads.keys() | family.published_classes if family else frozenset[str]()
+    if family is None or not names or not all(name in known or name.endswith("PreTrainedModel") for name in names):
+        raise UnsupportedError(
+            "auto_map asks to run code that comes with the checkpoint, which is never done; use one of a known "
+            f"family ({', '.join(FAMILIES)})",
+            file=str(file),
+        )
 
 
 def find_head_spec(file: Path, config: JsonObject, family: Family) -> HeadSpec:

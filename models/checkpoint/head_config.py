@@ -15,8 +15,17 @@ from ..architectures import rename_weight
 from ..core.errors import CheckpointError, UnsupportedError, show_value
 from ..core.files import subfolder
 from ..network.encoder_decoder import EncoderDecoder
-from ..network.heads import LanguageHead, MaskHead, Pooler, Pooling, ScoreActivation, SequenceHead, TokenHead
-from ..network.model_config import ModelConfig
+from ..network.heads import (
+    LabelScoring,
+    LanguageHead,
+    MaskHead,
+    Pooler,
+    Pooling,
+    ScoreActivation,
+    SequenceHead,
+    TokenHead,
+)
+from ..network.model_config import EncoderDecoderConfig, ModelConfig
 from ..network.transformer import Transformer
 from .description import MAX_NAMED, HeadDescription
 from .folder_files import FolderParts, JsonObject, parse_config, read_json
@@ -74,18 +83,9 @@ def is_embedding_copy(copy: TensorEntry, tokens: TensorEntry, config: ModelConfi
 
 def translation_head(parts: FolderParts, config: ModelConfig) -> tuple[HeadDescription, int]:
     """The head of an encoder-decoder."""
-    file = str(parts.path / "config.json")
-    names = checkpoint_names(parts, (TOKENS, BIAS, *EMBEDDING_COPIES))
-    for copy in EMBEDDING_COPIES:
-        if copy in names and not (
-            TOKENS in names and is_embedding_copy(parts.entries[names[copy]], parts.entries[names[TOKENS]], config)
-        ):
-            message = "the two sides have embeddings of their own; only one vocabulary for both is known"
-            raise UnsupportedError(message, file=file, tensor=names[copy])
-    both = parse_config(file, lambda: parts.spec.decoder(parts.config, read_start_token(parts.path, parts.config)))
+    both = read_both_sides(parts, config)
     tied = is_tied(parts, config)
-    decoder = replace(both.decoder, has_cross_attention=True)
-    both = replace(both, encoder=config, decoder=decoder, tied=tied, output_bias=BIAS in names)
+    both = replace(both, tied=tied, output_bias=BIAS in checkpoint_names(parts, (BIAS,)))
 
     def build(network: Transformer) -> nn.Module:
         return EncoderDecoder(network, both)
@@ -94,6 +94,20 @@ def translation_head(parts: FolderParts, config: ModelConfig) -> tuple[HeadDescr
     how = read_decoding_config(parts.path, parts.config, both.decoder)
     head = HeadDescription("translate", build, ignored_names=spare, decoder_configs=(both.decoder,), decoding=how)
     return head, input_limit(parts.path, config)
+
+
+def read_both_sides(parts: FolderParts, config: ModelConfig) -> EncoderDecoderConfig:
+    """The configuration of an encoder-decoder. UnsupportedError unless both sides have the same embeddings."""
+    file = str(parts.path / "config.json")
+    names = checkpoint_names(parts, (TOKENS, *EMBEDDING_COPIES))
+    for copy in EMBEDDING_COPIES:
+        if copy in names and not (
+            TOKENS in names and is_embedding_copy(parts.entries[names[copy]], parts.entries[names[TOKENS]], config)
+        ):
+            message = "the two sides have embeddings of their own; only one vocabulary for both is known"
+            raise UnsupportedError(message, file=file, tensor=names[copy])
+    both = parse_config(file, lambda: parts.spec.decoder(parts.config, read_start_token(parts.path, parts.config)))
+    return replace(both, encoder=config, decoder=replace(both.decoder, has_cross_attention=True))
 
 
 def language_head(config: ModelConfig, tied: bool) -> HeadDescription:
@@ -108,10 +122,12 @@ def language_head(config: ModelConfig, tied: bool) -> HeadDescription:
 def checkpoint_names(parts: FolderParts, our_names: tuple[str, ...]) -> dict[str, str]:
     """The checkpoint's names of those of our tensors that it holds."""
     found = {}
-    for name in parts.entries:
-        for ours, _ in rename_weight(parts.family, parts.spec.renames, name, torch.empty((3, 3), device="meta")):
-            if ours in our_names:
-                found[ours] = name
+    for name, entry in parts.entries.items():
+        try:
+            pieces = rename_weight(parts.family, parts.spec.renames, name, torch.empty(entry.shape, device="meta"))
+        except (RuntimeError, ValueError):  # a shape that is refused when all tensors are matched
+            continue
+        found.update({ours: name for ours, _ in pieces if ours in our_names})
     return found
 
 
@@ -119,7 +135,7 @@ def sequence_head(parts: FolderParts, config: ModelConfig) -> tuple[HeadDescript
     """A score per label for a text. With one label the score is a relevance and the task is to rank."""
     labels = read_labels(parts)
     closing = choose_score_activation(parts, len(labels))
-    scoring = parse_config(str(parts.path / "config.json"), partial(parts.spec.scoring, parts.config))
+    scoring = read_scoring(parts)
 
     def build(network: Transformer) -> nn.Module:
         return SequenceHead(network.config, len(labels), scoring, closing)
@@ -127,6 +143,20 @@ def sequence_head(parts: FolderParts, config: ModelConfig) -> tuple[HeadDescript
     both = reads_both_orders(parts, closing)
     head = HeadDescription("rank" if len(labels) == 1 else "classify", build, labels, both_orders=both)
     return head, input_limit(parts.path, config)
+
+
+def choice_head(parts: FolderParts, config: ModelConfig) -> tuple[HeadDescription, int]:
+    """A score for each of several texts. Their probabilities follow only from all of them."""
+    scoring = read_scoring(parts)
+
+    def build(network: Transformer) -> nn.Module:
+        return SequenceHead(network.config, 1, scoring, "none")
+
+    return HeadDescription("choose", build), input_limit(parts.path, config)
+
+
+def read_scoring(parts: FolderParts) -> LabelScoring:
+    return parse_config(str(parts.path / "config.json"), partial(parts.spec.scoring, parts.config))
 
 
 def reads_both_orders(parts: FolderParts, closing: ScoreActivation) -> bool:
@@ -199,19 +229,20 @@ def choose_score_activation(parts: FolderParts, labels: int) -> ScoreActivation:
 
 def tag_head(parts: FolderParts, config: ModelConfig) -> tuple[HeadDescription, int]:
     """A score per label for every token."""
-    labels = read_labels(parts)
+    labels, scoring = read_labels(parts), read_scoring(parts)
 
     def build(network: Transformer) -> nn.Module:
-        return TokenHead(network.config, len(labels), "softmax")
+        return TokenHead(network.config, len(labels), "softmax", scoring)
 
     return HeadDescription("tag", build, labels), input_limit(parts.path, config)
 
 
 def span_head(parts: FolderParts, config: ModelConfig) -> tuple[HeadDescription, int]:
     """Start and end logits of an answer for every token. Their probabilities follow only from the whole context."""
+    scoring = read_scoring(parts)
 
     def build(network: Transformer) -> nn.Module:
-        return TokenHead(network.config, 2, "none")
+        return TokenHead(network.config, 2, "none", scoring)
 
     return HeadDescription("span", build), input_limit(parts.path, config)
 
@@ -219,10 +250,10 @@ def span_head(parts: FolderParts, config: ModelConfig) -> tuple[HeadDescription,
 def mask_head(parts: FolderParts, config: ModelConfig) -> tuple[HeadDescription, int]:
     """Logits over the vocabulary for every token. The output matrix may be tied to the token embedding."""
     check_sparse_pooling(parts.path)
-    tied, activation = is_tied(parts, config), parts.spec.activation or config.activation
+    tied, scoring = is_tied(parts, config), read_scoring(parts)
 
     def build(network: Transformer) -> nn.Module:
-        return MaskHead(network.config, activation, network.tokens if tied else None)
+        return MaskHead(network.config, scoring, network.tokens if tied else None)
 
     return HeadDescription("fill", build, ignored_names=(OUTPUT,) if tied else ()), input_limit(parts.path, config)
 
@@ -359,6 +390,7 @@ def input_limit(path: Path, config: ModelConfig) -> int:
 HEADS: dict[str, Callable[[FolderParts, ModelConfig], tuple[HeadDescription, int]]] = {
     "generate": generation_head,
     "classify": sequence_head,
+    "choose": choice_head,
     "embed": embedding_head,
     "tag": tag_head,
     "span": span_head,

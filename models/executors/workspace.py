@@ -60,6 +60,8 @@ def _activations(config: ModelConfig, dtype: torch.dtype, largest: LargestStep) 
             attention + heads,
             3 * config.active_mlp_width,
         )  # padded inputs, and outputs assembled from pieces
+    if config.has_cross_attention and not largest.cached:  # keys and values of a text for all layers, and a copy
+        attention += 4 * config.depth * kept + config.width
     if config.position == "distance":
         attention += config.heads * config.distances
     if config.position == "relative":  # products of queries and key vectors, and weight sums for value vectors

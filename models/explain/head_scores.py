@@ -51,7 +51,7 @@ def final_product(head: nn.Module, states: Tensor, rows: list[int]) -> FinalProd
             pooled = head.hidden_states(states.flatten(0, 1), text_starts(states))
             return pooled[:, None].expand(-1, len(rows), -1), head.out.weight, head.out.bias
         case TokenHead():
-            return states[:, rows], head.out.weight, head.out.bias
+            return head.hidden_states(states[:, rows]), head.out.weight, head.out.bias
         case MaskHead():
             return head.hidden_states(states[:, rows]), head.output.weight, head.output.bias
         case LanguageHead():

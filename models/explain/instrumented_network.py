@@ -13,9 +13,10 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from ..core.errors import UnsupportedError
 from ..network.attention import Attention
 from ..network.cache import MemoryView
-from ..network.encoder_decoder import EncoderDecoder
+from ..network.encoder_decoder import EncoderDecoder, SharedTextTransformer
 from ..network.heads import Pooler, SequenceHead
 from ..network.ragged import RaggedBatch
 from ..network.transformer import Transformer
@@ -36,6 +37,8 @@ class InstrumentedNetwork:
 
     def __init__(self, network: nn.Module, head: nn.Module) -> None:
         """`network` and `head` as from models.checkpoint.load. They are converted to constant float32, in place."""
+        if isinstance(network, SharedTextTransformer):
+            raise UnsupportedError("answers of a head on a decoder's states are not explained")
         freeze_parameters([network, head])
         self.network, self.head = network.eval(), head.eval()
         self.seq2seq: Seq2SeqNetwork | None = head if isinstance(head, Seq2SeqNetwork) else None

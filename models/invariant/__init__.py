@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from ..core.errors import InvarianceError
 from ..network.attention import Attention
-from ..network.heads import LanguageHead, MaskHead
+from ..network.heads import LanguageHead, MaskHead, TokenHead
 from ..network.mlp import MLP
 from ..network.ragged import RaggedBatch
 from ..network.transformer import PreBlock, Transformer
@@ -76,7 +76,7 @@ def make_head_invariant(head: nn.Module, safe_sizes: SafeSizes | None = None) ->
 
 
 def _replace_activation(head: nn.Module) -> None:
-    if isinstance(head, MaskHead):
+    if isinstance(head, MaskHead | TokenHead):
         head.activation = InvariantActivation(head.activation)
 
 

@@ -55,6 +55,8 @@ def unsupported_reason(config: ModelConfig) -> str:
         return "its scores have a bias by distance"
     if config.experts is not None:
         return "its MLPs are mixtures of experts"
+    if config.convolution:
+        return "a convolution is beside its first layer"
     if config.has_cross_attention:
         return "its layers have cross-attention"
     return ""

@@ -290,11 +290,24 @@ class Attention(nn.Module):
 class DisentangledAttention(Attention):
     """Disentangled attention: scores also have content-to-position and position-to-content terms (He et al. 2021)."""
 
+    def __init__(self, config: ModelConfig, layer: int) -> None:
+        super().__init__(config, layer)
+        if config.has_distance_projections:
+            self.distance_query, self.distance_key = (
+                nn.Linear(config.width, config.heads * config.head_width) for _ in range(2)
+            )
+
+    @property
+    def distance_projections(self) -> tuple[nn.Module, nn.Module]:
+        """The projections of distance vectors to queries and keys."""
+        has_own = self.config.has_distance_projections
+        return (self.distance_query, self.distance_key) if has_own else (self.query, self.key)
+
     def attention_function(self, frame: AttentionContext, group: AttentionGroup) -> AttentionFunction:  # noqa: ARG002
         assert frame.distances is not None
         vectors, kinds = frame.distances
         position_queries, position_keys = (
-            made(vectors).unflatten(-1, (-1, self.config.head_width)) for made in (self.query, self.key)
+            made(vectors).unflatten(-1, (-1, self.config.head_width)) for made in self.distance_projections
         )
 
         def mix(query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, scoring: Scoring) -> Tensor:
@@ -312,6 +325,23 @@ def distance_scores(tokens: Tensor, distances: Tensor, of: Tensor) -> Tensor:
     """[N, H, Q, K] products of token features [N, H, Q, D] and distance vectors [C, H, D], selected by the buckets `of`
     [N, H, Q, K]."""
     return (tokens @ distances.permute(1, 2, 0)).gather(-1, of)
+
+
+class BiasedAttention(Attention):
+    """Attention with a distance bias of its own; see DistanceBias."""
+
+    def __init__(self, config: ModelConfig, layer: int) -> None:
+        super().__init__(config, layer)
+        self.distances = DistanceBias(config.distances, config.farthest, config.heads, config.causal)
+
+    def attention_function(self, frame: AttentionContext, group: AttentionGroup) -> AttentionFunction:  # noqa: ARG002
+        bias = self.distances(group.distances)  # [N, H, Q, K]
+
+        def mix(query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, scoring: Scoring) -> Tensor:
+            added = bias.to(query.dtype)
+            return self.mix(query, key, value, added if mask is None else added + mask, scoring)
+
+        return mix
 
 
 class RelativeAttention(Attention):
@@ -344,6 +374,7 @@ class RelativeAttention(Attention):
 ATTENTION_CLASSES: dict[str, type[Attention]] = {
     "distance": DisentangledAttention,
     "relative": RelativeAttention,
+    "layer_bias": BiasedAttention,
 }  # by the kind of position encoding
 
 

@@ -63,6 +63,29 @@ class TransformerDecoder(Transformer):
         return x, replace(frame, cross=build_cross_context(batch, batch.memory, x.dtype))
 
 
+class SharedTextTransformer(Transformer):
+    """An encoder-decoder that reads the same text on both sides (Lewis et al. 2020, arXiv:1910.13461, section 3.1): the
+    decoder's input is the text moved by one token, behind the start token. The states are the decoder's.
+
+    It takes whole texts.
+    """
+
+    def __init__(self, config: EncoderDecoderConfig) -> None:
+        super().__init__(config.encoder)
+        self.start = config.start
+        self.decoder = TransformerDecoder(config.decoder)
+        self.decoder.tokens = self.tokens
+
+    def forward(self, batch: RaggedBatch) -> Tensor:
+        states = super().forward(replace(batch, output_rows=None))
+        kept = [part.project_source(states) for part in self.decoder.cross_attentions]
+        spans = list(zip(batch.starts, batch.lengths, strict=False))
+        memory = SourceMemory.of(kept, spans, group_sequences(batch.lengths, batch.lengths))
+        moved = torch.where(batch.positions == 0, self.start, batch.tokens.roll(1))
+        view = MemoryView([memory], range(len(batch.lengths)))
+        return self.decoder(replace(batch, tokens=moved, segments=None, additions=None, memory=view))  # type: ignore[no-any-return]
+
+
 @dataclass(frozen=True)
 class TransformerState:
     """The decoding state of N targets. It is immutable: later steps make new states.

@@ -48,12 +48,53 @@ class LanguageHead(nn.Module):
         return torch.tanh(logits / self.logit_cap) * self.logit_cap if self.logit_cap else logits
 
 
-class TokenHead(nn.Module):
+@dataclass(frozen=True)
+class LabelScoring:
+    """How scores follow from states: the pooling (of the scores of a text), and the layers after it.
+
+    `activation` follows a dense layer, and a norm follows it; "none": there is no dense layer. `width`: outputs of the
+    dense layer; 0: as many as inputs. `bias` is that of the scores. With `pools_last` these layers come before the
+    pooling.
+    """
+
+    pooling: Literal["cls", "mean", "last"] = "cls"
+    activation: Literal["tanh", "relu", "gelu", "gelu_tanh", "gelu_sigmoid", "silu", "relu_squared", "none"] = "tanh"
+    dense_bias: bool = True
+    norm: bool = False
+    bias: bool = True
+    width: int = 0
+    pools_last: bool = False
+
+
+DIRECT_SCORING = LabelScoring(activation="none")
+
+
+class ScoredStates(nn.Module):
+    """The layers between states and scores that all scoring heads have; see LabelScoring."""
+
+    def __init__(self, config: ModelConfig, scoring: LabelScoring) -> None:
+        super().__init__()
+        self.inner_width = scoring.width or config.width
+        dense = scoring.activation != "none"
+        self.dense = nn.Linear(config.width, self.inner_width, scoring.dense_bias) if dense else nn.Identity()
+        self.activation = HEAD_ACTIVATIONS[scoring.activation]
+        has_norm, bias = scoring.norm, config.norm_bias
+        self.norm = nn.LayerNorm(self.inner_width, config.norm_eps, bias=bias) if has_norm else nn.Identity()
+
+    def transform(self, states: Tensor) -> Tensor:
+        """[M, W] states to the input of the scores' matrix, [M, W]."""
+        inner: Tensor = self.norm(self.activation(self.dense(states)))
+        return inner
+
+
+class TokenHead(ScoredStates):
     """A score per label for every token's state: its class, or whether an answer starts or ends there."""
 
-    def __init__(self, config: ModelConfig, labels: int, closing: ScoreActivation) -> None:
-        super().__init__()
-        self.out = nn.Linear(config.width, labels)
+    def __init__(
+        self, config: ModelConfig, labels: int, closing: ScoreActivation, scoring: LabelScoring = DIRECT_SCORING
+    ) -> None:
+        super().__init__(config, scoring)
+        self.out = nn.Linear(self.inner_width, labels, bias=scoring.bias)
         self.score_activation = closing
 
     def needed_rows(self, starts: list[int]) -> tuple[list[int], list[int]]:
@@ -62,26 +103,27 @@ class TokenHead(nn.Module):
 
     def forward(self, states: Tensor, starts: Sequence[int]) -> Tensor:  # noqa: ARG002 - each row is on its own
         """[T, W] to [T, labels] scores."""
-        raw: Tensor = self.out(states.to(self.out.weight.dtype))
+        raw: Tensor = self.out(self.hidden_states(states))
         return raw.float()
+
+    def hidden_states(self, states: Tensor) -> Tensor:
+        """[M, W] states to the input of `out`, [M, W]."""
+        return self.transform(states.to(self.out.weight.dtype))
 
     def postprocess(self, raw: Tensor) -> Tensor:
         """[T, labels] scores to probabilities."""
         return SCORE_ACTIVATIONS[self.score_activation](raw)
 
 
-class MaskHead(nn.Module):
+class MaskHead(ScoredStates):
     """Logits over the vocabulary for every token: its state, transformed (Devlin et al. 2019).
 
     `tied` shares the token embedding's matrix.
     """
 
-    def __init__(self, config: ModelConfig, activation: str, tied: nn.Embedding | None = None) -> None:
-        super().__init__()
-        self.dense = nn.Linear(config.width, config.width)
-        self.activation = HEAD_ACTIVATIONS[activation]
-        self.norm = nn.LayerNorm(config.width, eps=config.norm_eps)
-        self.output = nn.Linear(config.width, config.vocab_size)
+    def __init__(self, config: ModelConfig, scoring: LabelScoring, tied: nn.Embedding | None = None) -> None:
+        super().__init__(config, scoring)
+        self.output = nn.Linear(self.inner_width, config.vocab_size, bias=scoring.bias)
         if tied is not None:
             self.output.weight = tied.weight
 
@@ -96,8 +138,7 @@ class MaskHead(nn.Module):
 
     def hidden_states(self, states: Tensor) -> Tensor:
         """[M, W] states to the input of `output`, [M, W]."""
-        inner: Tensor = self.norm(self.activation(self.dense(states.to(self.dense.weight.dtype))))
-        return inner
+        return self.transform(states.to(self.output.weight.dtype))
 
     def postprocess(self, raw: Tensor) -> Tensor:
         """[M, V] logits to probabilities."""
@@ -141,32 +182,13 @@ class Pooler(nn.Module):
         return F.normalize(raw, dim=-1) if self.normalise else raw
 
 
-@dataclass(frozen=True)
-class LabelScoring:
-    """How the label scores of a text follow from its states: the pooling and the layers after it.
-
-    `activation` follows a dense layer, and a norm follows it; "none": there is no dense layer. `bias` is that of the
-    scores.
-    """
-
-    pooling: Literal["cls", "mean", "last"] = "cls"
-    activation: Literal["tanh", "relu", "gelu", "gelu_tanh", "gelu_sigmoid", "silu", "relu_squared", "none"] = "tanh"
-    dense_bias: bool = True
-    norm: bool = False
-    bias: bool = True
-
-
-class SequenceHead(nn.Module):
+class SequenceHead(ScoredStates):
     """A score per label from a text's pooled state, through a dense layer (Devlin et al. 2019) or directly."""
 
     def __init__(self, config: ModelConfig, labels: int, scoring: LabelScoring, closing: ScoreActivation) -> None:
-        super().__init__()
-        self.pooler = Pooler(scoring.pooling, normalise=False)
-        width, dense = config.width, scoring.activation != "none"
-        self.dense = nn.Linear(width, width, scoring.dense_bias) if dense else nn.Identity()
-        self.norm = nn.LayerNorm(width, config.norm_eps, bias=config.norm_bias) if scoring.norm else nn.Identity()
-        self.out = nn.Linear(config.width, labels, bias=scoring.bias)
-        self.activation = HEAD_ACTIVATIONS[scoring.activation]
+        super().__init__(config, scoring)
+        self.pooler, self.pools_last = Pooler(scoring.pooling, normalise=False), scoring.pools_last
+        self.out = nn.Linear(self.inner_width, labels, bias=scoring.bias)
         self.score_activation = closing
 
     def needed_rows(self, starts: list[int]) -> tuple[list[int], list[int]]:
@@ -180,9 +202,9 @@ class SequenceHead(nn.Module):
 
     def hidden_states(self, states: Tensor, starts: Sequence[int]) -> Tensor:
         """As `forward`, to the input of `out`: [N, W]."""
-        pooled = self.pooler(states, starts).to(self.out.weight.dtype)
-        inner: Tensor = self.norm(self.activation(self.dense(pooled)))
-        return inner
+        if self.pools_last:
+            return self.pooler(self.transform(states.to(self.out.weight.dtype)), starts)  # type: ignore[no-any-return]
+        return self.transform(self.pooler(states, starts).to(self.out.weight.dtype))
 
     def postprocess(self, raw: Tensor) -> Tensor:
         """[N, labels] scores to probabilities."""

@@ -71,14 +71,34 @@ class ModelConfig:
     mlp_width: int
     max_positions: int
     causal: bool
-    # Sinusoidal: sine and cosine alternate; sines-cosines: all sines first; bias: only that of `distances`.
+    # Sinusoidal: sine and cosine alternate; sines-cosines: all sines first; bias: only that of `distances`; layer_bias:
+    # each layer has its own.
     position: Literal[
-        "learned", "sinusoidal", "sines-cosines", "rotary", "bias", "distance", "relative", "alibi", "none"
+        "learned",
+        "sinusoidal",
+        "sines-cosines",
+        "rotary",
+        "bias",
+        "layer_bias",
+        "distance",
+        "relative",
+        "alibi",
+        "none",
     ] = "learned"
     position_offset: int = 0
     # Number of distance buckets, each with a bias (with a vector if `position` is "distance"); 0: none.
     distances: int = 0
     farthest: int = 128  # tokens; larger distances share a bucket (approximately so, if there are `distances`)
+    # Of "distance": far distances share buckets by their logarithm; otherwise each one has a bucket of its own. Vectors
+    # are normed. Their projections to queries and keys are those of tokens, or others.
+    has_log_distances: bool = True
+    has_distance_norm: bool = True
+    has_distance_projections: bool = False
+    convolution: int = 0  # tokens of the kernel of a convolution beside the first layer; odd; 0: there is none
+    convolution_groups: int = 1
+    convolution_activation: Literal["tanh", "gelu", "gelu_tanh", "gelu_sigmoid", "silu", "relu", "relu_squared"] = (
+        "tanh"
+    )
     rope_base: float = 10_000.0
     rope_scaling: RopeScaling | None = None
     rotary_width: int = 0  # features of a head that are rotated, the first ones; 0: all

@@ -129,13 +129,15 @@ class DistanceVectors(nn.Module):
     arXiv:2006.03654).
 
     Half of the buckets are for keys before a row, half for those after it. In each half, the near half of the distances
-    have a bucket each; the rest is divided by the logarithm of the distance, up to `farthest`.
+    have a bucket each; the rest is divided by the logarithm of the distance, up to `farthest`. Without
+    `has_log_distances` every distance has a bucket, and those that have none share the last.
     """
 
-    def __init__(self, kinds: int, farthest: int, width: int, eps: float) -> None:
+    def __init__(self, config: ModelConfig) -> None:
         super().__init__()
-        self.table, self.norm = nn.Embedding(kinds, width), nn.LayerNorm(width, eps)
-        self.farthest = farthest
+        self.table = nn.Embedding(config.distances, config.width)
+        self.norm = nn.LayerNorm(config.width, config.norm_eps) if config.has_distance_norm else nn.Identity()
+        self.farthest, self.is_log = config.farthest, config.has_log_distances
 
     def forward(self, length: int) -> tuple[Tensor, Tensor]:
         """[buckets, W] vectors, and [K, K] the bucket of each key's distance from a row, row by row."""
@@ -145,6 +147,8 @@ class DistanceVectors(nn.Module):
     def bucket(self, before: Tensor) -> Tensor:
         """The bucket of distances, which are positive for keys before the row."""
         span = self.table.num_embeddings // 2
+        if not self.is_log:
+            return (before + span).clamp(0, 2 * span - 1)
         near, away = span // 2, before.abs()
         steps = torch.log(torch.tensor((self.farthest - 1) / near, device=before.device))
         spread = torch.ceil(torch.log(away.clamp(min=near) / near) / steps * (near - 1)).long() + near
@@ -249,10 +253,10 @@ def build_embedding(config: ModelConfig) -> nn.Module:
 def build_distances(config: ModelConfig) -> nn.Module:
     """The position encoding by distances on scores."""
     if config.position == "distance":
-        return DistanceVectors(config.distances, config.farthest, config.width, config.norm_eps)
+        return DistanceVectors(config)
     if config.position == "alibi":
         return LinearBias(config.heads)
-    if config.distances:
+    if config.distances and config.position != "layer_bias":
         return DistanceBias(config.distances, config.farthest, config.heads, config.causal)
     return nn.Identity()
 

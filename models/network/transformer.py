@@ -1,13 +1,14 @@
 """The transformer stack for every architecture: embeddings, blocks, a final norm. Heads are in heads.py."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import ClassVar, cast
 
+import torch
 from torch import Tensor, nn
 
 from .attention import AttentionContext, build_attention
 from .experts import MixtureOfExperts, build_mlp
-from .mlp import MLP
+from .mlp import MLP, MLP_ACTIVATIONS
 from .model_config import ModelConfig
 from .positions import Rotary, build_distances, build_embedding, build_rotary
 from .ragged import RaggedBatch
@@ -66,6 +67,41 @@ class SandwichBlock(PreBlock):
         return self.add(x, self.mlp_post_norm(self.mlp(self.mlp_norm(x), frame.linear_function(self.layer))))
 
 
+class ConvolutionBlock(PostBlock):
+    """A post-norm block with a convolution of its input beside it, whose output is added and normed again (DeBERTa's
+    second version; He et al. 2021, arXiv:2006.03654).
+
+    It takes whole sequences.
+    """
+
+    def __init__(self, config: ModelConfig, layer: int) -> None:
+        super().__init__(config, layer)
+        self.convolution = nn.Conv1d(config.width, config.width, config.convolution, groups=config.convolution_groups)
+        self.convolution_activation = CONVOLUTION_ACTIVATIONS[config.convolution_activation]
+        self.convolution_norm = build_norm(config)
+
+    def forward(self, x: Tensor, frame: AttentionContext) -> Tensor:
+        """[T, W] to [T, W]; in the last layer to the output rows."""
+        windows = gather_neighbours(x, frame.batch, self.convolution.kernel_size[0])
+        beside = self.convolution_activation(self.convolution(windows).squeeze(-1))
+        beside = frame.select_output_rows(beside, self.layer)
+        return self.convolution_norm(super().forward(x, frame) + beside)  # type: ignore[no-any-return]
+
+
+def gather_neighbours(x: Tensor, batch: RaggedBatch, count: int) -> Tensor:
+    """[T, W] rows to the `count` rows around each one in its sequence [T, W, count]; zeros beyond its ends."""
+    lengths = torch.tensor(batch.lengths, device=x.device)
+    ends = lengths.repeat_interleave(lengths, output_size=len(x))[:, None]  # [T, 1]
+    offsets = torch.arange(count, device=x.device) - count // 2
+    places = batch.positions[:, None] + offsets  # [T, count] in its sequence
+    rows = torch.arange(len(x), device=x.device)[:, None] + offsets
+    rows = torch.where((places >= 0) & (places < ends), rows, len(x))
+    return torch.cat((x, x.new_zeros(1, x.size(1))))[rows].mT
+
+
+CONVOLUTION_ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {**MLP_ACTIVATIONS, "tanh": torch.tanh}
+
+
 class InnerBlock(PreBlock):
     """Norm after each part, before the sum, as in OLMo 2 (arXiv:2501.00656)."""
 
@@ -117,15 +153,16 @@ class Transformer(nn.Module):
         self.distances = build_distances(config)
         self.embedding_norm = build_norm(config, width) if config.embedding_norm else nn.Identity()
         self.projection = nn.Linear(width, config.width) if config.embedding_width else nn.Identity()
-        self.blocks = nn.ModuleList(
-            self.block_classes[config.norm_order](config, layer) for layer in range(config.depth)
-        )
+        self.blocks = nn.ModuleList(self.choose_block(config, layer)(config, layer) for layer in range(config.depth))
         if config.shared:
             share_parameters(self.blocks)
         self.final_norm = nn.Identity() if config.norm_order == "post" else build_norm(config)
         kinds = (False, True) if config.window_rope_base else (False,)
         rotary = config.position == "rotary"
         self.rotaries = nn.ModuleList(build_rotary(config, windowed) for windowed in kinds if rotary)
+
+    def choose_block(self, config: ModelConfig, layer: int) -> type[PreBlock]:
+        return ConvolutionBlock if config.convolution and layer == 0 else self.block_classes[config.norm_order]
 
     def forward(self, batch: RaggedBatch) -> Tensor:
         x, frame = self.embed(batch)

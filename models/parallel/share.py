@@ -18,7 +18,8 @@ SPLIT_BY_HEAD_ROWS = re.compile(
 )
 SPLIT_BY_FEATURES = re.compile(r"blocks\.\d+\.mlp\.(up|gate|down)\.(weight|bias)")
 SPLIT_BY_TOKENS = ("tokens.weight", "head.output.weight", "head.output.bias")  # of a generator
-HEAD_BIAS_TABLE = "distances.table.weight"  # of models.network.positions.DistanceBias: one column for each head
+# Of models.network.positions.DistanceBias: one column for each head.
+HEAD_BIAS_TABLE = re.compile(r"(blocks\.\d+\.attention\.)?distances\.table\.weight")
 SPLIT_BY_INPUTS = ("output", "down")  # split by inputs; the others by outputs
 
 
@@ -97,7 +98,7 @@ def parameter_cut(name: str, config: ModelConfig, share: Share, generates: bool)
     if name in SPLIT_BY_TOKENS:
         return Cut(0, share.range_of(config.vocab_size)) if generates else None
     asking, kept = share.heads(config)
-    if name == HEAD_BIAS_TABLE and config.position != "distance":
+    if HEAD_BIAS_TABLE.fullmatch(name) and config.position != "distance":
         return Cut(1, asking)
     if (by_head := SPLIT_BY_HEAD_ROWS.fullmatch(name)) and (
         by_head[1] == "sinks" or config.query_key_norm == "per_head"

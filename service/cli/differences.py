@@ -180,6 +180,7 @@ class VectorComparison:
 COMPARISONS: dict[str, type[NextTokenComparison | LabelComparison | ScoreComparison | VectorComparison]] = {
     "generate": NextTokenComparison,
     "rank": ScoreComparison,
+    "choose": ScoreComparison,
     "embed": VectorComparison,
 }
 

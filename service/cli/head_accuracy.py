@@ -281,6 +281,9 @@ TASK_METRICS: Mapping[str, Callable[[Checkpoint], TaskMetric]] = {
 
 def choose_metric(loaded: Checkpoint) -> TaskMetric:
     """Return the metric of a model.  Raises UnsupportedError for a classifier whose scores are no labels."""
+    if loaded.task not in TASK_METRICS:
+        message = f"the accuracy of heads is measured for models that {', '.join(TASK_METRICS)}, not {loaded.task}"
+        raise UnsupportedError(message, file=loaded.source)
     closing = loaded.head.score_activation if isinstance(loaded.head, SequenceHead) else "softmax"
     if loaded.task == "classify" and closing == "none":
         message = "its scores are numbers, not labels; a classifier with labels is needed"

@@ -241,7 +241,7 @@ def cut_windows(description: Description, text: str, text_name: str, tokens: int
 def cut_batches(description: Description, text: str, text_name: str, tokens: int) -> list[TextBatch]:
     """Take sentences evenly over the text, or pairs of neighbours, in batches."""
     sentences = [line.strip() for line in SENTENCE_END.split(text) if len(line.strip()) > 1]
-    paired = description.head.task in ("rank", "span") or description.head.both_orders
+    paired = description.head.task in ("rank", "choose", "span") or description.head.both_orders
     if paired:
         encoded = description.tokenizer.encode_batch([*pairwise(sentences)])
     else:
@@ -308,7 +308,7 @@ def apply_head(loaded: Checkpoint, states: Tensor, starts: list[int]) -> list[Mo
     parts = [raw[start:end] for start, end in pairwise(starts)] if loaded.task in TOKEN_TASKS else list(raw[:, None])
     # of a span: the start and the end
     closed = [part.T.softmax(-1) if loaded.task == "span" else head.postprocess(part) for part in parts]
-    if loaded.task in ("embed", "rank"):
+    if loaded.task in ("embed", "rank", "choose"):
         return [ModelOutput(values) for values in closed]
     several = getattr(loaded.head, "score_activation", "") == "sigmoid"  # each label is present or not
     return [ModelOutput(values, values > 0.5 if several else values.argmax(-1, keepdim=True)) for values in closed]

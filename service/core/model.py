@@ -16,6 +16,7 @@ TASK_VERBS: Mapping[Task, str] = {
     "generate": "generate text",
     "classify": "classify",
     "rank": "rank",
+    "choose": "choose between texts",
     "embed": "embed",
     "tag": "label tokens",
     "span": "find answers in texts",

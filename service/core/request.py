@@ -9,7 +9,7 @@ from typing import Literal
 from .errors import PolyheadError
 from .guide import Guide
 
-Task = Literal["generate", "classify", "rank", "embed", "tag", "span", "fill"]
+Task = Literal["generate", "classify", "rank", "choose", "embed", "tag", "span", "fill"]
 WorkerTask = Literal[Task, "explain"]  # what a worker does: the task of its model, or explanations of it
 ExplainMethod = Literal[
     "attention", "attention_rollout", "attention_flow", "gradient_x_input", "integrated_gradients", "occlusion"

@@ -50,6 +50,7 @@ NO_TARGET = TargetSpec()
 TARGET_FIELDS: Mapping[Task, tuple[str, ...]] = {
     "classify": ("label",),
     "rank": (),
+    "choose": (),
     "tag": ("label", "start", "end", "token"),
     "span": ("start", "end"),
     "fill": ("mask", "word"),
@@ -289,6 +290,7 @@ def mask_goal(model: Model, target: TargetSpec, read: EncodedInput, reply: Encod
 GOAL_CHOICES: Mapping[Task, Callable[[Model, TargetSpec, EncodedInput, EncoderOutput], DescribedGoal]] = {
     "classify": label_goal,
     "rank": relevance_goal,
+    "choose": relevance_goal,
     "tag": tag_goal,
     "span": span_goal,
     "fill": mask_goal,

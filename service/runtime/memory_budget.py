@@ -113,8 +113,8 @@ def measure_model(name: str, description: Description, draft: Description | None
 
 def shard_description(description: Description, share: Share) -> Description:
     """Return the description of one rank's share. Raises UnsupportedError for encoder-decoders."""
-    if description.head.decoding:
-        message = "a network that reads one text and writes another is not shared out; serve it with tensor_parallel 1"
+    if description.head.decoder_configs:
+        message = "a network with an encoder and a decoder is not shared out; serve it with tensor_parallel 1"
         raise UnsupportedError(message, file=description.file)
     return replace(description, cut_network=partial(cut_parameters, share=share))
 

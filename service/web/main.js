@@ -6,6 +6,7 @@
 import * as api from "./api.js";
 import { mountAttention } from "./attention.js";
 import { mountChat } from "./chat.js";
+import { mountChoose } from "./choose.js";
 import { mountClassify } from "./classify.js";
 import { mountCompletion } from "./completion.js";
 import { mountCopyPanel } from "./copy.js";
@@ -21,7 +22,7 @@ import { connectThemeButton } from "./theme.js";
 import { mountTranslate } from "./translate.js";
 
 const FORMS = {
-  classify: mountClassify, rank: mountRank, embed: mountEmbed, tag: mountTag, span: mountSpan, fill: mountFill,
+  classify: mountClassify, rank: mountRank, choose: mountChoose, embed: mountEmbed, tag: mountTag, span: mountSpan, fill: mountFill,
   chat: mountChat, completion: mountCompletion, translate: mountTranslate,
 };
 const RETRY_MS = 1500; // between requests while models load

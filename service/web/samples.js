@@ -63,3 +63,8 @@ export const QUESTIONS = [
 export const MASKED = ["The capital of France is {}.", "She went to the {} to buy some bread.", "The {} is the largest planet of the solar system."];
 
 export const TRANSLATED = ["The device is not available.", "Enter the password of your account.", "The temperature of the room is too high."];
+
+export const CHOICES = {
+  text: "The chef put the cake into the oven.",
+  choices: ["After an hour she took it out and let it cool.", "The oven sang a song about the sea.", "He parked the car in the garage."],
+};

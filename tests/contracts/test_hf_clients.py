@@ -16,6 +16,8 @@ import transformers as tf
 from huggingface_hub import InferenceClient
 
 from polyhead.service.text.answer_spans import SpanOptions
+from tests.families.conformance import save_checkpoint
+from tests.families.test_encoders import ROWS
 from tests.service.text.test_answer_spans import CONTEXT, EPSILON, QUESTION, Case, expected
 from tests.support import checkpoints
 from tests.support.processes import Process
@@ -32,12 +34,17 @@ def folders(tmp_path_factory: pytest.TempPathFactory, tiny_generator: Path, tiny
     def made(name: str, kind: Any) -> Path:
         return checkpoints.encoder(tmp_path_factory.mktemp(name), kind)
 
+    def made_of(name: str, row: str, **fields: Any) -> Path:
+        return save_checkpoint(ROWS[row], tmp_path_factory.mktemp(name), **fields)
+
     return {
         "judge": made("judge", tf.BertForSequenceClassification),
         "nli": checkpoints.classifier(tmp_path_factory.mktemp("nli"), labels=NLI),
         "tagger": made("tagger", tf.BertForTokenClassification),
         "reader": made("reader", tf.BertForQuestionAnswering),
         "filler": made("filler", tf.BertForMaskedLM),
+        "chooser": made("chooser", tf.BertForMultipleChoice),
+        "mnli": made_of("mnli", "BartForSequenceClassification", id2label=dict(enumerate(NLI))),
         "vectors": tiny_embedder,
         "chat": tiny_generator,
     }
@@ -100,6 +107,31 @@ def test_text_classification(client: InferenceClient, at: Any, folders: Folders,
     pair = {"text": TEXT, "text_pair": "a good film"}
     answer = post(at(name), {"inputs": [pair, TEXT]}).json()
     same(answer, [reference(pair, top_k=None), reference(TEXT, top_k=None)])
+
+
+def test_multiple_choice(at: Any, folders: Folders) -> None:
+    """The probabilities of the choices, as the class of transformers gives them."""
+    choices = ["a good film", "dull", "The quick brown fox"]
+    tokenizer = tf.AutoTokenizer.from_pretrained(folders["chooser"])
+    network = tf.AutoModelForMultipleChoice.from_pretrained(folders["chooser"]).eval()
+    encoded = tokenizer([TEXT] * 3, choices, padding=True, return_tensors="pt")
+    with torch.no_grad():
+        shares = network(**{name: values[None] for name, values in encoded.items()}).logits.softmax(-1)[0].tolist()
+    order = sorted(range(3), key=lambda index: -shares[index])
+    expected = [{"index": index, "score": shares[index]} for index in order]
+    same(post(at("chooser"), {"inputs": {"text": TEXT, "choices": choices}}).json(), expected)
+    same(post(at("chooser"), {"inputs": [{"text": TEXT, "choices": choices}]}).json(), [expected])
+
+
+def test_classes_by_an_encoder_decoder(client: InferenceClient, at: Any, folders: Folders) -> None:
+    """As BART is used with labels that it was not trained on."""
+    reference = pipeline("zero-shot-classification", folders["mnli"])
+    found = reference(TEXT, ["fox", "film", "money"])
+    answer = client.zero_shot_classification(TEXT, ["fox", "film", "money"], model=at("mnli"))
+    same(
+        [dict(one) for one in answer],
+        [{"label": label, "score": score} for label, score in zip(found["labels"], found["scores"], strict=True)],
+    )
 
 
 @pytest.mark.parametrize("strategy", ["none", "simple", "first", "average", "max"])

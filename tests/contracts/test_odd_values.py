@@ -70,6 +70,7 @@ def folders(tmp_path_factory: pytest.TempPathFactory, tiny_generator: Path) -> d
         "embedder": checkpoints.embedder(made / "embedder"),
         "tagger": checkpoints.encoder(made / "tagger", tf.BertForTokenClassification),
         "reader": checkpoints.encoder(made / "reader", tf.BertForQuestionAnswering),
+        "chooser": checkpoints.encoder(made / "chooser", tf.BertForMultipleChoice),
         "filler": checkpoints.encoder(made / "filler", tf.BertForMaskedLM),
         "writer": made / "writer",
     }

@@ -207,6 +207,12 @@ ROUTES: tuple[Route, ...] = (
     ),
     route(
         *OF_TASKS,
+        bodies=({"inputs": [{"text": TEXT, "choices": [TEXT]}], "parameters": {"truncate": True}},),
+        name="chooser",
+        task="multiple-choice",
+    ),
+    route(
+        *OF_TASKS,
         bodies=({"inputs": [TEXT], "parameters": {"aggregation_strategy": "simple", "ignore_labels": ["O"]}},),
         name="tagger",
         task="token-classification",

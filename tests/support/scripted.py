@@ -188,7 +188,7 @@ def states(request: Encode) -> TokenOutputs:
 
 
 def numbers(model: Model, request: Encode) -> list[float]:
-    count = {"classify": len(model.labels), "rank": 1}.get(model.task, request.dimensions or model.width)
+    count = {"classify": len(model.labels), "rank": 1, "choose": 1}.get(model.task, request.dimensions or model.width)
     return [sum(request.tokens) % 97 / 2.0**index for index in range(count)]  # exact in float32 and as text
 
 

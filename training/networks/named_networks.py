@@ -83,7 +83,7 @@ def build_encoder(shape: TransformerSize, tokenizer: Tokenizer, max_tokens: int)
         segments=2,
     )
     network = Transformer(config)
-    hidden = MaskHead(config, "gelu", tied=network.tokens)
+    hidden = MaskHead(config, LabelScoring(activation="gelu", norm=True), tied=network.tokens)
     modules = [network, hidden, SequenceHead(config, 2, LabelScoring(), "softmax")]
     initialise_weights(modules, 1)
     add_dropout(network, shape.dropout)

@@ -125,7 +125,7 @@ def result_memory(model: Model, request: Encode) -> int:
             return TABLE_BYTES * request.prompt_tokens * width if request.form == "tokens" else BYTES_PER_NUMBER * width
         case "tag":
             return (BYTES_PER_OFFSET + TABLE_BYTES * labels) * request.prompt_tokens
-        case "classify" | "rank":
+        case "classify" | "rank" | "choose":
             return BYTES_PER_NUMBER * max(labels, 1)
         case "span":
             return (BYTES_PER_OFFSET + TABLE_BYTES * 2) * request.prompt_tokens

@@ -30,6 +30,12 @@ def rank_labels(
     return (write_label(names[index], scores[index]) for index in order.tolist() if scores[index] >= threshold)
 
 
+def rank_choices(scores: Sequence[float]) -> Iterator[dict[str, Any]]:
+    """The best choices first, by their index; equal scores keep their order."""
+    order = np.argsort(-np.asarray(scores, np.float64), kind="stable")
+    return ({"index": index, "score": scores[index]} for index in order.tolist())
+
+
 def apply_function(function: ScoreFunction, raw: list[float]) -> list[float]:
     """Apply `function` to a classifier's scores; without a name they stay as the head computed them."""
     match function:

@@ -18,6 +18,7 @@ TEXT2TEXT_FIELDS: Mapping[str, str] = {
 TASK_HEADS: Mapping[str, tuple[Task, ...]] = {
     "text-classification": ("classify", "rank"),
     ZERO_SHOT: ("classify",),
+    "multiple-choice": ("choose",),
     "token-classification": ("tag",),
     "question-answering": ("span",),
     "fill-mask": ("fill",),
@@ -25,7 +26,7 @@ TASK_HEADS: Mapping[str, tuple[Task, ...]] = {
     "sentence-similarity": ("embed",),
     **dict.fromkeys((*TEXT2TEXT_FIELDS, TEXT_GENERATION), ("generate",)),
 }
-PAIR_USE: Mapping[Task, str] = {"rank": "needed", "span": "needed", "classify": "possible"}
+PAIR_USE: Mapping[Task, str] = {"rank": "needed", "choose": "needed", "span": "needed", "classify": "possible"}
 
 
 def model_tasks(model: Model) -> list[str]:

@@ -15,7 +15,7 @@ from tests.models.architectures.test_families import CONFIG
     [
         *(SequenceHead(CONFIG, 3, LabelScoring(kind), "softmax") for kind in ("cls", "mean", "last")),
         TokenHead(CONFIG, 3, "softmax"),
-        MaskHead(CONFIG, "gelu"),
+        MaskHead(CONFIG, LabelScoring(activation="gelu", norm=True)),
         *(Pooler(kind, True) for kind in get_args(Pooling)),
     ],
 )
@@ -31,7 +31,7 @@ def test_a_head_gives_the_same_output_from_its_needed_rows_only(head: Any) -> No
     [
         SequenceHead(CONFIG, 3, LabelScoring(), "softmax"),
         TokenHead(CONFIG, 3, "softmax"),
-        MaskHead(CONFIG, "gelu"),
+        MaskHead(CONFIG, LabelScoring(activation="gelu", norm=True)),
         Pooler("mean", True),
     ],
 )

@@ -22,6 +22,7 @@ from polyhead.models.executors.torch_executor import TorchExecutor
 from polyhead.models.invariant import make_head_invariant, make_invariant
 from polyhead.models.native.library import runnable_targets
 from polyhead.models.native.native_executor import NativeExecutor
+from polyhead.models.native.packed_network import unsupported_reason
 from polyhead.service.cli.check import check_models
 from polyhead.service.config.settings import Settings, SettingsError, read_settings
 from polyhead.service.core.errors import BadRequest, Conflict, InsufficientMemory, NotFound, StepFailed, Unavailable
@@ -32,7 +33,9 @@ from polyhead.service.engine.head_outputs import OutputHead
 from polyhead.service.runtime.memory_budget import MemoryBudget, adapter_memory_need
 from polyhead.service.runtime.placement import choose_placement
 from polyhead.service.runtime.registry import ModelRegistry
-from tests.models.architectures.test_encoder_families import CASES, saved
+from tests.families.conformance import save_checkpoint
+from tests.families.test_encoders import ROWS
+from tests.models.architectures.test_encoder_families import CASES
 from tests.models.checkpoint.test_merged_adapter import adapted, classifier, edit, generator, overlay, retensor
 from tests.service.api.operations.test_admin import Client
 from tests.service.api.operations.test_admin import serving as administering
@@ -148,16 +151,15 @@ TARGETS = {
     "albert": ["query", "ffn"],  # all layers share their weights
     "mpnet": ["attn.q", "attn.o"],
     "modernbert": ["Wqkv", "Wi"],  # three fused matrices, and two
-    "llamaforsequenceclassification": ["q_proj", "up_proj"],
+    "llama": ["q_proj", "up_proj"],
 }
 
 
 @pytest.mark.parametrize("name", TARGETS)
 def test_adapters_of_families_with_fused_or_shared_matrices_equal_merged_ones(tmp_path: Path, name: str) -> None:
-    make, kind, unsupported = CASES[
-        name if name in CASES and "For" in CASES[name][1].__name__ else f"{name}-classifier"
-    ]
-    base = saved(make, kind, tmp_path / "base")
+    row = ROWS[CASES[name]]
+    base, kind = save_checkpoint(row, tmp_path / "base"), row.kind
+    unsupported = unsupported_reason(load(str(base)).config)
     adapted(kind.from_pretrained(base), tmp_path / "a", task_type="SEQ_CLS", target_modules=TARGETS[name])
     _, lora, head = load_adapter_parts(base, tmp_path / "a")
     merged = load(f"{base}+{tmp_path / 'a'}")
@@ -173,8 +175,8 @@ def test_adapters_of_families_with_fused_or_shared_matrices_equal_merged_ones(tm
 
 
 def test_adapters_of_disentangled_attention_must_be_merged(tmp_path: Path) -> None:
-    make, kind, _ = CASES["deberta-classifier"]
-    base = saved(make, kind, tmp_path / "base")
+    row = ROWS["DebertaV2ForSequenceClassification"]
+    base, kind = save_checkpoint(row, tmp_path / "base"), row.kind
     adapted(kind.from_pretrained(base), tmp_path / "a", task_type="SEQ_CLS", target_modules=["value_proj"])
     with pytest.raises(UnsupportedError, match=r"distance scores.*load it merged"):
         load_adapter_parts(base, tmp_path / "a")

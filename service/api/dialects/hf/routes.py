@@ -8,6 +8,7 @@ import uuid
 from collections.abc import AsyncGenerator, Callable, Mapping
 from contextlib import aclosing
 from dataclasses import dataclass, replace
+from itertools import cycle
 from operator import attrgetter
 from typing import Any, get_args
 
@@ -59,14 +60,29 @@ async def score_classes(wire: hf_wire.ZeroShotRequest, model: Model, answers: Re
             yield ScoreOutput(scores, sum((one.usage for one in replies), Usage()))
 
 
-async def batch_replies(answers: Replies, count: int) -> AsyncGenerator[list[EncoderOutput | PolyheadError], None]:
-    """Lists of `count` answers."""
+async def score_choices(wire: hf_wire.MultipleChoiceRequest, model: Model, answers: Replies) -> Replies:  # noqa: ARG001
+    """Combine the scores of each text's choices into one answer: their probabilities."""
+    async with aclosing(answers):
+        async for group in batch_replies(answers, *(len(each.choices) for each in wire.questions)):
+            failed = next((one for one in group if isinstance(one, PolyheadError)), None)
+            if failed is not None:
+                yield failed
+                continue
+            replies = [check_reply(one, ScoreOutput) for one in group]
+            shares = zero_shot.softmax(np.array([one.values[0] for one in replies]))
+            yield ScoreOutput(shares.tolist(), sum((one.usage for one in replies), Usage()))
+
+
+async def batch_replies(answers: Replies, *counts: int) -> AsyncGenerator[list[EncoderOutput | PolyheadError], None]:
+    """Lists of as many answers as `counts` say, again and again."""
     group: list[EncoderOutput | PolyheadError] = []
+    sizes = cycle(counts)
+    size = next(sizes, 0)
     async for one in answers:
         group.append(one)
-        if len(group) == count:
+        if len(group) == size:
             yield group
-            group = []
+            group, size = [], next(sizes)
 
 
 async def score_similarity(wire: Any, model: Model, answers: Replies) -> Replies:  # noqa: ARG001
@@ -89,6 +105,9 @@ class Pipeline:
 PIPELINES: Mapping[str, Pipeline] = {
     "text-classification": Pipeline(hf_wire.ClassifyRequest, hf_wire.read_classify, hf_write.classify_writer),
     ZERO_SHOT: Pipeline(hf_wire.ZeroShotRequest, hf_wire.read_zero_shot, hf_write.zero_shot_writer, score_classes),
+    "multiple-choice": Pipeline(
+        hf_wire.MultipleChoiceRequest, hf_wire.read_multiple_choice, hf_write.choice_writer, score_choices
+    ),
     "token-classification": Pipeline(
         hf_wire.TokenClassifyRequest, hf_wire.read_token_classify, hf_write.token_classify_writer
     ),
@@ -204,6 +223,8 @@ async def answer_pipeline(
 ) -> Response:
     if isinstance(wire, hf_wire.ZeroShotRequest):
         check_pair_count(wire, server(request).settings.max_batch_texts)
+    if isinstance(wire, hf_wire.MultipleChoiceRequest):
+        check_choice_count(wire, server(request).settings.max_batch_texts)
     encoding = replace(pipeline.read(wire), partial=wire.partial and not wire.is_single)
     options = wire.read_explain() if isinstance(wire, hf_wire.ExplainableRequest) else None
     if options is not None:
@@ -239,6 +260,13 @@ def check_pair_count(wire: hf_wire.ZeroShotRequest, limit: int) -> None:
     if texts * classes > limit:
         message = f"inputs: {texts} texts with {classes} labels are {texts * classes} pairs, at most {limit} a call"
         raise TooMany(message, param="inputs")
+
+
+def check_choice_count(wire: hf_wire.MultipleChoiceRequest, limit: int) -> None:
+    """Raises TooMany if the texts have too many choices in all, before any pair is made."""
+    count = sum(len(each.choices) for each in wire.questions)
+    if count > limit:
+        raise TooMany(f"inputs: the texts have {count} choices together, at most {limit} a call", param="inputs")
 
 
 async def answer_generation(request: Request, wire: hf_wire.HfGenerateRequest, model: Model) -> Response:

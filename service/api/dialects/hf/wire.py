@@ -36,6 +36,7 @@ from ...shared.hf_generation import PARAMETERS_PREFIX, GenerateParameters, read_
 from ...shared.sampling_options import HfSamplingOptions, apply_defaults, read_generation
 
 MAX_CLASSES = 100
+MAX_CHOICES = 100  # of one text
 MAX_TEMPLATE_CHARS = 1000  # characters
 
 Texts = Annotated[
@@ -53,6 +54,13 @@ class QuestionContext(Wire):
     context: Annotated[str, Field(min_length=1)]
 
 
+class TextChoices(Wire):
+    text: Annotated[str, Field(min_length=1)]
+    choices: Annotated[
+        list[Annotated[str, Field(min_length=1)]], Field(min_length=1, fail_fast=True), max_items(MAX_CHOICES)
+    ]
+
+
 class SentenceComparison(Wire):
     source_sentence: Annotated[str, Field(min_length=1)]
     sentences: Annotated[list[str], Field(min_length=1, fail_fast=True), max_items(MAX_TEXTS)]
@@ -66,6 +74,13 @@ TextsOrPairs = Annotated[
 Questions = Annotated[
     QuestionContext | Annotated[list[QuestionContext], Field(fail_fast=True)],
     must_be('{"question", "context"} or a list of such, both not empty'),
+    max_items(MAX_TEXTS),
+]
+
+
+TextsWithChoices = Annotated[
+    TextChoices | Annotated[list[TextChoices], Field(fail_fast=True)],
+    must_be('{"text", "choices"} or a list of such, none of them empty'),
     max_items(MAX_TEXTS),
 ]
 
@@ -126,6 +141,16 @@ class ZeroShotParameters(HfTruncateOptions):
 class ZeroShotRequest(PipelineRequest):
     inputs: Texts
     parameters: ZeroShotParameters
+
+
+class MultipleChoiceRequest(PipelineRequest):
+    inputs: TextsWithChoices
+    parameters: HfTruncateOptions = HfTruncateOptions()
+
+    @property
+    def questions(self) -> Sequence[TextChoices]:
+        """Each text with its choices."""
+        return [self.inputs] if isinstance(self.inputs, TextChoices) else self.inputs
 
 
 class TokenClassifyRequest(ExplainableRequest):
@@ -265,6 +290,22 @@ def read_zero_shot(wire: ZeroShotRequest) -> EncodingRequest:
         # an empty text stays alone, so that it is rejected as empty
         inputs=tuple((text, hypothesis) if text else "" for text in texts for hypothesis in hypotheses),
         names=tuple(name for name in names for _ in hypotheses),
+        raw=True,
+        truncate=wire.parameters.side,
+    )
+
+
+def read_multiple_choice(wire: MultipleChoiceRequest) -> EncodingRequest:
+    """Each text with each of its choices."""
+    names = ["inputs" if wire.is_single else f"inputs[{index}]" for index in range(len(wire.questions))]
+    return EncodingRequest(
+        field="inputs",
+        inputs=tuple((each.text, choice) for each in wire.questions for choice in each.choices),
+        names=tuple(
+            f"{name}.choices[{index}]"
+            for name, each in zip(names, wire.questions, strict=True)
+            for index in range(len(each.choices))
+        ),
         raw=True,
         truncate=wire.parameters.side,
     )

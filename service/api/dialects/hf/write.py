@@ -11,7 +11,7 @@ from ....core.model import Model
 from ....text.answer_delta import AnswerDelta
 from ....text.encoder_outputs import FillOutput, ScoreOutput, SpanOutput, TagOutput
 from ...shared import pipeline_outputs
-from ...shared.encoding_calls import ReplyWriter, max_label_bytes, max_vector_bytes
+from ...shared.encoding_calls import LABEL_BYTES, ReplyWriter, max_label_bytes, max_vector_bytes
 from ...shared.hf_generation_write import write_answers, write_hf_error
 from ...shared.streaming import as_float32
 from .wire import (
@@ -19,6 +19,7 @@ from .wire import (
     FeatureRequest,
     FillMaskRequest,
     HfGenerateRequest,
+    MultipleChoiceRequest,
     PipelineRequest,
     QuestionRequest,
     SentenceSimilarityRequest,
@@ -53,6 +54,15 @@ def zero_shot_writer(wire: ZeroShotRequest, model: Model) -> ReplyWriter:  # noq
         return pipeline_outputs.rank_labels(classes, reply.values)
 
     return make_writer(wire, write_one, max_label_bytes(classes))
+
+
+def choice_writer(wire: MultipleChoiceRequest, model: Model) -> ReplyWriter:  # noqa: ARG001
+    """The choices of each text by their index, the most probable first."""
+
+    def write_one(reply: ScoreOutput) -> Any:
+        return pipeline_outputs.rank_choices(reply.values)
+
+    return make_writer(wire, write_one, LABEL_BYTES * max((len(each.choices) for each in wire.questions), default=0))
 
 
 def token_classify_writer(wire: TokenClassifyRequest, model: Model) -> ReplyWriter:  # noqa: ARG001

@@ -191,6 +191,7 @@ class HeadInputs:
 HEAD_INPUTS: Mapping[Task, HeadInputs] = {
     "classify": HeadInputs(ScoreRequest, optional=("text_pair",)),
     "rank": HeadInputs(ScoreRequest, optional=("text_pair",)),
+    "choose": HeadInputs(ScoreRequest, required=("text", "text_pair")),
     "embed": HeadInputs(OipEmbedRequest),
     "tag": HeadInputs(LabelRequest),
     "span": HeadInputs(AnswerRequest, required=("question", "context")),

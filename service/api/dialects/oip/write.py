@@ -135,6 +135,7 @@ def build_generate_outputs(model: Model, replies: Sequence[AnswerDelta]) -> list
 OUTPUT_BUILDERS: Mapping[Task, OutputBuilder] = {
     "classify": build_classify_outputs,
     "rank": build_rank_outputs,
+    "choose": build_rank_outputs,
     "embed": build_embed_outputs,
     "tag": build_tag_outputs,
     "span": build_span_outputs,
@@ -151,7 +152,7 @@ def describe_outputs(model: Model) -> dict[str, tuple[str, list[int]]]:
             name, width = rows[model.task]
             label = {"label": ("BYTES", [-1])} if model.task == "classify" else {}
             return {name: ("FP32", [-1, width]), **label}
-        case "rank":
+        case "rank" | "choose":
             return {"score": ("FP32", [-1])}
         case "tag":
             return {"entities": ("BYTES", [-1])}

@@ -147,6 +147,8 @@ def model_type(model: Model) -> dict[str, Any]:
             return {"reranker": labels}
         case "embed":
             return {"embedding": {"pooling": model.pooling, "width": model.width}}
+        case "choose":
+            return {"chooser": {}}
         case "generate":
             return {"generator": {}}
         case "tag":

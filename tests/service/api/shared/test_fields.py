@@ -216,6 +216,9 @@ SECTIONS: Mapping[str, Section] = {
         hf_wire.read_zero_shot,
         {**TASK, "parameters": {"candidate_labels": ["a"]}},
     ),
+    "Hugging Face: multiple-choice": Section(
+        hf_wire.MultipleChoiceRequest, {"inputs": {"text": "a", "choices": ["b"]}}, hf_wire.read_multiple_choice
+    ),
     "Hugging Face: token-classification": Section(hf_wire.TokenClassifyRequest, TASK, hf_wire.read_token_classify),
     "Parameters of labelling": inner(
         options.TokenClassifyOptions, hf_wire.TokenClassifyRequest, hf_wire.read_token_classify

@@ -62,6 +62,7 @@ def models(tiny_classifier: Path, tiny_embedder: Path, tiny_ranker: Path, tiny_g
         model(tiny_classifier, "tagger", "tag", labels=("O", "PER")),
         model(tiny_classifier, "reader", "span"),
         model(tiny_classifier, "filler", "fill"),
+        model(tiny_classifier, "chooser", "choose"),
         model(tiny_generator, "talker", "generate"),
     ]
 
@@ -95,6 +96,7 @@ def test_tasks_of_heads(models: list[Model]) -> None:
         "tagger": ["token-classification"],
         "reader": ["question-answering"],
         "filler": ["fill-mask"],
+        "chooser": ["multiple-choice"],
         "talker": ["text-generation"],
     }
 
@@ -312,6 +314,54 @@ def test_pairs_are_counted_before_any_is_made(app: FastAPI, monkeypatch: pytest.
     body = {"inputs": ["a"] * 100_000, "parameters": {"candidate_labels": [str(name) for name in range(100)]}}
     said = "inputs: 100000 texts with 100 labels are 10000000 pairs, at most 8 a call"
     assert refused(app, "/models/org/nli", body).startswith(said)
+
+
+def test_choices_are_compared_with_each_other(app: FastAPI, registry: Registry, models: list[Model]) -> None:
+    """Each text has an answer of its own; equal choices have equal scores and keep their order."""
+    two = [{"text": "a film", "choices": ["dull", "long", "dull"]}, {"text": "a fox", "choices": ["jumps"]}]
+    single, several, lines = ask(
+        app,
+        ("/models/chooser", {"inputs": two[0]}),
+        ("/models/chooser/pipeline/multiple-choice", {"inputs": two}),
+        ("/pipeline/multiple-choice", {"inputs": []}),
+    )
+    chooser = next(each for each in models if each.task == "choose")
+    pairs = [(each["text"], choice) for each in two[:1] for choice in each["choices"]]
+    scores = np.array([sum(each.ids) % 97 for each in chooser.tokenizer.encode_batch(pairs)], np.float64)
+    shares = np.exp(scores - scores.max()) / np.exp(scores - scores.max()).sum()
+    order = np.argsort(-shares, kind="stable").tolist()
+    assert single.json() == [{"index": index, "score": pytest.approx(shares[index])} for index in order]
+    assert several.json() == [single.json(), [{"index": 0, "score": 1.0}]]
+    assert lines.json() == []
+    assert [request.tokens for request in registry.requests][:3] == [
+        tuple(each.ids) for each in chooser.tokenizer.encode_batch(pairs)
+    ]
+
+
+@pytest.mark.parametrize(
+    ("body", "said"),
+    [
+        ({"inputs": "a"}, 'inputs: must be {"text", "choices"} or a list of such'),
+        ({"inputs": {"text": "a", "choices": []}}, "inputs"),
+        ({"inputs": {"text": "a", "choices": [""]}}, "inputs"),
+        ({"inputs": {"text": "a", "choices": ["b"] * 101}}, "inputs"),
+        (
+            {"inputs": {"text": "a", "choices": ["b"] * 9}},
+            "inputs: the texts have 9 choices together, at most 8 a call",
+        ),
+    ],
+)
+def test_choices_are_bounded(app: FastAPI, body: Any, said: str) -> None:
+    assert refused(app, "/models/chooser", body).startswith(said)
+
+
+def test_one_invalid_choice_fails_its_text_alone(app: FastAPI) -> None:
+    long = {"text": "a", "choices": ["b", "film " * 900]}
+    (answer,) = ask(app, ("/models/chooser", {"inputs": [long, {"text": "a", "choices": ["b"]}], "partial": True}))
+    first, second = answer.json()
+    assert first["index"] == 0
+    assert "inputs[0].choices[1]" in first["error"]
+    assert second == [{"index": 0, "score": 1.0}]
 
 
 def test_a_long_unknown_name_gets_no_suggestion(monkeypatch: pytest.MonkeyPatch) -> None:

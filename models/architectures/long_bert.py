@@ -1,0 +1,107 @@
+"""Encoders for long texts: Longformer, whose tokens see a window around them, and BigBird as far as its attention is
+full; and XLM-R-XL, the pre-norm form of XLM-R."""
+
+from dataclasses import replace
+from functools import partial
+from typing import Any
+
+from torch import Tensor
+
+from ..core.errors import UnsupportedError, show_value
+from ..network.heads import LabelScoring
+from ..network.model_config import ModelConfig
+from . import bert
+from .family import TAG_HEAD, Family, HeadSpec, Json, NamedTensors, activation_name
+
+BLOCKS: dict[str, Any] = {"attention_type": "block_sparse", "block_size": 64, "num_random_blocks": 3}  # of BigBird
+
+XL_RENAMES = (
+    (r"\.attention\.self_attn_layer_norm\.", ".attention_norm."),
+    (r"^encoder\.LayerNorm\.", "final_norm."),
+    (r"^(encoder\.layer\.\d+)\.LayerNorm\.", r"\1.mlp_norm."),
+    *bert.RENAMES,
+)
+POOLED = ((r"^pooler\.", "head.dense."), (r"^classifier\.", "head.out."))
+
+
+def xl_config(hf: Json) -> ModelConfig:
+    return replace(bert.roberta_config(hf), norm_order="pre", embedding_norm=False)
+
+
+def longformer_config(hf: Json) -> ModelConfig:
+    """A token sees half of `attention_window` on each side."""
+    given = hf.get("attention_window", 512)
+    windows = set(given) if isinstance(given, list) else {given}
+    if len(windows) != 1 or any(type(each) is not int or each < 2 or each % 2 for each in windows):
+        raise UnsupportedError(f"attention_window {show_value(given)}: only one even window for all layers is known")
+    return replace(bert.roberta_config(hf), window=windows.pop() // 2 + 1)
+
+
+def big_bird_config(hf: Json) -> ModelConfig:
+    """With sparse attention, only the texts that are short enough for full attention are read."""
+    shape = bert.model_config({"hidden_act": "gelu_new", "max_position_embeddings": 4096, **hf})
+    scale = hf["hidden_size"] ** 0.5 if hf.get("rescale_embeddings") else 1.0
+    most = min(shape.max_positions, full_attention_length(hf))
+    return replace(shape, max_positions=most, embedding_scale=scale, qkv_bias=bool(hf.get("use_bias", True)))
+
+
+def full_attention_length(hf: Json) -> int:
+    """The longest text, in tokens, whose attention is full."""
+    kind, block, count = (hf.get(key, value) for key, value in BLOCKS.items())
+    if kind not in ("block_sparse", "original_full"):
+        raise UnsupportedError(f"attention_type {show_value(kind)} is not one of block_sparse, original_full")
+    if type(block) is not int or type(count) is not int or min(block, count + 1) < 1:
+        raise UnsupportedError(
+            f"block_size {show_value(block)} and num_random_blocks {show_value(count)} are no numbers"
+        )
+    return int(hf.get("max_position_embeddings", 4096)) if kind == "original_full" else (5 + 2 * count) * block
+
+
+def cut_positions(most: int, name: str, tensor: Tensor) -> NamedTensors:
+    return [(name, tensor[:most] if name == "embeddings.position_embeddings.weight" else tensor)]
+
+
+def choose_big_bird_variant(family: Family, hf: Json) -> Family:
+    """Vectors of positions that no text has are not read."""
+    return replace(family, convert=partial(cut_positions, full_attention_length(hf)))
+
+
+def big_bird_scoring(hf: Json) -> LabelScoring:
+    return LabelScoring(activation=activation_name(hf.get("hidden_act", "gelu_new")))
+
+
+def big_bird_mask_scoring(hf: Json) -> LabelScoring:
+    return bert.mask_scoring({"hidden_act": "gelu_new", **hf})
+
+
+XLM_ROBERTA_XL = Family(
+    "xlm-roberta-xl", "roberta", xl_config, XL_RENAMES, bert.roberta_heads("XLMRobertaXL"), drop=bert.DROP
+)
+LONGFORMER = Family(
+    "longformer",
+    "longformer",
+    longformer_config,
+    bert.RENAMES,
+    {
+        "LongformerModel": HeadSpec("embed"),
+        "LongformerForTokenClassification": TAG_HEAD,
+        "LongformerForMaskedLM": HeadSpec("fill", bert.ROBERTA_MASK_HEAD, bert.gelu_mask_scoring),
+    },  # the other heads have tokens that see all others, through matrices of their own
+    drop=bert.DROP + r"|\.(query|key|value)_global\.",
+)
+BIG_BIRD = Family(
+    "big_bird",
+    "bert",
+    big_bird_config,
+    bert.RENAMES,
+    {
+        "BigBirdModel": HeadSpec("embed"),
+        "BigBirdForSequenceClassification": HeadSpec("classify", bert.ROBERTA_HEAD, big_bird_scoring),
+        "BigBirdForMultipleChoice": HeadSpec("choose", POOLED),
+        "BigBirdForTokenClassification": TAG_HEAD,
+        "BigBirdForMaskedLM": HeadSpec("fill", bert.MASK_HEAD, big_bird_mask_scoring),
+        "BigBirdForPreTraining": HeadSpec("fill", bert.MASK_HEAD, big_bird_mask_scoring),
+    },
+    drop=bert.DROP,
+    variant=choose_big_bird_variant,
+)

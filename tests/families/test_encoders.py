@@ -1,0 +1,154 @@
+"""Every encoder family with every head that it is published with equals its reference implementation.
+
+States, scores and logits are compared, by torch and by the compiled step where it supports the network.
+"""
+
+from typing import Any
+
+import pytest
+
+from polyhead.models.checkpoint import Checkpoint, load
+from polyhead.models.core.errors import UnsupportedError
+from polyhead.models.executors.torch_executor import TorchExecutor
+from polyhead.models.native.library import runnable_targets
+from polyhead.models.native.native_executor import NativeExecutor
+from polyhead.models.native.packed_network import unsupported_reason
+from tests.families.conformance import (
+    BERT,
+    CLOSE,
+    LABEL_TASKS,
+    LABELS,
+    SEPARATOR,
+    TWO_SCORES,
+    Row,
+    head_output,
+    make_rows,
+    reference_output,
+    save_checkpoint,
+)
+from tests.support import checkpoints
+
+BODY, TEXT, TAG, SPAN, CHOICE, MASK = (
+    "Model",
+    "ForSequenceClassification",
+    "ForTokenClassification",
+    "ForQuestionAnswering",
+    "ForMultipleChoice",
+    "ForMaskedLM",
+)
+EVERY = (BODY, TEXT, TAG, SPAN, CHOICE, MASK)
+LLAMA = dict(BERT, num_key_value_heads=2)
+GPT2 = dict(n_layer=2, n_head=4, n_embd=32, n_positions=checkpoints.POSITIONS)
+GEMMA = dict(LLAMA, head_dim=16, query_pre_attn_scalar=24, sliding_window=4)
+MODERN = dict(BERT, num_hidden_layers=4, local_attention=6)
+MODERN_BIASES = dict.fromkeys(("norm_bias", "attention_bias", "mlp_bias", "classifier_bias"), True)
+DEBERTA = BERT | checkpoints.DISENTANGLED
+CONVOLUTION = {"conv_kernel_size": 3, "conv_act": "gelu", "pooler_hidden_act": "gelu"}
+LINEAR = {"position_buckets": -1, "max_relative_positions": 24, "norm_rel_ebd": "none", "share_att_key": False}
+FIRST = dict(
+    BERT, relative_attention=True, position_biased_input=False, pos_att_type=["c2p", "p2c"], max_relative_positions=24
+)
+ROBERTA = dict(BERT, max_position_embeddings=checkpoints.POSITIONS + 1, type_vocab_size=2)
+DISTIL = dict(n_layers=2, n_heads=4, dim=32, hidden_dim=48, max_position_embeddings=checkpoints.POSITIONS)
+GROUPS = {"q_groups": 1, "k_groups": 2, "v_groups": 8, "post_attention_groups": 2, "output_groups": 1}
+BIG_BIRD = dict(BERT, block_size=16, num_random_blocks=3, rescale_embeddings=True)
+BART = dict(
+    d_model=32, encoder_layers=2, decoder_layers=3, encoder_attention_heads=4, decoder_attention_heads=4,
+    encoder_ffn_dim=48, decoder_ffn_dim=40, max_position_embeddings=checkpoints.POSITIONS,
+    eos_token_id=SEPARATOR, decoder_start_token_id=SEPARATOR, bos_token_id=2,
+)  # fmt: skip
+T5 = dict(
+    d_model=32, d_kv=8, d_ff=48, num_layers=2, num_decoder_layers=3, num_heads=4, feed_forward_proj="gated-gelu",
+    eos_token_id=SEPARATOR, decoder_start_token_id=0, is_encoder_decoder=True,
+)  # fmt: skip
+
+
+def named(suffix: str, rows: dict[str, Row]) -> dict[str, Row]:
+    """The rows of another configuration of the same family."""
+    return {f"{name}-{suffix}": row for name, row in rows.items()}
+
+
+ROWS: dict[str, Row] = {
+    **make_rows("Bert", BERT, *EVERY, "ForNextSentencePrediction"),
+    **make_rows("Roberta", ROBERTA, *EVERY),
+    **make_rows("XLMRoberta", ROBERTA, *EVERY),
+    **make_rows("Camembert", ROBERTA, *EVERY),
+    **make_rows("DistilBert", DISTIL, *EVERY),
+    **make_rows("Electra", dict(BERT, embedding_size=32), *EVERY),
+    **named("narrow", make_rows("Electra", dict(BERT, embedding_size=24, hidden_act="gelu_new"), *EVERY)),
+    **make_rows("MPNet", BERT, *EVERY),
+    **make_rows("Albert", dict(BERT, embedding_size=24), *EVERY),
+    **named("wide", make_rows("Albert", dict(BERT, embedding_size=32, hidden_act="gelu"), TEXT, MASK)),
+    **make_rows("DebertaV2", DEBERTA, *EVERY),
+    **named("segments", make_rows("DebertaV2", dict(DEBERTA, pooler_hidden_act="gelu", type_vocab_size=2), TEXT)),
+    **named("convolution", make_rows("DebertaV2", DEBERTA | CONVOLUTION, *EVERY)),
+    **named("groups", make_rows("DebertaV2", DEBERTA | CONVOLUTION | {"conv_groups": 2, "conv_act": "tanh"}, BODY)),
+    **named("shallow", make_rows("DebertaV2", DEBERTA | CONVOLUTION | {"num_hidden_layers": 1}, TEXT)),
+    **named("linear", make_rows("DebertaV2", DEBERTA | LINEAR, BODY, TEXT)),
+    **named("newer", make_rows("DebertaV2", dict(DEBERTA, legacy=False), MASK)),
+    **make_rows("Deberta", FIRST, BODY, TEXT, TAG, SPAN, MASK),
+    **named("newer", make_rows("Deberta", dict(FIRST, legacy=False), MASK)),
+    **make_rows("ModernBert", MODERN, *EVERY),
+    **named(
+        "mean", make_rows("ModernBert", dict(MODERN, classifier_pooling="mean", classifier_activation="silu"), *EVERY)
+    ),
+    **named("biased", make_rows("ModernBert", MODERN | MODERN_BIASES | {"decoder_bias": False}, *EVERY)),
+    **make_rows("RoFormer", BERT, *EVERY),
+    **named("narrow", make_rows("RoFormer", dict(BERT, embedding_size=24), *EVERY)),
+    **make_rows("SqueezeBert", dict(BERT, embedding_size=32), *EVERY),
+    **named("groups", make_rows("SqueezeBert", dict(BERT, embedding_size=32) | GROUPS, BODY)),
+    **make_rows("NomicBert", BERT, BODY, TEXT, TAG, MASK),
+    **make_rows("Gte", dict(BERT, type_vocab_size=2), BODY, TEXT, TAG, MASK),
+    **named("plain", make_rows("Gte", dict(BERT, type_vocab_size=0), BODY)),
+    **make_rows("JinaEmbeddingsV3", dict(BERT, type_vocab_size=2), BODY, TEXT, TAG, SPAN, MASK),
+    **make_rows("EuroBert", LLAMA, BODY, TEXT, TAG, MASK),
+    **named("bos", make_rows("EuroBert", dict(LLAMA, classifier_pooling="bos"), TEXT)),
+    **named("mean", make_rows("EuroBert", dict(LLAMA, classifier_pooling="mean", mlp_bias=True), TEXT, MASK)),
+    **make_rows("XLMRobertaXL", ROBERTA, *EVERY),
+    **make_rows("Longformer", dict(ROBERTA, attention_window=8), BODY, TAG, MASK),
+    **make_rows("BigBird", BIG_BIRD, BODY, TEXT, TAG, CHOICE, MASK),
+    **named("full", make_rows("BigBird", dict(BIG_BIRD, attention_type="original_full", use_bias=False), TEXT)),
+    **make_rows("OpenAIGPT", GPT2, BODY, TEXT),
+    **named("relu", make_rows("OpenAIGPT", dict(GPT2, afn="relu"), TEXT)),
+    **make_rows("GPT2", GPT2, BODY, TEXT, TAG, SPAN),
+    **{
+        name: row
+        for family in ("Llama", "Mistral", "Qwen2", "Qwen3")
+        for name, row in make_rows(family, LLAMA, BODY, TEXT, TAG, SPAN).items()
+    },
+    **make_rows("Gemma3Text", GEMMA, BODY, TEXT),
+    **make_rows("T5", T5, "EncoderModel", TEXT, TAG, SPAN),
+    **make_rows("MT5", T5, "EncoderModel", TEXT, TAG, SPAN),
+    **make_rows("UMT5", T5, "EncoderModel", TEXT, TAG, SPAN),
+    **make_rows("Bart", BART, TEXT, SPAN),
+}
+
+
+@pytest.fixture(scope="module", params=ROWS)
+def case(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> tuple[Checkpoint, Any, Row]:
+    """The loaded checkpoint, and the same loaded by transformers."""
+    row = ROWS[request.param]
+    folder = save_checkpoint(row, tmp_path_factory.mktemp("folder"))
+    return load(str(folder)), row.kind.from_pretrained(folder, attn_implementation="eager").eval(), row
+
+
+def test_it_equals_transformers(case: tuple[Checkpoint, Any, Row]) -> None:
+    loaded, theirs, row = case
+    expected = reference_output(loaded, theirs, row.texts)
+    found = head_output(loaded, TorchExecutor(loaded.network), row.texts)
+    assert found.shape == expected.shape
+    assert float((found - expected).abs().max()) < CLOSE
+    assert float((expected[0] - expected[1]).abs().max()) > 100 * CLOSE, "the texts have different outputs"
+    if loaded.task in LABEL_TASKS and not any(head in row.kind.__name__ for head in TWO_SCORES):
+        assert loaded.labels == tuple(LABELS.values())
+
+
+@pytest.mark.skipif(not runnable_targets(), reason="polyhead was installed without a compiler")
+def test_the_compiled_step_equals_transformers_or_refuses(case: tuple[Checkpoint, Any, Row]) -> None:
+    loaded, theirs, row = case
+    if refusal := unsupported_reason(loaded.config):
+        with pytest.raises(UnsupportedError, match=refusal):
+            NativeExecutor(loaded.network, precision="float32")
+        return
+    found = head_output(loaded, NativeExecutor(loaded.network, precision="float32"), row.texts)
+    assert float((found - reference_output(loaded, theirs, row.texts)).abs().max()) < CLOSE
