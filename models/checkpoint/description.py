@@ -254,10 +254,11 @@ def invalid_fields(config: ModelConfig) -> Iterator[tuple[str, str]]:
         if len(getattr(config, name)) not in (0, config.depth):
             yield name, f"one for each of {config.depth} layers"
     if config.position in ("sinusoidal", "sines-cosines"):
-        if config.width % 2:
-            yield "width", "even, for sinusoidal positions"
-        if config.max_positions * config.width > MAX_SINUSOIDS:
-            yield "max_positions", f"{MAX_SINUSOIDS // config.width} at most, for sinusoidal positions so wide"
+        name = "embedding_width" if config.embedding_width else "width"
+        if (width := getattr(config, name)) % 2:
+            yield name, "even, for sinusoidal positions"
+        if config.max_positions * width > MAX_SINUSOIDS:
+            yield "max_positions", f"{MAX_SINUSOIDS // width} at most, for sinusoidal positions so wide"
     if config.convolution and (
         config.convolution % 2 == 0 or config.convolution > MAX_CONVOLUTION or config.norm_order != "post"
     ):

@@ -254,9 +254,11 @@ def fill_plan(plan: Plan, config: ModelConfig, generates: bool, block_count: int
 
 
 def rotary_width(config: ModelConfig) -> int:
-    """The number of features of a head that are rotated."""
+    """The number of features of a head that are rotated, in layers that rotate."""
+    if config.position != "rotary":
+        return 0
     width = config.rotary_width or config.head_width
-    assert 0 <= width <= config.head_width, "invalid_fields has refused it"
+    assert width <= config.head_width, "description.invalid_fields has refused it"
     return width
 
 

@@ -49,8 +49,8 @@ class PostBlock(PreBlock):
 
     def forward(self, x: Tensor, frame: AttentionContext) -> Tensor:
         """[T, W] to [T, W]; in the last layer to the output rows."""
-        x = self.attention_norm(frame.select_output_rows(x + self.attention(x, frame), self.layer))
-        return self.mlp_norm(x + self.mlp(x, frame.linear_function(self.layer)))  # type: ignore[no-any-return]
+        x = self.attention_norm(frame.select_output_rows(self.add(x, self.attention(x, frame)), self.layer))
+        return self.mlp_norm(self.add(x, self.mlp(x, frame.linear_function(self.layer))))  # type: ignore[no-any-return]
 
 
 class SandwichBlock(PreBlock):

@@ -24,12 +24,12 @@ from torch import Tensor, nn
 
 from polyhead.models.checkpoint.description import invalid_fields
 from polyhead.models.core.errors import StepInputError
-from polyhead.models.executors.bounds import INT32_LIMIT, Bounds, StepArrays
+from polyhead.models.executors.bounds import INT32_LIMIT, TABLE_POSITIONS, Bounds, StepArrays
 from polyhead.models.executors.contract import StepInput
 from polyhead.models.native import library
 from polyhead.models.native.packed_network import unsupported_reason
 from polyhead.models.network.heads import LanguageHead
-from polyhead.models.network.model_config import ModelConfig
+from polyhead.models.network.model_config import ModelConfig, RopeScaling
 from polyhead.models.network.transformer import Transformer
 from polyhead.service.core.request import Sampling
 from polyhead.service.engine.native_sampling import CompiledSampler
@@ -77,31 +77,52 @@ def drawn_config(choice: random.Random) -> ModelConfig:
     kv_heads, causal = choice.choice((1, 1, 2, 3)), choice.random() < 0.6
     rotary, depth, window = choice.random() < 0.6, choice.randint(1, 3), choice.choice(WINDOWS)
     flag = lambda: choice.random() < 0.5  # noqa: E731
+    seldom = lambda: choice.random() < 0.2  # noqa: E731
+    head_width = choice.choice((2, 4, 10, 16, 32, 64, 80, 128, 256) if rotary else (1, 3, 8, 16, 33, 64, 100))
+    has_bias, scaling = flag(), RopeScaling(kind="linear", factor=2.0, magnitude=choice.choice((1.0, 1.3)))
+    position = choice.choice(("learned", "learned", "alibi", "none", "sinusoidal", "sines-cosines"))
+    width = choice.choice(WIDTHS)
+    embedding_width = choice.choice(WIDTHS) if seldom() else 0
+    if "sin" in position and (embedding_width or width) % 2:
+        position = "alibi"
     return ModelConfig(
         vocab_size=choice.choice((1, 2, *WIDTHS, 257)),
-        width=choice.choice(WIDTHS),
+        width=width,
+        embedding_width=embedding_width,
         depth=depth,
         heads=kv_heads * choice.choice((1, 1, 2, 3, 5, 7, 14)),
         kv_heads=kv_heads,
-        head_width=choice.choice((2, 4, 10, 16, 32, 64, 80, 128, 256) if rotary else (1, 3, 8, 16, 33, 64, 100)),
+        head_width=head_width,
         mlp_width=choice.choice(WIDTHS),
         max_positions=choice.choice((1, 16, 40, 300, 600)),
         causal=causal,
-        position="rotary" if rotary else "learned",
+        position="rotary" if rotary else position,  # type: ignore[arg-type]
         position_offset=0 if rotary else choice.choice((0, 0, 2, 5)),
         window=window,
         windowed=tuple(flag() for _ in range(depth)) if window and flag() else (),
         window_rope_base=1000.0 if rotary and window and flag() else 0.0,
+        rope_scaling=scaling if rotary and seldom() else None,
+        rotary_width=choice.choice((2, head_width // 4 * 2, head_width)) if rotary and flag() else 0,
+        rotated=tuple(flag() for _ in range(depth)) if seldom() else (),
         norm=choice.choice(("layer", "rms")),
         norm_eps=choice.choice((1e-5, 1e-12, 0.0, 1.0)),
-        norm_bias=flag(),
-        norm_order=choice.choice(("pre", "post", "sandwich")),
+        norm_bias=has_bias,
+        norm_weight=has_bias or not seldom(),
+        norm_order=choice.choice(("pre", "post", "sandwich", "inner", "parallel")),
         opening_norm=flag(),
         embedding_norm=flag(),
         embedding_scale=choice.choice((1.0, 7.0, 0.0)),
-        query_key_norm=choice.choice(("", "shared")),
+        query_key_norm=choice.choice(("", "", "shared", "per_head", "joint")),
+        query_key_norm_bias=flag(),
         score_scale=choice.choice((0.0, 0.3)),
-        activation=choice.choice(("gelu", "gelu_tanh", "silu", "relu")),
+        score_cap=choice.choice((0.0, 0.0, 1e-30, 0.5, 50.0)),
+        sinks=seldom(),
+        residual_scale=choice.choice((1.0, 1.0, 0.22, 0.0)),
+        logit_scale=choice.choice((1.0, 1.0, 0.06, 0.0)),
+        logit_cap=choice.choice((0.0, 0.0, 30.0)),
+        logit_bias=seldom(),
+        shared=seldom(),
+        activation=choice.choice(("gelu", "gelu_tanh", "gelu_sigmoid", "silu", "relu", "relu_squared")),
         gated_mlp=flag(),
         qkv_bias=flag(),
         output_bias=flag(),
@@ -188,7 +209,7 @@ class Round:
         free = choice.sample(range(self.blocks), self.blocks)
         kept = free[: len(free) // 3]  # read, not written
         del free[: len(free) // 3]
-        most = self.config.max_positions if self.config.position == "learned" else 600
+        most = self.config.max_positions if self.config.position in TABLE_POSITIONS else 600
         for _ in range(choice.choice((1, 1, 2, 3, 7))):
             size, shared = min(choice.choice(SIZES), most), []
             if self.blocks:

@@ -16,7 +16,7 @@ from polyhead.models.native.library import load_library, runnable_targets
 from polyhead.models.native.native_executor import NativeExecutor
 from polyhead.models.native.packed_network import PackedNetwork, Precision
 from polyhead.models.network.heads import LanguageHead
-from polyhead.models.network.model_config import ModelConfig
+from polyhead.models.network.model_config import ModelConfig, RopeScaling
 from polyhead.models.network.transformer import Transformer
 
 pytestmark = pytest.mark.skipif(not runnable_targets(), reason="polyhead was installed without a compiler")
@@ -84,6 +84,67 @@ GENERATORS = {
         embedding_scale=6.9,
         score_scale=0.3,
     ),
+    "partly rotated": replace(
+        LLAMA,
+        rotary_width=6,
+        rotated=(True, False, True),
+        rope_scaling=RopeScaling(kind="linear", factor=2.0, magnitude=1.3),
+        activation="relu_squared",
+    ),
+    "the first layer not rotated": replace(
+        LLAMA,
+        rotated=(False, True, True),
+        rope_scaling=RopeScaling(kind="linear", factor=2.0, magnitude=1.3),
+        window=20,
+        windowed=(True, False, True),
+        window_rope_base=1000.0,
+        activation="gelu_sigmoid",
+    ),
+    "norms of parts' outputs": replace(LLAMA, norm_order="inner", query_key_norm="joint", residual_scale=0.7),
+    "parallel parts": replace(
+        LLAMA,
+        norm="layer",
+        norm_bias=False,
+        norm_order="parallel",
+        query_key_norm="per_head",
+        activation="gelu_sigmoid",
+        gated_mlp=False,
+        residual_scale=1.4,
+        logit_scale=0.3,
+        logit_bias=True,
+    ),
+    "capped": replace(
+        LLAMA,
+        norm_order="sandwich",
+        residual_scale=0.6,
+        score_cap=0.8,
+        logit_cap=1.5,
+        logit_scale=2.0,
+        window=20,
+        windowed=(True, False, True),
+    ),
+    "sinks": replace(LLAMA, sinks=True, window=20, windowed=(True, False, True), mlp_bias=True, residual_scale=0.8),
+    "alibi": replace(
+        LLAMA,
+        position="alibi",
+        norm="layer",
+        norm_weight=False,
+        norm_bias=False,
+        score_cap=2.0,
+        window=300,
+        windowed=(True, False, False),
+        embedding_norm=True,
+    ),
+    "sines": replace(
+        LLAMA,
+        position="sinusoidal",
+        norm="layer",
+        query_key_norm="shared",
+        query_key_norm_bias=True,
+        embedding_width=20,
+        activation="relu",
+        gated_mlp=False,
+    ),
 }
 ENCODERS = {
     "bert": BERT,
@@ -104,7 +165,17 @@ ENCODERS = {
         window_rope_base=1000.0,
         gated_mlp=True,
     ),
-    "relu": replace(BERT, activation="relu", heads=2, kv_heads=2, head_width=32, embedding_norm=False),
+    "relu": replace(
+        BERT, activation="relu", heads=2, kv_heads=2, head_width=32, embedding_norm=False, residual_scale=0.8
+    ),
+    "albert": replace(BERT, embedding_width=40, shared=True, depth=3, activation="gelu_tanh"),
+    "alibi": replace(
+        BERT, position="alibi", window=100, windowed=(False, True), gated_mlp=True, query_key_norm="joint", sinks=True
+    ),
+    "sines before cosines, parallel parts": replace(
+        BERT, position="sines-cosines", norm_order="parallel", score_cap=1.5, norm_weight=False, norm_bias=False
+    ),
+    "norms of parts' outputs": replace(BERT, norm_order="inner", query_key_norm="per_head", query_key_norm_bias=True),
 }
 BLOCKS = 160
 LENGTHS = (1, 5, 16, 17, 40, 65, 530)  # the last one spans three parts of attention

@@ -19,6 +19,7 @@ from polyhead.models.checkpoint import ignore_progress
 from polyhead.models.checkpoint.description import Description
 from polyhead.models.core.errors import CheckpointError
 from polyhead.models.native.native_executor import NativeExecutor
+from polyhead.models.network.ragged import RaggedBatch
 from polyhead.service.config.settings import Settings
 from polyhead.service.core.errors import Stopped
 from polyhead.service.core.model import Model
@@ -36,6 +37,7 @@ from polyhead.service.runtime.self_test import (
     weight_hashes,
 )
 from polyhead.service.runtime.self_test_results import MAX_RESULT_BYTES, FileHashes, PrecisionCosts
+from tests.models.architectures.test_encoder_families import CASES, saved
 from tests.service.runtime.test_registry import serving
 from tests.support import zoo
 
@@ -165,6 +167,22 @@ def test_without_memory_for_float32_the_default_is_kept_with_a_warning(
 def test_the_states_of_an_encoder_are_compared(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     assert served(file_of(tmp_path, "bert"), tmp_path).dtype == "int8"
     assert any("(1 - cosine) from float32's" in line for line in lines(caplog, "loader"))
+
+
+def test_layers_that_share_their_weights_are_read_once(tmp_path: Path) -> None:
+    """Their reference is what torch computes with the whole network in memory."""
+    source = saved(*CASES["albert"][:2], tmp_path)
+    what, settings = checkpoint.describe_source(str(source)), Settings(model_dir=tmp_path, precision="int8")
+    test = SelfTest(what, choose_placement(settings, None, what.config), settings, what.max_tokens)
+    test.compute_reference(ignore_progress)
+    loaded = checkpoint.load(str(source))
+    with torch.inference_mode():
+        states = loaded.network(RaggedBatch.of(test._texts))
+    assert test._reference is not None
+    assert torch.allclose(test._reference, states[: len(test._reference)], atol=1e-5)
+    test.compare(NativeExecutor(loaded.network, precision="int8"))
+    assert test.cost is not None
+    assert 0 < test.cost < 0.01
 
 
 def test_nan_costs_too_much(tmp_path: Path) -> None:
