@@ -11,7 +11,6 @@ from ..chat import ChatTemplate
 from ..core.errors import CheckpointError, UnsupportedError, show_value
 from ..core.files import is_plain_name, read_text, subfolder
 from ..tokenizer import Tokenizer
-from . import compressed_tensors as compressed
 from .description import Description
 from .folder_files import (
     MAX_STOP_TOKENS,
@@ -25,6 +24,8 @@ from .folder_files import (
     valid_tokens,
 )
 from .head_config import HEADS, is_embedder
+from .quantized.config_fields import CONFIG
+from .quantized.formats import read_quantization
 from .tensor_files import TensorEntry, check_tensor_count, read_safetensors
 from .unread_formats import INDEX, SINGLE, check_folder, missing_weights_error
 
@@ -37,8 +38,8 @@ def open_folder(path: Path) -> FolderParts:
     family = find_family(path / "config.json", config)
     spec = HeadSpec("embed") if is_embedder(path) else find_head_spec(path / "config.json", config, family)
     entries = list_tensors(path)
-    if quantised := config.get(compressed.CONFIG):
-        entries = compressed.combine_entries(path / "config.json", quantised, entries)
+    if quantised := config.get(CONFIG):
+        entries = read_quantization(path / "config.json", quantised)(entries)
     return FolderParts(path, config, family, spec, entries)
 
 
@@ -80,8 +81,8 @@ def check_config(file: Path, config: JsonObject) -> None:
             f"family ({', '.join(FAMILIES)})",
             file=str(file),
         )
-    if quantised := config.get(compressed.CONFIG):
-        compressed.read_scheme(file, quantised)
+    if quantised := config.get(CONFIG):
+        read_quantization(file, quantised)
 
 
 def find_family(file: Path, config: JsonObject) -> Family:

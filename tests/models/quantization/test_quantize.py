@@ -14,7 +14,8 @@ from transformers import GPT2Config, GPT2LMHeadModel, LlamaConfig, LlamaForCausa
 from typer.testing import CliRunner
 
 from polyhead.models import checkpoint
-from polyhead.models.checkpoint import compressed_tensors as compressed
+from polyhead.models.checkpoint import saved_codes as compressed
+from polyhead.models.checkpoint.quantized.packed_codes import unpack_codes
 from polyhead.models.core import files
 from polyhead.models.core.errors import CheckpointError, UnsupportedError
 from polyhead.models.executors.contract import StepInput
