@@ -104,8 +104,8 @@ def _is_cut_after_read(description: Description, name: str, entry: TensorEntry, 
 
 
 def _count_computed(entry: TensorEntry) -> int:
-    """Count of float32 numbers that exist while the tensor is computed: of a merged one itself, a second copy, and A and
-    B of the adapter; of a quantised one a slice and its scales."""
+    """Count of float32 numbers that exist while the tensor is computed: of a merged one itself, a second copy, and A
+    and B of the adapter; of a quantised one a slice and its scales."""
     if isinstance(entry, MergedEntry):
         return 2 * prod(entry.shape) + sum(prod(side.shape) for side in entry.pair) + _count_computed(entry.base)
     return entry.work_numbers if isinstance(entry, QuantizedEntry) else 0

@@ -1,8 +1,10 @@
-"""AWQ checkpoints, as AutoAWQ and GPTQModel write them: `qweight`, `qzeros` and `scales` of each module, codes of four bits.
+"""AWQ checkpoints, as AutoAWQ and GPTQModel write them: `qweight`, `qzeros` and `scales` of each module, codes of four
+bits.
 
 Version "gemm": qweight [K, N / 8] int32 has the codes of eight neighbouring outputs in a number, in the order of
-PACKED_OUTPUTS; qzeros [G, N / 8] likewise; scales [G, N]. Version "gemv": qweight [N, K / 8] has eight neighbouring inputs in
-their order; qzeros [N, Z] and scales [N, 8 Z] are padded (https://github.com/casper-hansen/AutoAWQ, awq/modules/linear).
+PACKED_OUTPUTS; qzeros [G, N / 8] likewise; scales [G, N]. Version "gemv": qweight [N, K / 8] has eight neighbouring
+inputs in their order; qzeros [N, Z] and scales [N, 8 Z] are padded (https://github.com/casper-hansen/AutoAWQ,
+awq/modules/linear).
 """
 
 from collections.abc import Mapping

@@ -1,9 +1,9 @@
-"""bitsandbytes checkpoints: NF4 and FP4 in blocks, and integers of 8 bits with a scale for each output (Dettmers et al. 2023,
-arXiv:2305.14314; 2022, arXiv:2208.07339).
+"""bitsandbytes checkpoints: NF4 and FP4 in blocks, and integers of 8 bits with a scale for each output (Dettmers et al.
+2023, arXiv:2305.14314; 2022, arXiv:2208.07339).
 
-Of four bits: `weight` holds the bytes, two codes each, the first in the high half; `weight.absmax` the scale of each block,
-in bytes if it is quantised itself; `weight.quant_state.bitsandbytes__nf4` is JSON with the shape. Of eight bits: `weight`
-holds codes, `SCB` the largest magnitude of each output, which is 127 codes.
+Of four bits: `weight` holds the bytes, two codes each, the first in the high half; `weight.absmax` the scale of each
+block, in bytes if it is quantised itself; `weight.quant_state.bitsandbytes__nf4` is JSON with the shape. Of eight bits:
+`weight` holds codes, `SCB` the largest magnitude of each output, which is 127 codes.
 """
 
 from collections.abc import Iterator, Mapping
@@ -55,8 +55,8 @@ MAX_SIDE = 1 << 31
 class BlockwiseEntry(QuantizedEntry):
     """A matrix of codes for `values`, in blocks of `block` numbers, row after row, that share a scale.
 
-    Its parts are "codes" (bytes), "scales" and "map"; quantised scales have "nested scales" and "nested map", too: each is
-    its value in the map times the scale of `nested_block` of them, plus `offset`.
+    Its parts are "codes" (bytes), "scales" and "map"; quantised scales have "nested scales" and "nested map", too: each
+    is its value in the map times the scale of `nested_block` of them, plus `offset`.
     """
 
     values: tuple[float, ...]

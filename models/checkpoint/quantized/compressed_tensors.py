@@ -48,8 +48,8 @@ MAX_SIDE = 1 << 31  # of a matrix
 
 @dataclass(frozen=True)
 class WeightScheme:
-    """How the weights of a module are stored. `group` inputs share a scale in the strategies of groups, `block` rows and
-    columns in that of blocks; they are 0 in others."""
+    """How the weights of a module are stored. `group` inputs share a scale in the strategies of groups, `block` rows
+    and columns in that of blocks; they are 0 in others."""
 
     format: str
     bits: int
@@ -168,6 +168,8 @@ def combine_parts(name: str, parts: Mapping[str, TensorEntry], scheme: WeightSch
     entry = GridEntry(*place, roles, layout, block)
     (rows, columns), flat = entry.grid, find_flat_shapes(entry.grid)
     check_part(scales, scale_kinds(scheme), entry.grid, *flat)
+    if "order" in roles:
+        entry.read_order()  # is checked
     if "zeros" not in roles:
         return entry
     if scheme.format != PACKED or scheme.symmetric or scheme.strategy == "tensor":

@@ -16,8 +16,8 @@ CombineEntries = Callable[[Entries], dict[str, TensorEntry]]
 
 @dataclass(frozen=True)
 class QuantizedFormat:
-    """`read_config` makes a scheme of the configuration, or raises UnsupportedError. `combine_entries` combines the tensors
-    of each quantised matrix into one entry."""
+    """`read_config` makes a scheme of the configuration, or raises UnsupportedError. `combine_entries` combines the
+    tensors of each quantised matrix into one entry."""
 
     read_config: Callable[[Path, Json], Any]
     combine_entries: Callable[[Any, Entries], dict[str, TensorEntry]]

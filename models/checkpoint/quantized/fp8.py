@@ -71,7 +71,7 @@ def combine_parts(codes: TensorEntry, entries: Mapping[str, TensorEntry], scheme
         raise CheckpointError(message, file=str(codes.file), tensor=codes.name)
     outputs, inputs = codes.shape
     block = scheme.block
-    if not block[0] or scales.shape in ((), (1,)):
+    if not block[0]:
         is_single = scales.shape in ((), (1,), (1, 1))
         block = (max(outputs, 1) if is_single else 1, max(inputs, 1))
     roles = {"codes": codes, "scales": scales}

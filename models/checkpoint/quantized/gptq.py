@@ -1,8 +1,8 @@
 """GPTQ checkpoints, as AutoGPTQ and GPTQModel write them: `qweight`, `qzeros`, `scales` and `g_idx` of each module.
 
-qweight [K * bits / 32, N] int32 has the codes of 32 / bits neighbouring inputs in a number, the first in the lowest bits;
-codes of three bits go on in the next number. qzeros [G, N * bits / 32] is packed along the outputs, scales are [G, N], and
-g_idx [K] names the group of each input. Format "gptq" stores zero points minus one, "gptq_v2" the zero points
+qweight [K * bits / 32, N] int32 has the codes of 32 / bits neighbouring inputs in a number, the first in the lowest
+bits; codes of three bits go on in the next number. qzeros [G, N * bits / 32] is packed along the outputs, scales are
+[G, N], and g_idx [K] names the group of each input. Format "gptq" stores zero points minus one, "gptq_v2" as they are
 (https://github.com/ModelCloud/GPTQModel, gptqmodel/utils/model.py).
 """
 
@@ -32,11 +32,13 @@ ONES = {2: 0x55555555, 4: 0x11111111, 8: 0x01010101}
 
 @dataclass(frozen=True)
 class GptqScheme:
-    """`bits` of a code and `group` inputs that share a scale (0: all) where g_idx is missing; `added`: to zero points."""
+    """`bits` of a code and `group` inputs that share a scale (0: all); `added`: to zero points. Where inputs are
+    `reordered`, each module has to name their groups."""
 
     bits: int
     group: int
     added: int
+    reordered: bool
 
 
 def read_config(file: Path, config: Json) -> GptqScheme:
@@ -50,7 +52,7 @@ def read_config(file: Path, config: Json) -> GptqScheme:
     group = config.get("group_size", -1)
     size = 0 if group in (-1, None) else read_count(file, "group_size", group)
     version = config.get("checkpoint_format") or config.get("format")
-    return GptqScheme(config["bits"], size, 0 if version == "gptq_v2" else 1)
+    return GptqScheme(config["bits"], size, 0 if version == "gptq_v2" else 1, bool(config.get("desc_act")))
 
 
 def combine_entries(scheme: GptqScheme, entries: Mapping[str, TensorEntry]) -> dict[str, TensorEntry]:
@@ -74,6 +76,8 @@ def combine_parts(module: str, entries: Mapping[str, TensorEntry], scheme: GptqS
     check_part(codes, ("I32",))
     rows, outputs = codes.shape if len(codes.shape) == 2 else (0, 0)
     groups = entries.get(f"{module}.g_idx")
+    if groups is None and scheme.reordered:
+        groups = find_part(entries, f"{module}.g_idx", codes)
     inputs = groups.shape[0] if groups is not None and len(groups.shape) == 1 else rows * 32 // scheme.bits
     bits = next((bits for bits in BITS if inputs and rows * 32 == inputs * bits), 0)
     if not bits or outputs * bits % 32:

@@ -1,5 +1,5 @@
-"""Experts in MXFP4, `quant_method` "mxfp4" (transformers' integrations/mxfp4.py): `NAME_blocks` [E, N, G, 16] bytes of two
-floats of four bits each, and `NAME_scales` [E, N, G], the exponent of two of each 32. The tensor is [E, 32 G, N].
+"""Experts in MXFP4, `quant_method` "mxfp4" (transformers' integrations/mxfp4.py): `NAME_blocks` [E, N, G, 16] bytes of
+two floats of four bits each, and `NAME_scales` [E, N, G], the exponent of two of each 32. The tensor is [E, 32 G, N].
 """
 
 from collections.abc import Iterator, Mapping

@@ -31,17 +31,19 @@ def unpack_codes(words: Tensor, bits: int) -> Tensor:
 
     32 * W has to be a multiple of `bits`, or the last code is left out.
     """
-    data = words.contiguous().view(torch.uint8)  # [N, 4 W], the lowest byte of a word first
+    count, width = words.shape
+    data = words.reshape(-1).view(torch.uint8).view(count, 4 * width)  # the lowest byte of a word first
     if bits == 8:
         return data
     if bits in (2, 4):
         shifts = range(0, 8, bits)
         return torch.stack([data >> shift & (1 << bits) - 1 for shift in shifts], -1).flatten(1)
-    data = torch.nn.functional.pad(data, (0, -data.size(1) % bits)).view(len(data), -1, bits)  # eight codes each
+    eights = -(-4 * width // bits)  # of codes, in `bits` bytes each
+    data = torch.nn.functional.pad(data, (0, eights * bits - 4 * width)).view(count, eights, bits)
     strings = sum(data[..., byte].long() << 8 * byte for byte in range(bits))
     assert isinstance(strings, Tensor)
     codes = torch.stack([strings >> bits * place & (1 << bits) - 1 for place in range(8)], -1)
-    return codes.to(torch.uint8).flatten(1)[:, : words.size(1) * 32 // bits]
+    return codes.to(torch.uint8).flatten(1)[:, : width * 32 // bits]
 
 
 def unpack_fp4(data: Tensor) -> Tensor:

@@ -88,10 +88,10 @@ class GridEntry(QuantizedEntry):
     """A matrix of codes, (code - zero point) * scale, with one scale and zero point for each block of `block` rows and
     columns.
 
-    Its parts are "codes" and "scales", and where the format has them "zeros", "divisor" (one number, by which scales are
-    divided) and "order" (for each input its group). Scales are a grid [A, B] of `grid` blocks. If `transposed`, the rows
-    of codes are inputs, otherwise outputs. `unpack_zeros` makes zero points [A, B] of the stored ones. Products are
-    multiplied by `factor` afterwards.
+    Its parts are "codes" and "scales", and where the format has them "zeros", "divisor" (one number, by which scales
+    are divided) and "order" (for each input its group). Scales are a grid [A, B] of `grid` blocks. If `transposed`, the
+    rows of codes are inputs, otherwise outputs. `unpack_zeros` makes zero points [A, B] of the stored ones. Products
+    are multiplied by `factor` afterwards.
     """
 
     layout: CodeLayout
@@ -167,8 +167,8 @@ class GridEntry(QuantizedEntry):
 
 
 def is_reordered(groups: TensorEntry, width: int) -> bool:
-    """Whether inputs are in other groups than in those of `width` neighbours. `groups` names the group of each input; -1
-    stands for no other order."""
+    """Whether inputs are in other groups than in those of `width` neighbours. `groups` names the group of each input;
+    -1 stands for no other order."""
     order = groups.read(torch.int64, CPU)
     return not torch.equal(order, torch.arange(len(order)) // width) and not bool((order == -1).all())
 

@@ -76,10 +76,11 @@ def combine_parts(tensor: str, base: str, entries: Mapping[str, TensorEntry], me
     if len(codes.shape) != 2 or not isinstance(block, list) or not is_block(block, codes.shape):
         message = f"block_size is {show_value(block)}, which does not divide its shape {list(codes.shape)}"
         raise CheckpointError(message, file=str(codes.file), tensor=codes.name)
-    (outputs, inputs), (height, width) = codes.shape, block
+    inputs, (height, width) = codes.shape[1], block
     parts = {"codes": codes, "scales": find_part(entries, f"{base}_scale", codes)}
-    if f"{base}_zero_point" in entries:
-        parts["zeros"] = entries[f"{base}_zero_point"]
+    names = fields.get("_tensor_data_names")
+    if f"{base}_zero_point" in entries or (isinstance(names, list) and "zero_point" in names):
+        parts["zeros"] = find_part(entries, f"{base}_zero_point", codes)
     type = dict_or_empty(data.get("target_dtype")).get("_data")
     bits = 4 if type in SMALL_TYPES else 8
     stored = "FP8" if kind == "Float8Tensor" else integer_kind(bits, "zeros" in parts, gcd(width, inputs), inputs)
@@ -90,7 +91,7 @@ def combine_parts(tensor: str, base: str, entries: Mapping[str, TensorEntry], me
     single = ((), (1,)) if rows * columns == 1 else ()
     check_part(parts["scales"], FLOAT_KINDS, entry.grid, *flat, *single)
     if "zeros" in parts:
-        check_part(parts["zeros"], (*FLOAT_KINDS, "I8", "I32", "I64"), entry.grid, *flat, *single)
+        check_part(parts["zeros"], ("I8", "I32", "I64"), entry.grid, *flat, *single)
     return entry
 
 

@@ -1,4 +1,4 @@
-"""Biases of quantised modules that are all zero. Some tools write one for each module, even where the network has none."""
+"""Biases of quantised modules that are all zero. Some tools write one for each module, even if the network has none."""
 
 from dataclasses import fields
 
