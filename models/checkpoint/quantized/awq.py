@@ -121,7 +121,7 @@ def find_width(codes: TensorEntry, inputs: int, scheme: AwqScheme) -> int:
 
 
 def unpack_outputs(words: Tensor) -> Tensor:
-    """[K, 8 W] float32 codes of `words` [K, W] in the order of the outputs."""
+    """[K, 8 W] uint8 codes of `words` [K, W] in the order of the outputs."""
     packed = unpack_codes(words, 4).view(*words.shape, CODES_IN_WORD)
     order = torch.tensor(PACKED_OUTPUTS).argsort()
-    return packed[..., order].flatten(1).to(torch.float32)
+    return packed[..., order].flatten(1)

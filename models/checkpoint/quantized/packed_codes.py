@@ -16,7 +16,7 @@ EXPONENT_BIAS = 127  # of E8M0: a byte that is an exponent of two
 class CodeLayout:
     """How a tensor of `dtype` holds codes: `rows` rows of codes are in `stored_rows` rows of the file.
 
-    `unpack` makes float32 codes of stored rows. `name` identifies the layout.
+    `unpack` makes codes, of any dtype, of stored rows. `name` identifies the layout.
     """
 
     name: str
@@ -63,7 +63,7 @@ def column_layout(bits: int) -> CodeLayout:
     return CodeLayout(
         f"columns of {bits} bits",
         torch.int32,
-        lambda words: unpack_codes(words.t(), bits).t().float(),
+        lambda words: unpack_codes(words.t(), bits).t(),
         bits // shared,
         32 // shared,
     )

@@ -7,7 +7,7 @@ precision in which they compute.
 
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, fields
-from math import prod
+from math import lcm, prod
 from pathlib import Path
 
 import torch
@@ -48,11 +48,12 @@ class QuantizedEntry(TensorEntry):
 
     @property
     def work_numbers(self) -> int:
-        """Count of float32 numbers in memory while it is read, beside the tensor itself: a slice, and all parts but the
-        codes twice."""
+        """Count of float32 numbers in memory while it is read, beside the tensor itself: a slice, and copies of all
+        parts but the codes; a word of zero points becomes up to 16 numbers."""
         row = prod(self.shape) // max(min(self.shape, default=1), 1)
-        scales = sum(prod(part.shape) for role, part in self.parts.items() if role != "codes")
-        return SLICE_COPIES * min(SLICE_NUMBERS + 32 * row, prod(self.shape)) + 16 * scales
+        parts = ((16 if part.kind == "I32" else 4, part) for role, part in self.parts.items() if role != "codes")
+        slices = SLICE_COPIES * min(SLICE_NUMBERS + 32 * row, prod(self.shape))
+        return slices + sum(copies * prod(part.shape) for copies, part in parts)
 
     def read(self, dtype: torch.dtype, device: torch.device, report_bytes: ReportBytes = ignore_bytes) -> Tensor:
         """The tensor of `dtype`, from products in float32."""
@@ -120,17 +121,26 @@ class GridEntry(QuantizedEntry):
             scales = scales / self.read_part("divisor", report_bytes)
         zeros = self.read_zeros(report_bytes) if "zeros" in self.parts else None
         order = self.read_order(report_bytes) if "order" in self.parts else None
-        step = max(SLICE_NUMBERS // columns // self.layout.rows, 1) * self.layout.rows
-        for first in range(0, rows, step):
-            some = range(first, min(first + step, rows))
-            values = self._read_codes(some, report_bytes)[: len(some), :columns]
+        if self.transposed:  # outputs are rows from here on
+            scales, zeros = scales.t().contiguous(), None if zeros is None else zeros.t().contiguous()
+        for some in self._slices():
+            codes = self._read_codes(some, report_bytes)[: len(some), :columns]
+            values = (codes.t().contiguous() if self.transposed else codes).float()
             if zeros is not None:
-                values = values - self._spread(zeros, some, order)
-            values = values * self._spread(scales, some, order)
+                self._spread(values, zeros, some, order, Tensor.sub_)
+            self._spread(values, scales, some, order, Tensor.mul_)
             if self.factor != 1:
                 values *= self.factor
             place = slice(some.start, some.stop)
-            yield ((slice(None), place), values.t()) if self.transposed else ((place,), values)
+            yield ((slice(None), place) if self.transposed else (place,)), values
+
+    def _slices(self) -> Iterator[range]:
+        """Ranges of rows of codes: of whole blocks, unless a block is larger than a slice."""
+        rows, columns = self.code_shape
+        step = max(SLICE_NUMBERS // columns // self.layout.rows, 1) * self.layout.rows
+        step = step // (whole := lcm(self.layout.rows, self.block[0])) * whole or step
+        for first in range(0, rows, step):
+            yield range(first, min(first + step, rows))
 
     def _read_codes(self, rows: range, report_bytes: ReportBytes) -> Tensor:
         layout, codes = self.layout, self.parts["codes"]
@@ -139,21 +149,40 @@ class GridEntry(QuantizedEntry):
         stored = entry_rows(codes, range(first, last)).read(layout.dtype, CPU, report_bytes)
         return layout.unpack(stored)
 
-    def _spread(self, grid: Tensor, rows: range, order: Tensor | None) -> Tensor:
-        """The numbers of a grid [A, B] for these rows, [len(rows), columns] or what broadcasts to it."""
-        (height, width), columns = self.block, self.code_shape[1]
-        if order is not None and self.transposed:
-            return grid[order[rows.start : rows.stop]]
-        found = grid[torch.arange(rows.start, rows.stop) // height]
+    def _spread(
+        self,
+        values: Tensor,
+        grid: Tensor,
+        rows: range,
+        order: Tensor | None,
+        change: Callable[[Tensor, Tensor], Tensor],
+    ) -> None:
+        """Change float32 `values` of these rows of codes, outputs being rows, by the numbers of a grid."""
+        height, width = self.block
+        places = torch.arange(rows.start, rows.stop) // height
         if order is not None:
-            return found[:, order]
-        return found if width in (1, columns) else found.repeat_interleave(width, 1)[:, :columns]
+            change(values, grid[:, order[rows.start : rows.stop]] if self.transposed else grid[places][:, order])
+            return
+        if self.transposed:
+            width, found = height, grid[:, int(places[0]) : int(places[-1]) + 1]
+            if rows.start % height and found.size(1) > 1:
+                change(values, grid[:, places])
+                return
+        else:
+            found = grid[places]
+        count = found.size(1)
+        if count == 1:
+            change(values, found)
+        elif values.size(1) == count * width:
+            change(values.view(len(values), count, width), found[:, :, None])
+        else:
+            change(values, found.repeat_interleave(width, 1)[:, : values.size(1)])
 
     def read_zeros(self, report_bytes: ReportBytes) -> Tensor:
         """Zero points [A, B]."""
         stored = self.parts["zeros"]
         dtype = torch.int32 if stored.kind == "I32" else torch.float32
-        return self.unpack_zeros(stored.read(dtype, CPU, report_bytes)).reshape(self.grid)
+        return self.unpack_zeros(stored.read(dtype, CPU, report_bytes)).reshape(self.grid).float()
 
     def read_order(self, report_bytes: ReportBytes = ignore_bytes) -> Tensor:
         """The group of each input. CheckpointError if there is no such group."""
