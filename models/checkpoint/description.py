@@ -344,7 +344,8 @@ def match_entries(description: Description, network: Transformer, head: nn.Modul
             if ours in description.head.ignored_names:
                 continue
             if ours not in shapes:
-                unknown.append((name, ours))
+                if not entry.is_optional:
+                    unknown.append((name, ours))
                 continue
             if tuple(piece.shape) != shapes[ours]:
                 raise CheckpointError(

@@ -17,7 +17,6 @@ from ..core.errors import CheckpointError, UnsupportedError, show_value
 from ..core.files import is_plain_name, read_text, subfolder
 from ..network.encoder_decoder import SharedTextTransformer
 from ..tokenizer import Tokenizer
-from . import compressed_tensors as compressed
 from .description import Description
 from .folder_files import (
     MAX_STOP_TOKENS,
@@ -30,7 +29,9 @@ from .folder_files import (
     read_json,
     valid_tokens,
 )
-from .head_config import EMBEDDING_COPIES, HEADS, is_embedder, read_both_sides
+    """UnsupportedError for a quantisation that is not supported."""
+    if quantised := config.get(CONFIG):
+        read_quantization(file, quantised)
 from .tensor_files import TensorEntry, check_tensor_count, read_safetensors
 from .unread_formats import INDEX, SINGLE, check_folder, missing_weights_error
 
@@ -45,8 +46,8 @@ def open_folder(path: Path) -> FolderParts:
     family = find_family(path / "config.json", config)
     spec = HeadSpec("embed") if is_embedder(path) else find_head_spec(path / "config.json", config, family)
     entries = list_tensors(path)
-    if quantised := config.get(compressed.CONFIG):
-        entries = compressed.combine_entries(path / "config.json", quantised, entries)
+    if quantised := config.get(CONFIG):
+        entries = read_quantization(path / "config.json", quantised)(entries)
     return FolderParts(path, config, family, spec, entries)
 
 
@@ -96,9 +97,21 @@ def describe_changed(parts: FolderParts, known: Description) -> Description:
 
 
 def check_config(file: Path, config: JsonObject) -> None:
+<<<<<<< HEAD
     """UnsupportedError for a quantisation that is not supported."""
     if quantised := config.get(compressed.CONFIG):
         compressed.read_scheme(file, quantised)
+=======
+    """UnsupportedError for a checkpoint that needs its own code, or a quantisation that is not supported."""
+    if "auto_map" in config:
+        raise UnsupportedError(
+            "auto_map asks to run code that comes with the checkpoint, which is never done; use one of a known "
+            f"family ({', '.join(FAMILIES)})",
+            file=str(file),
+        )
+    if quantised := config.get(CONFIG):
+        read_quantization(file, quantised)
+>>>>>>> wt-quant
 
 
 def find_family(file: Path, config: JsonObject) -> Family:

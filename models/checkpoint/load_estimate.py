@@ -11,10 +11,10 @@ from torch import Tensor
 from ..native.packed_network import INT4, INT4_SHIFTED, INT8, INT8_SHIFTED, WEIGHT_BITS
 from ..network.heads import LanguageHead
 from ..parallel import Cut
-from .compressed_tensors import CompressedEntry
 from .default_precision import kind_precision
 from .description import Description, build_on_meta, match_entries, translate_shape
 from .merged_adapter import MergedEntry
+from .quantized.quantized_entry import QuantizedEntry
 from .tensor_files import PIECE_BYTES, TensorEntry
 from .tensor_slices import locate_pieces
 
@@ -23,6 +23,7 @@ CHARACTER_BYTES = 50  # bytes for each character of long tokens: most are nodes 
 STORED_BITS = {
     "Q4_0": INT4,
     "int4": INT4,
+    "int4 with zero points": INT4_SHIFTED,
     "Q4_1": INT4_SHIFTED,
     "Q4_K": INT4_SHIFTED,
     "Q5_1": INT8_SHIFTED,
@@ -103,12 +104,11 @@ def _is_cut_after_read(description: Description, name: str, entry: TensorEntry, 
 
 
 def _count_computed(entry: TensorEntry) -> int:
-    """Count of float32 numbers that exist while the tensor is computed: itself, a second copy, and A and B of an
-    adapter."""
-    if not isinstance(entry, MergedEntry | CompressedEntry):
-        return 0
-    sides = entry.pair if isinstance(entry, MergedEntry) else ()
-    return 2 * prod(entry.shape) + sum(prod(side.shape) for side in sides)
+    """Count of float32 numbers that exist while the tensor is computed: of a merged one itself, a second copy, and A
+    and B of the adapter; of a quantised one a slice and its scales."""
+    if isinstance(entry, MergedEntry):
+        return 2 * prod(entry.shape) + sum(prod(side.shape) for side in entry.pair) + _count_computed(entry.base)
+    return entry.work_numbers if isinstance(entry, QuantizedEntry) else 0
 
 
 def _stored_bits(entry: TensorEntry) -> int | None:
@@ -117,7 +117,9 @@ def _stored_bits(entry: TensorEntry) -> int | None:
     For Q4_1 it is nearly certain: only blocks that lie 10,000 scales away from zero are not recognised.
     """
     if isinstance(entry, MergedEntry) or (
-        isinstance(entry, CompressedEntry) and entry.bits == 4 and entry.scales.kind != "F16"
+        isinstance(entry, QuantizedEntry)
+        and kind_precision(entry.kind) == "int4"
+        and entry.parts["scales"].kind != "F16"
     ):
         return None
     return STORED_BITS.get(entry.kind, INT8 if kind_precision(entry.kind) == "int8" else None)

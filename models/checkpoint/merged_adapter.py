@@ -18,10 +18,10 @@ from torch import Tensor
 
 from ..architectures import Family, HeadSpec, rename_weight
 from ..core.errors import CheckpointError, UnsupportedError, show_value, truncate
-from .compressed_tensors import CompressedEntry
 from .folder_files import FolderParts, JsonObject, read_json
 from .hub import is_id
 from .module_patterns import MAX_PATTERN_LENGTH, UnsupportedPattern, matches, parse_pattern
+from .quantized.quantized_entry import QuantizedEntry
 from .tensor_files import TensorEntry, check_readable, ignore_bytes, read_safetensors
 
 CONFIG, WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
@@ -300,7 +300,7 @@ def build_merged_entry(
             file=str(a.file),
             tensor=a.name,
         )
-    kind = "F32" if isinstance(base, CompressedEntry) else base.kind  # the sum is no longer whole multiples of a scale
+    kind = "F32" if isinstance(base, QuantizedEntry) else base.kind  # the sum is no longer whole multiples of a scale
     return MergedEntry(base.file, base.name, kind, base.shape, base.start, base.encoding, base, pair, scale, transposed)
 
 

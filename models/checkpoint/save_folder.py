@@ -1,4 +1,4 @@
-"""Saves a checkpoint folder again with quantised matrices (models.checkpoint.compressed_tensors). The header is written
+"""Saves a checkpoint folder again with quantised matrices (saved_codes.py). The header is written
 first, since shapes are known in advance; then one tensor after the other is written at its place, so only one matrix is
 in memory."""
 
@@ -14,15 +14,17 @@ from ..core.errors import UnsupportedError
 from ..core.files import copy_file, read_copyable, subfolder
 from ..network.heads import LanguageHead
 from ..quantization.quantize import INT4_GROUP, Int4Matrix
-from . import compressed_tensors as compressed
 from . import folder
+from . import saved_codes as codes
 from . import unread_formats as formats
-from .compressed_tensors import CompressedEntry, Scheme
 from .description import Description, build_on_meta, match_entries, translate_shape
 from .folder_files import read_json
+from .quantized.config_fields import CONFIG
+from .quantized.quantized_entry import QuantizedEntry
+from .saved_codes import SavedScheme
 from .tensor_files import TensorEntry
 
-SCHEMES = {"int8": Scheme(8, compressed.INT8_GROUP), "int4": Scheme(4, INT4_GROUP)}
+SCHEMES = {"int8": SavedScheme(8, codes.INT8_GROUP), "int4": SavedScheme(4, INT4_GROUP)}
 DTYPES = {
     "F64": torch.float64,
     "I64": torch.int64,
@@ -31,6 +33,10 @@ DTYPES = {
     "F16": torch.float16,
     "BF16": torch.bfloat16,
     "I8": torch.int8,
+    "U8": torch.uint8,
+    "F8_E4M3": torch.float8_e4m3fn,
+    "F8_E5M2": torch.float8_e5m2,
+    "F8_E8M0": torch.float8_e8m0fnu,
 }  # widest first: tensors are stored in this order, so that each starts at a multiple of its item size
 COPIED_PATTERNS = ("*.json", "*.jinja", "*.txt", "*.model", "[0-9]*_*/config.json")
 ROUNDED_ROWS = 1024  # rows of a matrix rounded at a time
@@ -41,7 +47,7 @@ def ignore_saved(done: int, total: int) -> None:
     """The default progress callback: does nothing."""
 
 
-def find_coded_matrices(description: Description, scheme: Scheme) -> dict[str, str]:
+def find_coded_matrices(description: Description, scheme: SavedScheme) -> dict[str, str]:
     """Our names of the matrices that are written as codes, by the file's names: those of the blocks, and an untied
     output matrix.
 
@@ -49,7 +55,7 @@ def find_coded_matrices(description: Description, scheme: Scheme) -> dict[str, s
     """
     network, head = build_on_meta(description)
     entries = match_entries(description, network, head)
-    if done := next((name for name, entry in entries.items() if isinstance(entry, CompressedEntry)), ""):
+    if done := next((name for name, entry in entries.items() if isinstance(entry, QuantizedEntry)), ""):
         message = "it is quantised already; name the folder it was made from"
         raise UnsupportedError(message, file=description.file, tensor=done)
     linears, found = linear_names(network, head), dict[str, str]()
@@ -105,7 +111,7 @@ def write_quantized(
     for name, entry in entries.items():
         shapes |= coded_shapes(name, entry, scheme) if name in names else {name: (entry.kind, entry.shape)}
     write_tensors(out / formats.SINGLE, shapes, build_tensors(entries, names, grids, progress))
-    config[compressed.CONFIG] = compressed.build_config(scheme, list_float_modules(description, entries, names))
+    config[CONFIG] = codes.build_config(scheme, list_float_modules(description, entries, names))
     (out / "config.json").write_bytes(orjson.dumps(config, option=orjson.OPT_INDENT_2))
 
 
@@ -131,7 +137,7 @@ def list_float_modules(
     return [*kept, "lm_head"] if tied else kept
 
 
-def coded_shapes(name: str, entry: TensorEntry, scheme: Scheme) -> Shapes:
+def coded_shapes(name: str, entry: TensorEntry, scheme: SavedScheme) -> Shapes:
     """The tensors in the file that a matrix becomes."""
     count, inputs = entry.shape
     groups = inputs // scheme.group
@@ -156,14 +162,12 @@ def build_tensors(
         if name not in names:
             yield name, entry.read(DTYPES[entry.kind], cpu)
         elif grids is None:
-            parts = [
-                compressed.quantize_int8(rows) for rows in torch.split(entry.read(torch.float32, cpu), ROUNDED_ROWS)
-            ]
-            yield name, torch.cat([codes for codes, _ in parts])
+            parts = [codes.quantize_int8(rows) for rows in torch.split(entry.read(torch.float32, cpu), ROUNDED_ROWS)]
+            yield name, torch.cat([part for part, _ in parts])
             yield f"{name}_scale", torch.cat([scales for _, scales in parts])
         else:
             grid = grids[names[name]]
-            yield f"{name}_packed", compressed.pack_int4(grid.codes)
+            yield f"{name}_packed", codes.pack_int4(grid.codes)
             yield f"{name}_scale", grid.scales
             yield f"{name}_shape", torch.tensor(entry.shape)
         progress(done, len(entries))

@@ -8,7 +8,7 @@ piece.
 import os
 import struct
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import prod
 from pathlib import Path
 from typing import Any
@@ -59,6 +59,11 @@ class TensorEntry:
         return (self.file,)
 
     @property
+    def is_optional(self) -> bool:
+        """Whether a network that has no such tensor can do without it."""
+        return False
+
+    @property
     def transformation(self) -> tuple[object, ...]:
         """A key for what is done to the stored numbers while they are read, if the files alone do not determine it."""
         return ()
@@ -101,6 +106,8 @@ class TensorEntry:
     def _check_finite(self, filled: Tensor) -> None:
         """CheckpointError for infinite numbers or NaN. The sum is checked first: it is finite only if all summands are,
         and the numbers are still in the processor's cache."""
+        if filled.dtype.itemsize == 1 and filled.is_floating_point():
+            filled = filled.float()  # torch adds no numbers of eight bits
         if not filled.sum().isfinite() and not filled.isfinite().all():
             message = "holds numbers that are infinite or NaN; copy the file again, or ask who made it"
             raise CheckpointError(message, file=str(self.file), tensor=self.name)
@@ -117,6 +124,12 @@ class TensorEntry:
         return raw
 
 
+def entry_rows(entry: TensorEntry, rows: range) -> TensorEntry:
+    """These rows as an entry of their own."""
+    start = entry.start + rows.start * (entry.size // entry.shape[0])
+    return replace(entry, shape=(len(rows), *entry.shape[1:]), start=start)
+
+
 def plain_encoding(dtype: torch.dtype) -> NumberEncoding:
     """The encoding of numbers that are stored as in memory."""
 
@@ -131,8 +144,12 @@ FLOAT_ENCODINGS: dict[str, NumberEncoding] = {
     "F32": plain_encoding(torch.float32),
     "F16": plain_encoding(torch.float16),
     "BF16": plain_encoding(torch.bfloat16),
+    "F8_E4M3": plain_encoding(torch.float8_e4m3fn),
+    "F8_E5M2": plain_encoding(torch.float8_e5m2),
+    "F8_E8M0": plain_encoding(torch.float8_e8m0fnu),
 }
 INTEGER_ENCODINGS: dict[str, NumberEncoding] = {
+    "U8": plain_encoding(torch.uint8),
     "I8": plain_encoding(torch.int8),
     "I32": plain_encoding(torch.int32),
     "I64": plain_encoding(torch.int64),
@@ -162,6 +179,12 @@ def read_safetensors(path: Path) -> dict[str, TensorEntry]:
         length,
     )
     return entries
+
+
+def read_metadata(path: Path) -> Mapping[str, Any]:
+    """The metadata of a safetensors file, which should be strings by name."""
+    metadata = _read_header(path)[0].get("__metadata__")
+    return metadata if isinstance(metadata, dict) else {}
 
 
 def check_tensor_count(path: Path, count: int) -> None:

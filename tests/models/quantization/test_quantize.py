@@ -14,7 +14,8 @@ from transformers import GPT2Config, GPT2LMHeadModel, LlamaConfig, LlamaForCausa
 from typer.testing import CliRunner
 
 from polyhead.models import checkpoint
-from polyhead.models.checkpoint import compressed_tensors as compressed
+from polyhead.models.checkpoint import saved_codes as saving
+from polyhead.models.checkpoint.quantized.packed_codes import unpack_codes
 from polyhead.models.core import files
 from polyhead.models.core.errors import CheckpointError, UnsupportedError
 from polyhead.models.executors.contract import StepInput
@@ -93,9 +94,9 @@ def difficult_weights(scale: float) -> torch.Tensor:
 @pytest.mark.parametrize("scale", [1e-37, 1e-30, 1e-3, 1.0, 1e20, 1e36])
 def test_quantising_twice_changes_nothing(scale: float) -> None:
     weights = difficult_weights(scale)
-    codes, scales = compressed.quantize_int8(weights)
-    assert codes.abs().amax() == compressed.MAX_CODE
-    again, same = compressed.quantize_int8(compressed.dequantize(codes, scales))
+    codes, scales = saving.quantize_int8(weights)
+    assert codes.abs().amax() == saving.MAX_CODE
+    again, same = saving.quantize_int8(saving.dequantize(codes, scales))
     assert torch.equal(again, codes)
     assert torch.equal(same, scales)
 
@@ -109,11 +110,11 @@ def test_the_packer_keeps_the_codes_and_scales_of_the_file(scale: float, neighbo
     Excluded are groups that are negligible in the common unit.
     """
     weights, other = difficult_weights(scale), torch.full((32, 96), scale * neighbour)
-    codes, scales = compressed.quantize_int8(weights)
+    codes, scales = saving.quantize_int8(weights)
     largest = weights.unflatten(1, (-1, 32)).abs().amax(-1)
     significant = largest >= 2**-22 * max(float(largest.max()), scale * neighbour)
     assert significant.sum() > 6000
-    for each in (weights, compressed.dequantize(codes, scales)):
+    for each in (weights, saving.dequantize(codes, scales)):
         pack = PackedNetwork(load_library(runnable_targets()[0]), LLAMA, "int8")
         found = unpacked(pack.pack_linear([linear_of(each), linear_of(other)]), *weights.shape)
         off = (torch.from_numpy(found.codes) != codes).unflatten(1, (-1, 32)).any(-1) & significant
@@ -128,8 +129,8 @@ def test_a_largest_weight_that_is_rounded_above_a_power_of_two_is_packed_exactly
     weights = torch.rand(4, 64, generator=torch.Generator().manual_seed(0)) * 2 - 1
     weights[2, 3] = 1
     weights *= 2 - 2**-20
-    codes, scales = compressed.quantize_int8(weights)
-    dequantized = compressed.dequantize(codes, scales)
+    codes, scales = saving.quantize_int8(weights)
+    dequantized = saving.dequantize(codes, scales)
     assert dequantized.max() >= 2
     assert (
         scale_unit(2 * float(weights.max()))
@@ -144,15 +145,15 @@ def test_a_largest_weight_that_is_rounded_above_a_power_of_two_is_packed_exactly
 def test_a_group_with_a_weight_that_is_not_finite_stays_so() -> None:
     weights = torch.randn(3, 64)
     weights[1, 40], weights[2, 3] = torch.nan, torch.inf
-    dequantized = compressed.dequantize(*compressed.quantize_int8(weights)).unflatten(1, (2, 32))
+    dequantized = saving.dequantize(*saving.quantize_int8(weights)).unflatten(1, (2, 32))
     assert (dequantized.isnan().all(-1) == torch.tensor([[0, 0], [0, 1], [1, 0]])).all()
     assert dequantized.isnan().sum() == 64
 
 
 def test_four_bit_codes_are_packed_and_unpacked() -> None:
     codes = torch.randint(16, (5, 24), dtype=torch.uint8)
-    assert torch.equal(compressed.unpack_int4(compressed.pack_int4(codes), 24), codes.to(torch.int8) - 8)
-    assert compressed.pack_int4(codes)[0, 0].item() & 0xFF == codes[0, 0] | codes[0, 1] << 4
+    assert torch.equal(unpack_codes(saving.pack_int4(codes), 4), codes)
+    assert saving.pack_int4(codes)[0, 0].item() & 0xFF == codes[0, 0] | codes[0, 1] << 4
 
 
 @compiled
@@ -275,18 +276,22 @@ def changed(config: dict[str, Any], path: str, value: Any) -> dict[str, Any]:
 @pytest.mark.parametrize(
     ("path", "value", "message"),
     [
-        ("quant_method", "gptq", ""),
-        ("format", "float-quantized", ""),
+        ("quant_method", "hqq", ""),
+        ("format", "marlin-24", ""),
         ("kv_cache_scheme", {"num_bits": 8}, ""),
         ("transform_config", {"config_groups": {"a": {}}}, ""),
         ("config_groups", {}, ""),
         ("config_groups", {"W4A16": ["Linear"]}, "weights.num_bits"),
         ("config_groups.group_0.weights", None, "weights.num_bits"),
-        ("config_groups.group_0.weights.num_bits", 8, ""),
-        ("config_groups.group_0.weights.symmetric", False, ""),
-        ("config_groups.group_0.weights.actorder", "group", ""),
-        ("config_groups.group_0.weights.strategy", "tensor", ""),
-        ("config_groups.group_0.weights.group_size", 16, ""),
+        ("config_groups.group_0.format", "sparse-bitmask", ""),
+        ("config_groups.group_0.weights.num_bits", 3, ""),
+        ("config_groups.group_0.weights.num_bits", True, ""),
+        ("config_groups.group_0.weights.type", "float", ""),
+        ("config_groups.group_0.weights.symmetric", "no", ""),
+        ("config_groups.group_0.weights.actorder", "random", ""),
+        ("config_groups.group_0.weights.strategy", "token", ""),
+        ("config_groups.group_0.weights.group_size", 0, ""),
+        ("config_groups.group_0.weights.group_size", "32", ""),
         (
             "config_groups.group_0.input_activations",
             {"num_bits": 8, "type": "int", "dynamic": False},
@@ -308,14 +313,16 @@ def test_unsupported_formats_are_refused_by_field(
 @pytest.mark.parametrize(
     ("leaf", "tensor", "message"),
     [
-        ("weight_zero_point", torch.zeros(4, 1, dtype=torch.int32), "zero points"),
-        ("weight_g_idx", torch.zeros(64, dtype=torch.int32), "reordered"),
-        ("weight_scale", torch.ones(32, 1), "one for each 32 of 64 inputs"),
+        ("weight_zero_point", torch.zeros(4, 1, dtype=torch.int32), r"should be I8 of \[32, 2\]"),
+        ("weight_g_idx", torch.zeros(63, dtype=torch.int32), r"should be I32 or I64 of \[64\]"),
+        ("weight_g_idx", torch.arange(64), "it names group 0 or 63, and there are 2"),
+        ("weight_scale", torch.ones(32, 1), r"should be floats of \[32, 2\]"),
         ("weight_scale", torch.ones(32, 2, dtype=torch.int32), "should be floats"),
+        ("input_scale", torch.ones(1), "fixed scales of integer activations are not read"),
         ("weight_packed", torch.zeros(32, 4, dtype=torch.int32), r"should be I32 of \[32, 8\]"),
         ("weight_packed", torch.zeros(32, 8), "should be I32"),
         ("weight_shape", torch.tensor([32, 64, 1]), "weight_shape"),
-        ("weight_shape", torch.tensor([-1, 1 << 40]), "should be I32"),
+        ("weight_shape", torch.tensor([-1, 1 << 40]), "a side has from 0 to"),
     ],
 )
 def test_tensors_of_wrong_shape_or_dtype_are_refused(
