@@ -49,17 +49,15 @@ LoadPart = Callable[[nn.Module], AbstractContextManager[object]]
 
 def unsupported_reason(config: ModelConfig) -> str:
     """Why the compiled step cannot compute such a network; empty if it can."""
-    if config.position == "relative":
-        return "its keys and values depend on distances"
-    if config.distances:
-        return "its scores have a bias by distance"
-    if config.experts is not None:
-        return "its MLPs are mixtures of experts"
-    if config.convolution:
-        return "a convolution is beside its first layer"
-    if config.has_cross_attention:
-        return "its layers have cross-attention"
-    return ""
+    reasons = (
+        (config.position == "relative", "its keys and values depend on distances"),
+        (config.distances, "its scores have a bias by distance"),
+        (config.experts is not None, "its MLPs are mixtures of experts"),
+        (config.convolution, "a convolution is beside its first layer"),
+        (config.shared and not config.opening_norm, "its layers share their weights except for the first norm"),
+        (config.has_cross_attention, "its layers have cross-attention"),
+    )
+    return next((reason for applies, reason in reasons if applies), "")
 
 
 class PackedNetwork:

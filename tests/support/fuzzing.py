@@ -79,7 +79,11 @@ def drawn_config(choice: random.Random) -> ModelConfig:
     flag = lambda: choice.random() < 0.5  # noqa: E731
     seldom = lambda: choice.random() < 0.2  # noqa: E731
     head_width = choice.choice((2, 4, 10, 16, 32, 64, 80, 128, 256) if rotary else (1, 3, 8, 16, 33, 64, 100))
-    has_bias, scaling = flag(), RopeScaling(kind="linear", factor=2.0, magnitude=choice.choice((1.0, 1.3)))
+    shared, has_bias, scaling = (
+        seldom(),
+        flag(),
+        RopeScaling(kind="linear", factor=2.0, magnitude=choice.choice((1.0, 1.3))),
+    )
     position = choice.choice(("learned", "learned", "alibi", "none", "sinusoidal", "sines-cosines"))
     width = choice.choice(WIDTHS)
     embedding_width = choice.choice(WIDTHS) if seldom() else 0
@@ -109,7 +113,7 @@ def drawn_config(choice: random.Random) -> ModelConfig:
         norm_bias=has_bias,
         norm_weight=has_bias or not seldom(),
         norm_order=choice.choice(("pre", "post", "sandwich", "inner", "parallel")),
-        opening_norm=flag(),
+        opening_norm=shared or flag(),
         embedding_norm=flag(),
         embedding_scale=choice.choice((1.0, 7.0, 0.0)),
         query_key_norm=choice.choice(("", "", "shared", "per_head", "joint")),
@@ -121,7 +125,7 @@ def drawn_config(choice: random.Random) -> ModelConfig:
         logit_scale=choice.choice((1.0, 1.0, 0.06, 0.0)),
         logit_cap=choice.choice((0.0, 0.0, 30.0)),
         logit_bias=seldom(),
-        shared=seldom(),
+        shared=shared,
         activation=choice.choice(("gelu", "gelu_tanh", "gelu_sigmoid", "silu", "relu", "relu_squared")),
         gated_mlp=flag(),
         qkv_bias=flag(),

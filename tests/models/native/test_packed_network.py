@@ -1,7 +1,7 @@
 """Packed weights: codes and scales of a file's blocks are kept, other weights are rounded by group."""
 
 import ctypes
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy
@@ -23,6 +23,7 @@ from polyhead.models.native.packed_network import (
     WEIGHT_BITS,
     PackedNetwork,
     Precision,
+    unsupported_reason,
 )
 from polyhead.models.native.step_memory import int8_bits
 from tests.models.native.test_step import LLAMA, SETS, multiplied, pytestmark
@@ -247,3 +248,16 @@ def test_blocks_without_their_largest_code_are_packed_exactly(kind: str) -> None
     found = packed(weights, "int8")
     assert found.format == INT8
     assert torch.equal(found.weights(), weights)
+
+
+def test_what_the_compiled_step_cannot_compute_is_named() -> None:
+    for changes, reason in (
+        ({"position": "relative"}, "keys and values depend on distances"),
+        ({"position": "bias", "distances": 8}, "a bias by distance"),
+        ({"shared": True, "opening_norm": False}, "except for the first norm"),
+        ({"has_cross_attention": True}, "cross-attention"),
+        ({"shared": True, "position": "alibi", "embedding_width": 16}, ""),
+    ):
+        found = unsupported_reason(replace(LLAMA, **changes))  # type: ignore[arg-type]
+        assert reason in found
+        assert bool(reason) == bool(found)
