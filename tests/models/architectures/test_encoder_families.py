@@ -2,6 +2,7 @@
 adapters, refusals, deterministic mode, and the choice of an executor."""
 
 import asyncio
+import json
 import logging
 from functools import partial
 from pathlib import Path
@@ -14,7 +15,7 @@ import transformers as tf
 
 from polyhead.models.architectures import FAMILIES
 from polyhead.models.checkpoint import load
-from polyhead.models.core.errors import InvarianceError, UnsupportedError
+from polyhead.models.core.errors import CheckpointError, InvarianceError, UnsupportedError
 from polyhead.models.executors.torch_executor import TorchExecutor
 from polyhead.models.invariant import make_invariant
 from polyhead.models.native.library import runnable_targets
@@ -111,6 +112,16 @@ REFUSED: list[tuple[dict[str, Any], dict[str, Any], str]] = [
     (tf.DebertaV2Config(**DEBERTA).to_dict(), {"pos_att_type": "c2p"}, "pos_att_type 'c2p'"),
     (tf.DebertaV2Config(**DEBERTA).to_dict(), {"norm_rel_ebd": "batch_norm"}, "norm_rel_ebd 'batch_norm'"),
     (tf.DebertaV2Config(**DEBERTA).to_dict(), {"position_biased_input": True}, "position_biased_input is True: only"),
+    (tf.SqueezeBertConfig(**BERT, embedding_size=32).to_dict(), {"layer_norm_eps": 1e-5}, "layer_norm_eps is 1e-05"),
+    (tf.RoFormerConfig(**BERT).to_dict(), {"rotary_value": True}, "rotary_value is True: only False"),
+    (
+        tf.LongformerConfig(**BERT).to_dict(),
+        {"attention_window": [4, 4, 8]},
+        "attention_window .* only one even window",
+    ),
+    (tf.BigBirdConfig(**BERT).to_dict(), {"attention_type": "sliding"}, "attention_type 'sliding' is not one of"),
+    (tf.NomicBertConfig(**BERT).to_dict(), {"moe_every_n_layers": 2}, "moe_every_n_layers is 2: only 0"),
+    (tf.NomicBertConfig(**BERT).to_dict(), {"activation_function": "gelu"}, "activation_function is 'gelu'"),
     (tf.DebertaConfig(**FIRST).to_dict(), {"talking_head": True}, "talking_head is True: only False"),
     (tf.DebertaV2Config(**DEBERTA).to_dict(), {"embedding_size": 16}, "embedding_size 16"),
 ]
@@ -136,6 +147,21 @@ def test_the_batch_changes_no_answer_in_deterministic_mode(name: str, tmp_path: 
     batches = [RaggedBatch.of(ids), *(RaggedBatch.of([each]) for each in ids)]
     together, *alone = (head(loaded.network(batch), list(batch.starts)) for batch in batches)
     assert torch.equal(together, torch.cat(alone))
+
+
+def test_sparse_attention_limits_the_length_of_texts(tmp_path: Path) -> None:
+    """Up to the length at which the reference changes to full attention."""
+    loaded = load(str(save_checkpoint(ROWS["BigBirdModel"], tmp_path, num_random_blocks=1)))
+    assert loaded.max_tokens == loaded.config.max_positions == (5 + 2) * 16
+
+
+@pytest.mark.parametrize(("size", "groups"), [(2, 1), (65, 1), (3, 5)])
+def test_convolutions_are_bounded(size: int, groups: int, tmp_path: Path) -> None:
+    folder = save_checkpoint(ROWS["DebertaV2Model-convolution"], tmp_path)
+    config = json.loads((folder / "config.json").read_text())
+    checkpoints.write_json(folder / "config.json", config | {"conv_kernel_size": size, "conv_groups": groups})
+    with pytest.raises(CheckpointError, match=r"convolution(_groups)? is \d+, which should be"):
+        load(str(folder))
 
 
 def test_deterministic_mode_refuses_disentangled_attention(tmp_path: Path) -> None:

@@ -28,8 +28,8 @@ from tests.support.edits import edited, with_tensors
         ({"model_type": "rwkv"}, r"'rwkv' is not known; known are bert, .*llama"),
         ({"model_type": None}, "model_type None is not known"),
         (
-            {"architectures": ["BertForMultipleChoice"]},
-            "BertForMultipleChoice.*BertForSequenceClassification",
+            {"architectures": ["BertLMHeadModel"]},
+            "BertLMHeadModel.*BertForSequenceClassification",
         ),
         ({"architectures": None}, "BertForSequenceClassification"),
         ({"auto_map": {"AutoModel": "modeling.Mine"}}, "auto_map.*run code"),

@@ -319,11 +319,10 @@ def test_pairs_are_counted_before_any_is_made(app: FastAPI, monkeypatch: pytest.
 def test_choices_are_compared_with_each_other(app: FastAPI, registry: Registry, models: list[Model]) -> None:
     """Each text has an answer of its own; equal choices have equal scores and keep their order."""
     two = [{"text": "a film", "choices": ["dull", "long", "dull"]}, {"text": "a fox", "choices": ["jumps"]}]
-    single, several, lines = ask(
+    single, several = ask(
         app,
         ("/models/chooser", {"inputs": two[0]}),
         ("/models/chooser/pipeline/multiple-choice", {"inputs": two}),
-        ("/pipeline/multiple-choice", {"inputs": []}),
     )
     chooser = next(each for each in models if each.task == "choose")
     pairs = [(each["text"], choice) for each in two[:1] for choice in each["choices"]]
@@ -332,7 +331,6 @@ def test_choices_are_compared_with_each_other(app: FastAPI, registry: Registry, 
     order = np.argsort(-shares, kind="stable").tolist()
     assert single.json() == [{"index": index, "score": pytest.approx(shares[index])} for index in order]
     assert several.json() == [single.json(), [{"index": 0, "score": 1.0}]]
-    assert lines.json() == []
     assert [request.tokens for request in registry.requests][:3] == [
         tuple(each.ids) for each in chooser.tokenizer.encode_batch(pairs)
     ]
