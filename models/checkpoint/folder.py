@@ -97,21 +97,9 @@ def describe_changed(parts: FolderParts, known: Description) -> Description:
 
 
 def check_config(file: Path, config: JsonObject) -> None:
-<<<<<<< HEAD
     """UnsupportedError for a quantisation that is not supported."""
-    if quantised := config.get(compressed.CONFIG):
-        compressed.read_scheme(file, quantised)
-=======
-    """UnsupportedError for a checkpoint that needs its own code, or a quantisation that is not supported."""
-    if "auto_map" in config:
-        raise UnsupportedError(
-            "auto_map asks to run code that comes with the checkpoint, which is never done; use one of a known "
-            f"family ({', '.join(FAMILIES)})",
-            file=str(file),
-        )
     if quantised := config.get(CONFIG):
         read_quantization(file, quantised)
->>>>>>> wt-quant
 
 
 def find_family(file: Path, config: JsonObject) -> Family:
