@@ -7,6 +7,8 @@ import gc
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -158,6 +160,32 @@ def models() -> None:
         quickstart.fetch_all(folder)
     for name, source in quickstart.sources(folder).items():
         typer.echo(f"{name}={source}")
+
+
+@app.command()
+def download(
+    source: Annotated[
+        list[str],
+        typer.Argument(
+            help="ORGANIZATION/NAME, with @REVISION, :QUANTISATION or /FILE.gguf after it.", show_default=False
+        ),
+    ],
+) -> None:
+    """Download models from the hub into its cache, and print where they are.  Only files that are read are downloaded.
+
+    An interrupted download is continued.  HF_ENDPOINT names a mirror, HF_TOKEN a token, HF_HOME the cache's folder.
+    """
+    from ..config import settings
+
+    settings.set_library_defaults()
+    from polyhead.models.checkpoint.hub import DownloadOptions
+    from polyhead.models.checkpoint.source_policy import ANY_SOURCE
+
+    with exit_on_error(), cli_checkpoint.exit_on_interrupt():
+        max_bytes = settings.read_settings({}).download_gib << 30
+        for each in source:
+            options = DownloadOptions(partial(cli_checkpoint.print_progress, f"{each}, bytes"), max_bytes)
+            typer.echo(replace(ANY_SOURCE, downloads=options).locate(each))
 
 
 @app.command()
