@@ -178,13 +178,6 @@ def list_sharded_tensors(path: Path) -> dict[str, TensorEntry]:
 
 
 def load_tokenizer(path: Path, folder_check: FolderCheck = accept_folder) -> Tokenizer:
-    readable = ("tokenizer.json", "vocab.txt", "vocab.json")
-    if (path / "tokenizer.model").is_file() and not any((path / name).is_file() for name in readable):
-        raise UnsupportedError(
-            "only a SentencePiece tokenizer.model; transformers' AutoTokenizer.from_pretrained(folder)"
-            ".save_pretrained(folder) writes the tokenizer.json that is needed",
-            file=str(path),
-        )
     try:
         folder_check(path, {})
         return Tokenizer.from_folder(path)
