@@ -74,7 +74,7 @@ class Repository:
 def library_part(name: str) -> Any:
     """A module of huggingface_hub. Naming a class of the library imports them, and an HTTP client with them, so it is
     done here and not at the top."""
-    assert huggingface_hub.HfApi
+    _ = huggingface_hub.HfApi
     return getattr(huggingface_hub, name)
 
 

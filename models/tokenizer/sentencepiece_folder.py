@@ -193,8 +193,8 @@ def add_ends(backend: Tokenizer, kind: SentencePieceClass, settings: Json, roles
         if backend.token_to_id(pieces[role]) is None:
             raise ValueError(f"it has no {role}_token {show_value(pieces[role])}, which is added to every text")
     if kind.ends == "segments":
-        separator, first = ((pieces[role], backend.token_to_id(pieces[role])) for role in ("sep", "cls"))
-        backend.post_processor = processors.BertProcessing(separator, first)
+        ids = {role: backend.token_to_id(pieces[role]) or 0 for role in needed}
+        backend.post_processor = processors.BertProcessing((pieces["sep"], ids["sep"]), (pieces["cls"], ids["cls"]))
     elif kind.ends == "pair":
         add_boundary_tokens(backend, pieces["cls"], pieces["sep"], double=True)
     else:

@@ -243,6 +243,26 @@ def import_training() -> Iterator[Any]:
             raise report_failure(error) from None
 
 
+@app.command()
+def families(
+    every: Annotated[bool, typer.Option("--all", help="Also what is not loaded, and what it needs.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="As JSON, to be read by programs.")] = False,
+    markdown: Annotated[bool, typer.Option("--markdown", help="As the page docs/families.md.")] = False,
+) -> None:
+    """List the families of checkpoints that are loaded, and their heads."""
+    from ..config import settings
+
+    settings.set_library_defaults()
+    from . import families as work
+
+    if markdown:
+        typer.echo(work.as_markdown(), nl=False)
+    elif as_json:
+        typer.echo(work.as_json(every=every))
+    else:
+        typer.echo(work.format_architectures() if every else work.format_families())
+
+
 @app.command(
     context_settings={"allow_extra_args": True, "ignore_unknown_options": True},
     options_metavar="[FLAGS OF SERVE]",

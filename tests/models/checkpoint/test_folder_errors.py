@@ -25,8 +25,8 @@ from tests.support.edits import edited, with_tensors
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"model_type": "rwkv"}, r"'rwkv' is not known; known are bert, .*llama"),
-        ({"model_type": None}, "model_type None is not known"),
+        ({"model_type": "rwkv"}, "'rwkv' is not known here: it needs recurrent layers.*polyhead families"),
+        ({"model_type": None}, "model_type None is not known here: it should be the name"),
         (
             {"architectures": ["BertForMultipleChoice"]},
             "BertForMultipleChoice.*BertForSequenceClassification",
