@@ -129,6 +129,8 @@ def download_parsed(source: str, wanted: HubSource, options: DownloadOptions) ->
         if isinstance(error, library_part("errors").RevisionNotFoundError):
             raise
         cached = find_cached(source, wanted)
+        if cached is None and isinstance(error, library_part("errors").OfflineModeIsEnabled):
+            raise CheckpointError("HF_HUB_OFFLINE is set, and the cache does not have it") from None
         if cached is None:
             raise
         log.warning("%s: %s; its files in the cache are used, revision %s", source, explain(error), cached[0].commit)
@@ -154,7 +156,7 @@ def explain(error: Exception) -> str:
     if isinstance(error, kinds.RevisionNotFoundError):
         return "the repository has no such revision"
     if isinstance(error, kinds.OfflineModeIsEnabled):
-        return "HF_HUB_OFFLINE is set, and the cache does not have it"
+        return "HF_HUB_OFFLINE is set"
     return next(iter(str(error).strip().splitlines()), type(error).__name__)
 
 

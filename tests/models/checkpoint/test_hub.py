@@ -233,7 +233,7 @@ def test_without_the_hub_the_cache_is_used(
     monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_OFFLINE", True)
     caplog.clear()
     assert load("org/name").task == "classify"
-    assert f"its files in the cache are used, revision {COMMIT}" in caplog.text
+    assert f"HF_HUB_OFFLINE is set; its files in the cache are used, revision {COMMIT}" in caplog.text
     assert download(f"org/name@{COMMIT}") == folder
     with pytest.raises(CheckpointError, match="no GGUF file of the quantisation Q2_K; there are Q8_0"):
         download("org/files@v2:Q2_K")
