@@ -13,52 +13,51 @@ Kind = Literal["decoder", "encoder", "encoder-decoder", "multimodal"]
 NO_TABLE = "no table is written for it"
 TRANSFORMERS_RELEASE = "5.23"
 CLOSE_SPELLING = 0.6  # of 1, as difflib measures it
-MISSING_PARTS: Mapping[str, str] = {
-    "activation": "an activation function that no executor computes",
-    "alternating updates": "several states a token (AltUp) and embeddings in every layer, which no executor computes",
-    "audio": "sound as input or output, and only text is read and written",
-    "bottleneck": "layers with a bottleneck around attention, which no executor computes",
-    "characters": "characters or bytes in place of tokens",
-    "composition": "two checkpoints that are put together, each with an architecture of its own",
-    "convolution": "convolutions over neighbouring tokens, which no executor computes",
-    "differential": "differential attention, which no executor computes",
-    "draft": "the states of another model: it only drafts for that model",
-    "dynamic mask": "masks that are computed from values, which no executor computes",
-    "experts": "experts (an MLP is chosen for each token), which no executor computes",
-    "indexer": "an index that chooses the keys of each query, which no executor computes",
-    "integers": "arithmetic of integers that was trained with the network",
-    "iteration": "two stacks that are computed in turns several times, which no executor does",
-    "languages": "a module for each language, chosen by the request",
-    "latent": "latent attention (keys and values from one vector), which no executor computes",
-    "layout": "more than text: entities, positions on a page, markup or tables",
-    "linear attention": "linear attention with a recurrent state, which no executor computes",
-    "no attention": "Fourier transforms in place of attention, which no executor computes",
-    "pooling": "layers that pool tokens, which no executor computes",
-    "pronunciation": "the shape and the pronunciation of characters",
-    "proteins": "proteins, and only text is read and written",
-    "recurrence": "recurrent layers, which no executor computes",
-    "segments": "segments of a prompt with biases of their own, which no executor computes",
-    "sparse attention": "sparse or approximate attention, which no executor computes",
-    "state space": "state-space layers (Mamba), which no executor computes",
-    "two streams": "attention of several streams, which no executor computes",
-    "vision": "pictures as input, and only text is read",
+# Parts of a network that no executor computes, unless a family that is loaded needs them, too.
+NETWORK_PARTS: Mapping[str, str] = {
+    "activation": "another activation function",
+    "alternating updates": "several states a token (AltUp) and embeddings in every layer",
+    "bottleneck": "layers with a bottleneck around attention",
+    "convolution": "convolutions over neighbouring tokens",
+    "differential": "differential attention",
+    "dynamic mask": "masks that are computed from values",
+    "experts": "experts (an MLP is chosen for each token)",
+    "indexer": "an index that chooses the keys of each query",
+    "iteration": "two stacks that are computed in turns several times",
+    "latent": "latent attention (keys and values from one vector)",
+    "linear attention": "linear attention with a recurrent state",
+    "no attention": "Fourier transforms in place of attention",
+    "pooling": "layers that pool tokens",
+    "recurrence": "recurrent layers",
+    "segments": "segments of a prompt with biases of their own",
+    "state space": "state-space layers (Mamba)",
+    "two streams": "attention of several streams",
+}
+# What else an architecture may need.
+OTHER_NEEDS: Mapping[str, str] = {
+    "audio": "it reads or writes sound, and only text is served",
+    "characters": "it reads characters or bytes in place of tokens",
+    "composition": "it is two checkpoints put together, each with an architecture of its own",
+    "draft": "it reads the states of another model, for which it drafts",
+    "integers": "it was trained with arithmetic of integers",
+    "languages": "it has a module for each language, chosen by the request",
+    "layout": "it reads more than text: entities, positions on a page, markup or tables",
+    "pronunciation": "it reads the shape and the pronunciation of characters",
+    "proteins": "it reads proteins, and only text is served",
+    "sparse attention": "its attention is sparse or approximate",
+    "vision": "it reads pictures, and only text is served",
 }
 
 
 @dataclass(frozen=True)
 class PublishedArchitecture:
-    """`class_name` is the class of transformers that computes its main head, `missing` what is needed and not there:
-    keys of MISSING_PARTS.
+    """`class_name` is the class of transformers that computes its main head, `missing` what it needs beside a table:
+    keys of NETWORK_PARTS and OTHER_NEEDS.
     """
 
     class_name: str
     kind: Kind
     missing: tuple[str, ...] = ()
-
-    @property
-    def reason(self) -> str:
-        """Why it is not loaded."""
-        return "; ".join(MISSING_PARTS[part] for part in self.missing) or NO_TABLE
 
 
 PUBLISHED_ARCHITECTURES: Mapping[str, PublishedArchitecture] = {
@@ -332,14 +331,26 @@ def close_names(name: str, known: Iterable[str]) -> list[str]:
     return get_close_matches(name.lower(), list(known), n=3, cutoff=CLOSE_SPELLING)
 
 
+def missing_reason(name: str, loaded: Collection[str]) -> str:
+    """Why a published architecture is not among the `loaded` families. A part that one of these needs is there."""
+    known = {
+        part for each in loaded if each in PUBLISHED_ARCHITECTURES for part in PUBLISHED_ARCHITECTURES[each].missing
+    }
+    missing = PUBLISHED_ARCHITECTURES[name].missing
+    needs = [OTHER_NEEDS[part] for part in missing if part in OTHER_NEEDS]
+    parts = [NETWORK_PARTS[part] for part in missing if part in NETWORK_PARTS and part not in known]
+    if parts:
+        needs.append(f"it needs {' and '.join(parts)}, which no executor computes")
+    return "; ".join(needs) or NO_TABLE
+
+
 def explain_model_type(name: object, loaded: Collection[str]) -> str:
-    """Why a model_type is not among the `loaded` ones, and which of these are close to it; a clause for a message."""
+    """Why a model_type is not among the `loaded` families, and which of these are close to it; a clause for a
+    message."""
     if not isinstance(name, str):
         return "it should be the name of an architecture, as in config.json files that transformers writes"
-    published = PUBLISHED_ARCHITECTURES.get(name)
-    if published is not None:
-        parts = [f"it needs {MISSING_PARTS[part]}" for part in published.missing]
-        reason = "; ".join(parts) or f"transformers has it as {published.class_name}, but {NO_TABLE}"
+    if name in PUBLISHED_ARCHITECTURES:
+        reason = missing_reason(name, loaded)
     else:
         reason = f"no architecture of transformers {TRANSFORMERS_RELEASE} for text has this name"
     close = close_names(name, loaded)

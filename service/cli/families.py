@@ -13,6 +13,7 @@ from polyhead.models.architectures.published_architectures import (
     NO_TABLE,
     PUBLISHED_ARCHITECTURES,
     TRANSFORMERS_RELEASE,
+    missing_reason,
 )
 
 TASK_NAMES = {
@@ -33,7 +34,7 @@ This page is the output of `polyhead families --markdown`; `polyhead families --
 OTHERS = f"""
 ## What is not loaded
 
-The other architectures of transformers {TRANSFORMERS_RELEASE} that read or write text, and what each needs.
+The other architectures of transformers {TRANSFORMERS_RELEASE} that read or write text, and why.
 """
 
 
@@ -74,7 +75,13 @@ def list_families() -> list[FamilyRow]:
 def list_architectures() -> list[ArchitectureRow]:
     """The architectures of transformers and the families that are loaded, by name."""
     rows = [
-        ArchitectureRow(name, each.class_name, each.kind, name in FAMILIES, "" if name in FAMILIES else each.reason)
+        ArchitectureRow(
+            name,
+            each.class_name,
+            each.kind,
+            name in FAMILIES,
+            "" if name in FAMILIES else missing_reason(name, FAMILIES),
+        )
         for name, each in PUBLISHED_ARCHITECTURES.items()
     ]
     more = [
@@ -131,7 +138,7 @@ def as_markdown() -> str:
     for each in list_architectures():
         if not each.is_loaded:
             by_reason.setdefault(each.reason, []).append(f"`{each.model_type}`")
-    lines += [OTHERS, "| what it needs | model_type |", "|---|---|"]
+    lines += [OTHERS, "| why | model_type |", "|---|---|"]
     for reason in sorted(by_reason, key=lambda reason: (reason != NO_TABLE, reason)):
         lines.append(f"| {reason} | {', '.join(by_reason[reason])} |")
     return "\n".join(lines) + "\n"
