@@ -131,7 +131,9 @@ def check_auto_map(file: Path, config: JsonObject, family: Family | None) -> Non
             if family
             else f"model_type {show_value(model_type)} is not known here: {explain_model_type(model_type, FAMILIES)}"
         )
-        message = f"auto_map asks to run code that comes with the checkpoint, which is never done; {reason}. {LIST_HINT}"
+        message = (
+            f"auto_map asks to run code that comes with the checkpoint, which is never done; {reason}. {LIST_HINT}"
+        )
         raise UnsupportedError(message, file=str(file))
 
 

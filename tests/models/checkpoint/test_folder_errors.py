@@ -28,8 +28,8 @@ from tests.support.edits import edited, with_tensors
         ({"model_type": "rwkv"}, "'rwkv' is not known here: it needs recurrent layers.*polyhead families"),
         ({"model_type": None}, "model_type None is not known here: it should be the name"),
         (
-            {"architectures": ["BertForMultipleChoice"]},
-            "BertForMultipleChoice.*BertForSequenceClassification",
+            {"architectures": ["BertForPictures"]},
+            "BertForPictures.*BertForSequenceClassification",
         ),
         ({"architectures": None}, "BertForSequenceClassification"),
         ({"auto_map": {"AutoModel": "modeling.Mine"}}, "auto_map.*run code"),
