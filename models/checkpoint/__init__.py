@@ -1,8 +1,8 @@
 """Loads checkpoints: `load(source)`.
 
-A source is a folder in Hugging Face's layout, a GGUF file, or an id on the hub ("org/name", "org/name@revision"). "+"
-and a PEFT LoRA folder after it merge that adapter; a LoRA folder alone names its base. Nothing in a checkpoint is
-executed or unpickled.
+A source is a folder in Hugging Face's layout, a GGUF file, or a name on the hub ("org/name", "org/name@revision",
+"org/name:Q4_K_M", "org/name/file.gguf"; see hub.py). "+" and a PEFT LoRA folder after it merge that adapter; a LoRA
+folder alone names its base. Nothing in a checkpoint is executed or unpickled.
 """
 
 from collections.abc import Callable, Mapping

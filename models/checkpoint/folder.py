@@ -12,6 +12,7 @@ from torch import Tensor
 
 from ..architectures import FAMILIES, Family, HeadSpec, rename_weight
 from ..architectures.family import NamedTensors
+from ..architectures.published_architectures import explain_model_type
 from ..chat import ChatTemplate
 from ..core.errors import CheckpointError, UnsupportedError, show_value
 from ..core.files import is_plain_name, read_text, subfolder
@@ -29,13 +30,15 @@ from .folder_files import (
     read_json,
     valid_tokens,
 )
-    """UnsupportedError for a quantisation that is not supported."""
-    if quantised := config.get(CONFIG):
-        read_quantization(file, quantised)
+from .head_config import EMBEDDING_COPIES, HEADS, is_embedder, read_both_sides
+from .quantized.config_fields import CONFIG
+from .quantized.formats import read_quantization
 from .tensor_files import TensorEntry, check_tensor_count, read_safetensors
 from .unread_formats import INDEX, SINGLE, check_folder, missing_weights_error
 
 BuildNetwork = Callable[[], Any]
+
+LIST_HINT = "polyhead families lists what is loaded"
 
 
 def open_folder(path: Path) -> FolderParts:
@@ -109,26 +112,30 @@ def find_family(file: Path, config: JsonObject) -> Family:
     known = FAMILIES.get(name) if isinstance(name, str) else None
     family = parse_config(str(file), partial(known.variant, known, config)) if known else None
     if "auto_map" in config:
-        check_auto_map(file, config["auto_map"], family)
+        check_auto_map(file, config, family)
     if family is None:
-        raise UnsupportedError(
-            f"model_type {show_value(name)} is not known; known are {', '.join(FAMILIES)}", file=str(file)
-        )
+        message = f"model_type {show_value(name)} is not known here: {explain_model_type(name, FAMILIES)}. {LIST_HINT}"
+        raise UnsupportedError(message, file=str(file))
     return family
 
 
-def check_auto_map(file: Path, auto_map: Any, family: Family | None) -> None:
+def check_auto_map(file: Path, config: JsonObject, family: Family | None) -> None:
     """UnsupportedError unless all classes of networks in `auto_map` are known."""
+    auto_map, model_type = config["auto_map"], config.get("model_type")
     classes = auto_map.items() if isinstance(auto_map, dict) else ()
     named = [value if isinstance(value, str) else "" for key, value in classes if str(key).startswith("AutoModel")]
     names = [value.rpartition(".")[2] for value in named]
     known = family.heads.keys() | family.published_classes if family else frozenset[str]()
     if family is None or not names or not all(name in known or name.endswith("PreTrainedModel") for name in names):
-        raise UnsupportedError(
-            "auto_map asks to run code that comes with the checkpoint, which is never done; use one of a known "
-            f"family ({', '.join(FAMILIES)})",
-            file=str(file),
+        reason = (
+            f"classes of {family.name} that are read without it: {', '.join(sorted(known))}"
+            if family
+            else f"model_type {show_value(model_type)} is not known here: {explain_model_type(model_type, FAMILIES)}"
         )
+        message = (
+            f"auto_map asks to run code that comes with the checkpoint, which is never done; {reason}. {LIST_HINT}"
+        )
+        raise UnsupportedError(message, file=str(file))
 
 
 def find_head_spec(file: Path, config: JsonObject, family: Family) -> HeadSpec:
@@ -179,13 +186,6 @@ def list_sharded_tensors(path: Path) -> dict[str, TensorEntry]:
 
 
 def load_tokenizer(path: Path, folder_check: FolderCheck = accept_folder) -> Tokenizer:
-    readable = ("tokenizer.json", "vocab.txt", "vocab.json")
-    if (path / "tokenizer.model").is_file() and not any((path / name).is_file() for name in readable):
-        raise UnsupportedError(
-            "only a SentencePiece tokenizer.model; transformers' AutoTokenizer.from_pretrained(folder)"
-            ".save_pretrained(folder) writes the tokenizer.json that is needed",
-            file=str(path),
-        )
     try:
         folder_check(path, {})
         return Tokenizer.from_folder(path)

@@ -1,43 +1,227 @@
-"""Downloads checkpoints by their id on the Hugging Face hub. The extra `hub` installs huggingface_hub; it imports its
-parts (and an HTTP client) only when something is downloaded."""
+"""Loads checkpoints by their name on the Hugging Face hub. The extra `hub` installs huggingface_hub; it imports its
+parts (and an HTTP client) only when something is downloaded.
 
+| source | what is loaded |
+|---|---|
+| `org/name` | the folder with safetensors, or the only GGUF model, or its Q4_K_M |
+| `org/name@revision` | the same at a branch, a tag or a commit |
+| `org/name:Q8_0` | the GGUF model of that quantisation, split sets too |
+| `org/name/folder/file.gguf` | that file |
+
+The library reads HF_ENDPOINT (a mirror), HF_TOKEN, HF_HOME (the cache) and HF_HUB_OFFLINE. Without the hub, what is in
+the cache is loaded.
+"""
+
+import os
 import re
+from collections.abc import Collection
+from dataclasses import dataclass, replace
 from importlib.util import find_spec
+from logging import getLogger
 from pathlib import Path
+from typing import Any
 
 from ..core.errors import CheckpointError, UnsupportedError, show_value
-
-# No part begins with a dot and none is empty: a revision is looked up as a path in the cache.
-ID = re.compile(
-    r"(?!.*\.\.)(?P<name>[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*)(@(?P<revision>\w[\w.-]*(/\w[\w.-]*)*))?", re.ASCII
+from .folder_files import read_json
+from .hub_files import (
+    HubFile,
+    choose_gguf,
+    choose_small_files,
+    choose_weights,
+    has_safetensors,
+    index_shards,
+    list_gguf_sets,
+    unread_weights_error,
+    usable_names,
 )
-PATTERNS = ("*.safetensors", "*.json", "*.txt", "*.jinja")  # no pickles, no code, no second formats
+from .hub_transfer import Progress, Repository, download_files, library_part, remember_revision
+from .unread_formats import INDEX
+
+# No part begins with a dot and none is empty: names and revisions are looked up as paths in the cache.
+SOURCE = re.compile(
+    r"(?!.*\.\.)(?P<name>[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*)"
+    r"(/(?P<file>(\w[\w.-]*/)*\w[\w.-]*\.gguf))?"
+    r"(@(?P<revision>\w[\w.-]*(/\w[\w.-]*)*))?"
+    r"(:(?P<quantisation>[A-Za-z0-9][\w.-]*))?",
+    re.ASCII,
+)
+FORMS = "ORGANIZATION/NAME, or with @REVISION, :QUANTISATION or the name of a GGUF file after it"
+COMMIT = re.compile(r"[0-9a-f]{40}([0-9a-f]{24})?")
+DEFAULT_REVISION = "main"
+MAX_LISTED = 100_000  # files of a repository
+log = getLogger(__name__)
 
 HAS_HUB_LIBRARY = find_spec("huggingface_hub") is not None
 if HAS_HUB_LIBRARY:
     import huggingface_hub
 
 
+def ignore_progress(done: int, total: int) -> None:
+    """The default progress callback: does nothing."""
+
+
+@dataclass(frozen=True)
+class DownloadOptions:
+    """`progress` is called with the bytes downloaded so far and in all, on several threads; what it raises ends the
+    download. `max_bytes` limits the size of a checkpoint; 0: only by what is free on the disk.
+    """
+
+    progress: Progress = ignore_progress
+    max_bytes: int = 0
+
+
+ANY_DOWNLOAD = DownloadOptions()
+
+
+@dataclass(frozen=True)
+class HubSource:
+    """A model on the hub; `file`, `revision` and `quantisation` are empty where the source does not name them."""
+
+    name: str
+    file: str
+    revision: str
+    quantisation: str
+
+    @classmethod
+    def parse(cls, source: str) -> "HubSource | None":
+        """None if the source has no form of a name on the hub."""
+        found = SOURCE.fullmatch(source)
+        if found is None or (found["file"] and found["quantisation"]):
+            return None
+        return cls(found["name"], *(found[part] or "" for part in ("file", "revision", "quantisation")))
+
+    @property
+    def is_gguf(self) -> bool:
+        return bool(self.file or self.quantisation)
+
+
 def is_id(source: str) -> bool:
-    """Whether a source has the form "org/name" or "org/name@revision"."""
-    return ID.fullmatch(source) is not None
+    """Whether a source has the form of a name on the hub."""
+    return HubSource.parse(source) is not None
 
 
-def download(source: str) -> Path:
-    """The folder of a checkpoint's files, downloaded or from the cache. CheckpointError if that fails."""
+def download(source: str, options: DownloadOptions = ANY_DOWNLOAD) -> Path:
+    """The folder or GGUF file of a checkpoint, downloaded or from the cache. CheckpointError if that fails."""
     if not HAS_HUB_LIBRARY:
         raise UnsupportedError(
             f"{show_value(source, 1000)} is no folder or file here, and to fetch it from the hub an extra is needed: "
             "pip install 'polyhead[hub]'"
         )
-    found = ID.fullmatch(source)
-    assert found is not None
+    wanted = HubSource.parse(source)
+    assert wanted is not None
     try:
-        return Path(
-            huggingface_hub.snapshot_download(found["name"], revision=found["revision"], allow_patterns=list(PATTERNS))
-        )
-    except (OSError, ValueError) as error:  # the library's own errors are subclasses
-        reason = next(iter(str(error).strip().splitlines()), type(error).__name__)
+        return download_parsed(source, wanted, options)
+    except CheckpointError as error:
+        if error.file:
+            raise
+        raise type(error)(f"{show_value(source, 1000)}, on the hub: {error}") from None
+    except library_errors() as error:
         raise CheckpointError(
-            f"{show_value(source, 1000)} is no folder or file here, and the hub did not send it: {reason}"
+            f"{show_value(source, 1000)} is no folder or file here, and the hub did not send it: {explain(error)}"
         ) from None
+
+
+def download_parsed(source: str, wanted: HubSource, options: DownloadOptions) -> Path:
+    """As `download`, with the errors of the library as they are."""
+    try:
+        repository, files = ask_hub(source, wanted)
+    except library_errors() as error:
+        if isinstance(error, library_part("errors").RevisionNotFoundError):
+            raise
+        cached = find_cached(source, wanted)
+        if cached is None and isinstance(error, library_part("errors").OfflineModeIsEnabled):
+            raise CheckpointError("HF_HUB_OFFLINE is set, and the cache does not have it") from None
+        if cached is None:
+            raise
+        log.warning("%s: %s; its files in the cache are used, revision %s", source, explain(error), cached[0].commit)
+        return choose_path(*cached, wanted, options)
+    path = choose_path(repository, files, wanted, options)
+    remember_revision(repository, wanted.revision or DEFAULT_REVISION)
+    log.info("%s is revision %s, in %s", source, repository.commit, path)
+    return path
+
+
+def library_errors() -> tuple[type[Exception], ...]:
+    """What the library raises: errors of its HTTP client, of the file system, of values, and of its own protocol."""
+    return library_part("errors").HTTPError, OSError, ValueError, RuntimeError
+
+
+def explain(error: Exception) -> str:
+    """A sentence on why the hub did not send something."""
+    kinds = library_part("errors")
+    if isinstance(error, kinds.GatedRepoError):
+        return "its terms must be accepted on its page first; HF_TOKEN then has a token of that account"
+    if isinstance(error, kinds.RepositoryNotFoundError):
+        return "there is no such repository, or it is private; HF_TOKEN then has a token that may read it"
+    if isinstance(error, kinds.RevisionNotFoundError):
+        return "the repository has no such revision"
+    if isinstance(error, kinds.OfflineModeIsEnabled):
+        return "HF_HUB_OFFLINE is set"
+    return next(iter(str(error).strip().splitlines()), type(error).__name__)
+
+
+def ask_hub(source: str, wanted: HubSource) -> tuple[Repository, list[HubFile]]:
+    """The repository at the wanted revision, and its files. Raises the library's errors."""
+    api = huggingface_hub.HfApi(library_name="polyhead")
+    answer = api.model_info(wanted.name, revision=wanted.revision or None, files_metadata=True)
+    commit, siblings = answer.sha, answer.siblings or []
+    if not isinstance(commit, str) or not COMMIT.fullmatch(commit):
+        raise CheckpointError(f"the hub names the commit {show_value(commit)}, which is none")
+    if len(siblings) > MAX_LISTED:
+        raise CheckpointError(f"the repository has {len(siblings)} files; {MAX_LISTED} are the most")
+    usable = set(usable_names(sibling.rfilename for sibling in siblings))
+    files = [read_file_entry(sibling) for sibling in siblings if sibling.rfilename in usable]
+    return Repository(wanted.name, commit, storage_of(wanted.name), source), files
+
+
+def read_file_entry(sibling: Any) -> HubFile:
+    """A file as the hub lists it. What is no digest is left out: the library then downloads the file."""
+    large = sibling.lfs
+    digest = (large.sha256 if large is not None else sibling.blob_id) or ""
+    size = sibling.size if isinstance(sibling.size, int) else 0
+    return HubFile(sibling.rfilename, size, digest if COMMIT.fullmatch(digest) else "")
+
+
+def storage_of(name: str) -> Path:
+    """The folder of a repository in the cache."""
+    return Path(library_part("constants").HF_HUB_CACHE).expanduser() / f"models--{name.replace('/', '--')}"
+
+
+def find_cached(source: str, wanted: HubSource) -> tuple[Repository, list[HubFile]] | None:
+    """The repository and those of its files that are in the cache; None if there are none."""
+    storage, revision = storage_of(wanted.name), wanted.revision or DEFAULT_REVISION
+    commit = revision
+    try:
+        if not COMMIT.fullmatch(revision):
+            commit = (storage / "refs" / revision).read_text().strip()
+    except (OSError, ValueError):
+        return None
+    repository = Repository(wanted.name, commit, storage, source)
+    if not COMMIT.fullmatch(commit) or not repository.snapshot.is_dir():
+        return None
+    files = []
+    for folder, _, names in os.walk(repository.snapshot):
+        paths = [Path(folder) / name for name in names]
+        files += [
+            HubFile(str(path.relative_to(repository.snapshot)), path.stat().st_size) for path in paths if path.exists()
+        ]
+    return repository, files
+
+
+def choose_path(
+    repository: Repository, files: Collection[HubFile], wanted: HubSource, options: DownloadOptions
+) -> Path:
+    """The folder or GGUF file of a repository's model, with all of its files in the cache."""
+    if wanted.is_gguf or (not has_safetensors(files) and list_gguf_sets(files)):
+        parts = choose_gguf(files, wanted.quantisation, wanted.file).parts
+        download_files(repository, parts, options.progress, options.max_bytes)
+        return repository.snapshot / parts[0].name
+    if not has_safetensors(files):
+        raise unread_weights_error([file.name for file in files])
+    small = choose_small_files(files)
+    download_files(repository, small, options.progress, options.max_bytes)
+    index = repository.snapshot / INDEX
+    weights = choose_weights(files, index_shards(read_json(index)) if index.exists() else ())
+    rest = replace(options, max_bytes=options.max_bytes and max(options.max_bytes - sum(f.size for f in small), 1))
+    download_files(repository, weights, rest.progress, rest.max_bytes)
+    return repository.snapshot

@@ -2,7 +2,7 @@
 file system is accessed in any other way, so a client cannot learn whether a forbidden folder exists."""
 
 import os
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from ..core.errors import CheckpointError, truncate
@@ -16,10 +16,11 @@ class SourcePolicy:
 
     root: Path
     known: frozenset[str] = frozenset()
+    downloads: hub.DownloadOptions = hub.ANY_DOWNLOAD
 
     def for_source(self, source: str) -> "SourcePolicy":
         """The policy for sources that are named by `source`, as the base of an adapter."""
-        return ANY_SOURCE if source in self.known else self
+        return replace(ANY_SOURCE, downloads=self.downloads) if source in self.known else self
 
     def locate(self, source: str) -> Path:
         """The path of a source, downloaded if it is an id on the hub. CheckpointError if it does not exist or is not
@@ -28,14 +29,13 @@ class SourcePolicy:
         if source and os.path.exists(path):
             return path
         if hub.is_id(source):
-            return hub.download(source)
+            return hub.download(source, self.downloads)
         if "://" in source:
             raise CheckpointError("a URL is not read; give a folder, a file or an id on the hub, ORGANIZATION/NAME")
-        form = "ORGANIZATION/NAME, or ORGANIZATION/NAME@REVISION"
         # An id on the hub, so there is no folder whose existence must be hidden.
         if "@" in source and not source.startswith(("/", ".", "~")):
-            raise CheckpointError(f"{truncate(source, 200)!r} is no id on the hub; its form is {form}")
-        raise CheckpointError(f"there is no such folder or file, and it is no id on the hub ({form})", file=source)
+            raise CheckpointError(f"{truncate(source, 200)!r} is no id on the hub; its form is {hub.FORMS}")
+        raise CheckpointError(f"there is no such folder or file, and it is no id on the hub ({hub.FORMS})", file=source)
 
     def exists(self, source: str) -> bool:
         """Whether an allowed folder or file has this name."""

@@ -15,6 +15,7 @@ MAX_SMALL_BYTES = 16 << 20  # bytes of a description, an index, a template
 MAX_VOCABULARY_BYTES = 64 << 20  # bytes of a vocabulary
 MAX_JSON_VALUES = 1 << 21  # fields, objects and lists in a JSON file; each takes many times its bytes in memory
 MAX_NAME_BYTES = 255  # bytes of a file's name, as file systems have it
+MAX_SNAPSHOT_DEPTH = 4  # folders of a snapshot inside each other
 MAX_LISTED_FILES = 10_000  # files of a folder that are searched for a hint
 
 
@@ -40,7 +41,7 @@ def open_member(path: Path) -> BinaryIO:
 def blob_folder(folder: Path) -> Path:
     """The folder where a hub's cache keeps the files that a snapshot (models--org--name/snapshots/revision) links to;
     the folder itself if it is no snapshot."""
-    for snapshot in (folder, folder.parent):
+    for snapshot in (folder, *list(folder.parents)[:MAX_SNAPSHOT_DEPTH]):
         if snapshot.parent.name == "snapshots" and snapshot.parent.parent.name.startswith("models--"):
             return snapshot.parent.parent / "blobs"
     return folder

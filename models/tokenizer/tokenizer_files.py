@@ -1,8 +1,8 @@
 """Reads the vocabulary of a checkpoint folder.
 
-The vocabulary is the first that exists of tokenizer.json, vocab.txt, source.spm + vocab.json and vocab.json +
-merges.txt. The small files (tokenizer_config.json, special_tokens_map.json, added_tokens.json) list which of its tokens
-are special and what their roles are.
+The vocabulary is the first that exists of tokenizer.json, vocab.txt, source.spm + vocab.json, vocab.json +
+merges.txt and a SentencePiece model. The small files (tokenizer_config.json, special_tokens_map.json,
+added_tokens.json) list which of its tokens are special and what their roles are.
 """
 
 import json
@@ -15,7 +15,8 @@ from tokenizers import AddedToken, Tokenizer, processors
 
 from ..core import files
 from ..core.errors import CheckpointError, UnsupportedError, show_value
-from . import sentencepiece
+from ..core.files import list_files
+from . import sentencepiece, sentencepiece_folder
 from .added_tokens import check_added_contents, check_added_tokens
 from .merges import check_merges
 from .vocabulary import (
@@ -32,7 +33,6 @@ from .vocabulary import (
 
 _ROLES = ("bos_token", "eos_token", "pad_token", "unk_token", "cls_token", "sep_token", "mask_token")
 _MORE = ("additional_special_tokens", "extra_special_tokens")
-_SENTENCEPIECE = ("tokenizer.model", "spiece.model", "sentencepiece.bpe.model")
 _CONVERT = (
     "save it with a tokenizer.json first: transformers.AutoTokenizer.from_pretrained(folder).save_pretrained(folder)"
 )
@@ -93,6 +93,8 @@ def read_vocabulary(folder: Path) -> Vocabulary:
         merge, defaults = _tokenizer_class(folder, settings)
         settings = settings.with_defaults(defaults)
         backend = _read_vocab_json(folder, settings, merge)
+    elif model := sentencepiece_folder.find_model(folder):
+        settings, backend = _read_sentencepiece(folder, model, settings)
     else:
         raise _no_tokenizer(folder)
     present = {role: piece for role in _ROLES if backend.token_to_id(piece := settings.piece(role)) is not None}
@@ -101,11 +103,14 @@ def read_vocabulary(folder: Path) -> Vocabulary:
 
 
 def _no_tokenizer(folder: Path) -> CheckpointError:
-    if found := next((name for name in _SENTENCEPIECE if (folder / name).is_file()), ""):
-        return UnsupportedError(
-            f"is a SentencePiece model, which is not read here; {_CONVERT}", file=str(folder / found)
-        )
-    return CheckpointError("has no tokenizer.json, no vocab.txt and no vocab.json with merges.txt", file=str(folder))
+    if found := list_files(folder, {".tiktoken"}):
+        message = f"has only a vocabulary of tiktoken ({found[0]}), which does not say how texts are split"
+        return UnsupportedError(f"{message}; put the tokenizer.json of the same model beside it", file=str(folder))
+    if (folder / "tekken.json").is_file():
+        message = "has only a tekken.json, which is not read; put the tokenizer.json of the same model beside it"
+        return UnsupportedError(message, file=str(folder))
+    known = f"no tokenizer.json, no vocab.txt, no vocab.json with merges.txt and no {sentencepiece_folder.FILES[0]}"
+    return CheckpointError(f"has {known}", file=str(folder))
 
 
 def _read_settings(folder: Path) -> _Settings:
@@ -228,6 +233,27 @@ def _read_source_spm(folder: Path, settings: _Settings) -> Tokenizer:
     backend.add_tokens([AddedToken(code, normalized=False, special=False) for code in codes])
     add_boundary_tokens(backend, "", settings.piece("eos_token"))
     return backend
+
+
+def _read_sentencepiece(folder: Path, model: Path, settings: _Settings) -> tuple[_Settings, Tokenizer]:
+    """The settings with the roles of the tokenizer's class, and the tokenizer of a SentencePiece model."""
+    config = _read_json(folder / "config.json")
+    kind = sentencepiece_folder.find_class(model, settings.other, config)
+    given = settings.other
+    if "extra_ids" not in given and str(config.get("model_type", "")).startswith(("mt5", "umt5")):
+        given = {**given, "extra_ids": 0}
+    settings = settings.with_defaults(kind.roles)
+    roles = {role: settings.piece(role) for role in settings.roles}
+
+    def build() -> Tokenizer:
+        backend = sentencepiece_folder.read_sentencepiece(model, kind, given)
+        sentencepiece_folder.mark_special(backend, roles)
+        return backend
+
+    backend = run_build(build, str(model))
+    _add_tokens(backend, settings, folder)
+    run_build(lambda: sentencepiece_folder.add_ends(backend, kind, given, roles), str(model))
+    return settings, backend
 
 
 def _gpt2_backend(pieces: Mapping[str, int], merges: Sequence[tuple[str, str]], settings: _Settings) -> Tokenizer:

@@ -14,6 +14,10 @@ MAX_PIECE_LENGTH = 4096  # characters of a token; published ones have a few hund
 MAX_VOCABULARY_TEXT = 1 << 25  # characters of all tokens; vocabularies of 262,144 tokens have two million
 SPACE = "\u2581"  # a space in SentencePiece's pieces
 WORD_END = "</w>"  # the end of a word in merges over words
+MAX_SPLIT_CHARACTERS = (
+    1 << 27
+)  # characters of all pieces, each split at every place; 262,144 published ones have 15 million
+MAX_DERIVED_MERGES = 1 << 21  # merges made of splits; 262,144 published pieces have about half a million
 T = TypeVar("T")
 
 
@@ -153,6 +157,28 @@ def sentencepiece_merges(
     backend.normalizer = normalizers.Sequence(spaces)
     backend.decoder = decoders.Sequence(steps)
     return backend
+
+
+def merges_from_scores(scores: Mapping[str, float]) -> list[tuple[str, str]]:
+    """Merges that behave like SentencePiece, which joins the pair whose piece has the best score: every split of every
+    piece, best piece first. The pieces are in the order of their ids.
+
+    CheckpointError for pieces with more splits than any published vocabulary: a piece has as many splits as characters,
+    and each is as long as the piece.
+    """
+    order = {piece: index for index, piece in enumerate(scores)}
+    characters = sum(len(piece) ** 2 for piece in scores)
+    if characters > MAX_SPLIT_CHARACTERS:
+        reason = f"it has {characters} characters, where each piece is cut in two at every place"
+        raise CheckpointError(f"{reason}; {MAX_SPLIT_CHARACTERS} are the most")
+    merges = list[tuple[str, str]]()
+    for piece in sorted(scores, key=lambda piece: (-scores[piece], order[piece])):
+        cuts = ((piece[:at], piece[at:]) for at in range(1, len(piece)))
+        known = [cut for cut in cuts if cut[0] in order and cut[1] in order]
+        merges.extend(sorted(known, key=lambda cut: (order[cut[0]], order[cut[1]])))
+        if len(merges) > MAX_DERIVED_MERGES:
+            raise CheckpointError(f"it has more than {MAX_DERIVED_MERGES} pieces made of two others")
+    return merges
 
 
 @dataclass(frozen=True)

@@ -7,6 +7,8 @@ import gc
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -161,6 +163,32 @@ def models() -> None:
 
 
 @app.command()
+def download(
+    source: Annotated[
+        list[str],
+        typer.Argument(
+            help="ORGANIZATION/NAME, with @REVISION, :QUANTISATION or /FILE.gguf after it.", show_default=False
+        ),
+    ],
+) -> None:
+    """Download models from the hub into its cache, and print where they are.  Only files that are read are downloaded.
+
+    An interrupted download is continued.  HF_ENDPOINT names a mirror, HF_TOKEN a token, HF_HOME the cache's folder.
+    """
+    from ..config import settings
+
+    settings.set_library_defaults()
+    from polyhead.models.checkpoint.hub import DownloadOptions
+    from polyhead.models.checkpoint.source_policy import ANY_SOURCE
+
+    with exit_on_error(), cli_checkpoint.exit_on_interrupt():
+        max_bytes = settings.read_settings({}).download_gib << 30
+        for each in source:
+            options = DownloadOptions(partial(cli_checkpoint.print_progress, f"{each}, bytes"), max_bytes)
+            typer.echo(replace(ANY_SOURCE, downloads=options).locate(each))
+
+
+@app.command()
 def train(
     recipe: Annotated[Path, typer.Argument(help="A TOML file, as in training/recipes.", show_default=False)],
     out: Annotated[Path | None, typer.Option(help="Folder for the result; by default runs/NAME.")] = None,
@@ -213,6 +241,26 @@ def import_training() -> Iterator[Any]:
             yield follow
         except RecipeError as error:
             raise report_failure(error) from None
+
+
+@app.command()
+def families(
+    every: Annotated[bool, typer.Option("--all", help="Also what is not loaded, and what it needs.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="As JSON, to be read by programs.")] = False,
+    markdown: Annotated[bool, typer.Option("--markdown", help="As the page docs/families.md.")] = False,
+) -> None:
+    """List the families of checkpoints that are loaded, and their heads."""
+    from ..config import settings
+
+    settings.set_library_defaults()
+    from . import families as work
+
+    if markdown:
+        typer.echo(work.as_markdown(), nl=False)
+    elif as_json:
+        typer.echo(work.as_json(every=every))
+    else:
+        typer.echo(work.format_architectures() if every else work.format_families())
 
 
 @app.command(

@@ -173,6 +173,12 @@ class Settings(ParallelSettings):
         description="How long the load of one model may take, its download included; longer ones are ended, and the "
         "model is broken. 0: for ever.",
     )
+    download_gib: int = Field(
+        0,
+        ge=0,
+        le=1 << 20,
+        description="Size in GiB of a model that is downloaded from the hub, at most; 0: what is free on the disk.",
+    )
     max_requests: int = Field(256, ge=1, le=1_000_000, description="HTTP requests in flight; more are answered 429.")
     max_tokens_in_flight: int = Field(
         1 << 18, ge=1, le=1 << 40, description="Tokens of prompts and texts in flight; beyond that 429."

@@ -109,11 +109,22 @@ class ServedName:
 
 @dataclass(frozen=True, slots=True)
 class LoadState:
-    """The progress of a load: `fraction` of the file is read, `reason` tells users why the load failed."""
+    """The progress of a load: `fraction` of the file is downloaded or read, `reason` tells users why it failed."""
 
-    phase: Literal["waiting", "loading", "ready", "broken"]
+    phase: Literal["waiting", "downloading", "loading", "ready", "broken"]
     fraction: float = 0.0
     reason: str = ""
+
+    @property
+    def progress(self) -> str:
+        """What has been done of the load, as the end of a sentence."""
+        if self.phase == "waiting":
+            return "others are loaded first"
+        return f"{self.fraction:.0%} is {'downloaded' if self.phase == 'downloading' else 'read'}"
+
+    @property
+    def read_fraction(self) -> float:
+        return 0.0 if self.phase == "downloading" else self.fraction
 
     @property
     def is_final(self) -> bool:

@@ -19,6 +19,7 @@ from ..engine.engine import Engine
 
 GRACE_S = 5.0  # for the engine's thread to reach the next part of the work, before the load ends without it
 WAITING_STAGE = "was waiting for its turn"
+DOWNLOAD_STAGE = "was being downloaded"
 
 T = TypeVar("T")
 log = logging.getLogger("polyhead.loading")
@@ -28,15 +29,31 @@ class LoadTask:
     """Used on the event loop thread; `check` may be called on any thread.
 
     `seconds` is the limit of all calls of `run` together; 0: no limit. `stage` is a phrase such as "was being
-    described", and `fraction` the share of the weights that is read. The thread that does the work writes both.
+    described", and `fraction` the share of the files that is downloaded, or of the weights that is read. The
+    thread that does the work writes both.
     """
 
     def __init__(self, name: str, seconds: float) -> None:
         self.name, self.stage, self.fraction = name, WAITING_STAGE, 0.0
+        self._stage_after_download = self.stage
         self.is_running, self.finished = False, asyncio.Event()  # the code that began the load sets the event
         self._seconds, self._seconds_left = seconds, seconds or math.inf
         self._error: PolyheadError | None = None  # the reason it was ended
         self._end_requested = asyncio.Event()
+
+    @property
+    def is_downloading(self) -> bool:
+        return self.stage == DOWNLOAD_STAGE
+
+    def record_download(self, done: int, total: int) -> None:
+        """Record the bytes that are downloaded so far, and in all; raise the error that ended the load, if it was
+        ended. Called on the threads that download.
+        """
+        self.check()
+        if not self.is_downloading:
+            self._stage_after_download = self.stage
+        is_whole = done >= total
+        self.stage, self.fraction = (self._stage_after_download, 0.0) if is_whole else (DOWNLOAD_STAGE, done / total)
 
     def check(self) -> None:
         """Raise the error that ended the load, if it was ended. Called between two parts of its work."""

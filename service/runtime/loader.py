@@ -21,6 +21,7 @@ from polyhead.models import checkpoint
 from polyhead.models.checkpoint import Checkpoint
 from polyhead.models.checkpoint.default_precision import DefaultPrecision
 from polyhead.models.checkpoint.description import Description
+from polyhead.models.checkpoint.hub import DownloadOptions
 from polyhead.models.checkpoint.source_policy import SourcePolicy
 from polyhead.models.checkpoint.unmerged_adapter import BaseModel, LoraPlan
 from polyhead.models.executors.contract import Executor
@@ -169,9 +170,8 @@ class Loader:
         check_tokenizer = partial(self.tokenizer_check.check_folder, check_wanted=loading.check)
 
         def read() -> DescribedModel:
-            description = apply_known_cost(
-                checkpoint.describe_source(source, self.source_policy, check_tokenizer), self._settings
-            )
+            policy = self._with_downloads(loading)
+            description = apply_known_cost(checkpoint.describe_source(source, policy, check_tokenizer), self._settings)
             draft = choose_draft_model(loading.name, description, self._settings, check_tokenizer)
             return self._place(loading.name, source, description, draft)
 
@@ -183,12 +183,17 @@ class Loader:
 
         def read() -> UnmergedAdapter:
             check_adapter_allowed(loading.name, self._settings)
-            plan = base.plan_adapter(self.source_policy.locate(source))
+            plan = base.plan_adapter(self._with_downloads(loading).locate(source))
             placement = choose_placement(self._settings, base.description.default_precision, base.description.config)
             return UnmergedAdapter(source, plan, adapter_memory_need(loading.name, plan, placement), placement)
 
         with self._time_stage(loading, "describe"):
             return await run_on_daemon_thread(read)
+
+    def _with_downloads(self, loading: LoadTask) -> SourcePolicy:
+        """Return the policy of sources, with downloads that are part of this load."""
+        options = DownloadOptions(loading.record_download, self._settings.download_gib << 30)
+        return replace(self.source_policy, downloads=options)
 
     async def attach(self, loading: LoadTask, adapter: UnmergedAdapter, base: LoadedModel) -> LoadedModel:
         """Attach an adapter to the worker of its base model, and accept requests for it. Raises InsufficientMemory,

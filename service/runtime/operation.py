@@ -28,6 +28,9 @@ class LoadProgress(Protocol):
     @property
     def fraction(self) -> float: ...
 
+    @property
+    def is_downloading(self) -> bool: ...
+
 
 class ModelOperation:
     """`name` is the model's, `description` a phrase for messages. Used on the event loop thread."""
@@ -42,8 +45,18 @@ class ModelOperation:
 
     @property
     def fraction(self) -> float:
-        """The share of the weights that is read."""
+        """The share of the files that is downloaded, or of the weights that is read."""
         return self.load.fraction if self.load is not None else 0.0
+
+    @property
+    def load_phase(self) -> Literal["downloading", "loading"]:
+        """What is being done while the phase is "loading"."""
+        return "downloading" if self.load is not None and self.load.is_downloading else "loading"
+
+    @property
+    def progress(self) -> str:
+        """How far the load is, as the end of a sentence."""
+        return LoadState(self.load_phase, self.fraction).progress
 
     def start(self, work: Coroutine[Any, Any, object]) -> None:
         """Run `work`, which raises PolyheadErrors only, as a task of its own."""

@@ -88,6 +88,8 @@ class ModelRegistry:
 
     def _state(self, name: str) -> LoadState:
         state = self._states[name]
+        if state.phase == "waiting" and name in self._load_tasks and self._load_tasks[name].is_downloading:
+            return LoadState("downloading", self._load_tasks[name].fraction)
         return replace(state, fraction=self._load_tasks[name].fraction) if state.phase == "loading" else state
 
     def models(self) -> list[Model]:
@@ -328,7 +330,7 @@ class ModelRegistry:
 
     def _new_operation(self, name: str, description: str) -> ModelOperation:
         if self.operation:
-            progress = f", {self.operation.fraction:.0%} is read" if self.operation.phase == "loading" else ""
+            progress = f", {self.operation.progress}" if self.operation.phase == "loading" else ""
             raise Conflict(
                 f"{redact_locations(self.operation.description)} is going on{progress}; "
                 "models change one after the other"
@@ -430,19 +432,18 @@ class ModelRegistry:
 
     def _unavailable_error(self, name: str) -> PolyheadError:
         if self.operation and self.operation.name == name and self.operation.phase == "loading":
-            return Unavailable(f"{name} is not ready yet, {self.operation.fraction:.0%} is read", retry_after=1)
+            return Unavailable(f"{name} is not ready yet, {self.operation.progress}", retry_after=1)
         if name not in self._states:
             names = (*self._states, *self._aliases)
             return NotFound(f"no model is called {name[:100]!r}; there are:", param="model").with_names(names)
         state = self._state(name)
         if state.phase == "broken":
             return Unavailable(f"{name} could not be loaded: {state.reason}")
-        share = f", {state.fraction:.0%} is read" if state.phase == "loading" else ", others are loaded first"
-        return Unavailable(f"{name} is not ready yet{share}", retry_after=self._retry_after())
+        return Unavailable(f"{name} is not ready yet, {state.progress}", retry_after=self._retry_after())
 
     def _retry_after(self) -> int:
         """Estimate the seconds until all models are loaded, if loading continues at the rate so far."""
         states = self.states().values()
-        done = sum(1.0 if state.is_final else state.fraction for state in states) / len(states)
+        done = sum(1.0 if state.is_final else state.read_fraction for state in states) / len(states)
         elapsed = time.monotonic() - self._started
         return min(max(math.ceil(elapsed * (1 - done) / max(done, 0.01)), 1), MAX_RETRY_S)

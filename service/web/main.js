@@ -136,7 +136,7 @@ function fillModelList() {
 // Adds models to the list that become ready later.
 async function pollLoadingModels() {
   const states = await api.readiness().catch(() => ({}));
-  if (!Object.values(states).some((each) => each.state === "loading" || each.state === "waiting")) return;
+  if (!Object.values(states).some((each) => ["waiting", "downloading", "loading"].includes(each.state))) return;
   await new Promise((done) => setTimeout(done, RETRY_MS));
   models = (await api.request("/v1/models")).data;
   fillModelList();

@@ -161,7 +161,7 @@ def write_result(registry: RegistryProtocol, operation: ModelOperation) -> dict[
 
 def write_progress(operation: ModelOperation) -> dict[str, Any]:
     if operation.phase == "loading":
-        return {"state": "loading", "progress": round(operation.fraction, 3)}
+        return {"state": operation.load_phase, "progress": round(operation.fraction, 3)}
     return {"state": operation.phase}
 
 

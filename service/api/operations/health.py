@@ -71,7 +71,7 @@ def accepts_gzip(accepted: str) -> bool:
 
 def write_model_state(state: LoadState) -> dict[str, Any]:
     match state.phase:
-        case "loading":
+        case "loading" | "downloading":
             return {"state": state.phase, "progress": round(state.fraction, 3)}
         case "broken":
             return {"state": state.phase, "error": state.reason}

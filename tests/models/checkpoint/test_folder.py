@@ -14,7 +14,7 @@ import torch
 import transformers as tf
 from safetensors.torch import load_file
 
-from polyhead.models.checkpoint import Checkpoint, hub, load
+from polyhead.models.checkpoint import Checkpoint, load
 from polyhead.models.core.errors import CheckpointError, UnsupportedError
 from polyhead.models.network.ragged import RaggedBatch
 from tests.support import checkpoints, gguf_files
@@ -277,33 +277,6 @@ def test_loading_in_another_thread(tiny_generator: Path) -> None:
     thread.start()
     thread.join()
     assert torch.equal(logits(got[0], [5, 6, 7]), logits(load(str(tiny_generator)), [5, 6, 7]))
-
-
-def test_a_hub_id_is_fetched_without_pickles_or_code(tiny_classifier: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    arguments: dict[str, Any] = {}
-
-    def snapshot(name: str, *, revision: str | None, allow_patterns: list[str]) -> str:
-        arguments.update(name=name, revision=revision, patterns=allow_patterns)
-        return str(tiny_classifier)
-
-    monkeypatch.setattr(hub.huggingface_hub, "snapshot_download", snapshot)
-    assert load("org/name@v1.2").task == "classify"
-    assert (arguments["name"], arguments["revision"]) == ("org/name", "v1.2")
-    assert set(arguments["patterns"]) == {"*.safetensors", "*.json", "*.txt", "*.jinja"}
-    assert load("org/name").task == "classify"
-    assert arguments["revision"] is None
-
-
-def test_a_hub_that_does_not_answer(monkeypatch: pytest.MonkeyPatch) -> None:
-    def snapshot(*args: Any, **kwargs: Any) -> str:
-        raise OSError("no route to host\nand more")
-
-    monkeypatch.setattr(hub.huggingface_hub, "snapshot_download", snapshot)
-    with pytest.raises(CheckpointError, match=r"'org/name' is no folder.*no route to host"):
-        load("org/name")
-    monkeypatch.setattr(hub, "HAS_HUB_LIBRARY", False)
-    with pytest.raises(UnsupportedError, match=r"polyhead\[hub\]"):
-        load("org/name")
 
 
 MEASURE = """

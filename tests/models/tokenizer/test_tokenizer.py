@@ -724,13 +724,6 @@ def test_folder_errors_name_the_file(files: dict[str, bytes], message: str, tmp_
         Tokenizer.from_folder(tmp_path)
 
 
-@pytest.mark.parametrize("name", ["tokenizer.model", "spiece.model", "sentencepiece.bpe.model"])
-def test_sentencepiece_models_are_refused_with_a_hint(name: str, tmp_path: Path) -> None:
-    (tmp_path / name).write_bytes(b"x")
-    with pytest.raises(UnsupportedError, match=rf"{name}.*save_pretrained"):
-        Tokenizer.from_folder(tmp_path)
-
-
 def test_an_unknown_tokenizer_class_is_refused_with_a_hint(tmp_path: Path) -> None:
     (tmp_path / "vocab.json").write_text("{}")
     (tmp_path / "tokenizer_config.json").write_text('{"tokenizer_class": "CLIPTokenizer"}')

@@ -6,12 +6,14 @@ import os
 import subprocess
 import sys
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import httpx
 import pytest
 from typer.testing import CliRunner
 
+from polyhead.models.checkpoint import hub
 from polyhead.service.cli import checkpoint_commands as cli_checkpoint
 from polyhead.service.cli import client, terminal
 from polyhead.service.cli import main as cli
@@ -274,6 +276,23 @@ def test_models_are_fetched_and_named(monkeypatch: pytest.MonkeyPatch) -> None:
     assert lines.keys() == {"smollm2", "minilm", "sentiment"}
     assert str(fetched[0]) == "/somewhere"
     assert lines["minilm"].startswith("/somewhere/")
+
+
+def test_models_of_the_hub_are_downloaded(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    asked: list[tuple[str, int]] = []
+
+    def download(source: str, options: hub.DownloadOptions) -> Path:
+        asked.append((source, options.max_bytes))
+        options.progress(1, 2)
+        return tmp_path / source.partition("/")[2]
+
+    monkeypatch.setattr(hub, "download", download)
+    monkeypatch.setenv("POLYHEAD_DOWNLOAD_GIB", "3")
+    result = polyhead("download", "org/a", "org/b:Q8_0")
+    assert result.stdout.splitlines() == [str(tmp_path / "a"), str(tmp_path / "b:Q8_0")]
+    assert asked == [("org/a", 3 << 30), ("org/b:Q8_0", 3 << 30)]
+    assert "org/a, bytes: 1 of 2" in result.stderr
+    assert polyhead("download", "://x").exit_code == 1
 
 
 def test_an_invalid_recipe_is_reported() -> None:

@@ -134,9 +134,9 @@ def write_state(state: LoadState) -> dict[str, str]:
     match state.phase:
         case "ready":
             return {"state": "READY", "reason": ""}
-        case "loading":
-            return {"state": "LOADING", "reason": f"{state.fraction:.0%} is read"}
+        case "loading" | "downloading":
+            return {"state": "LOADING", "reason": state.progress}
         case "broken":
             return {"state": "UNAVAILABLE", "reason": state.reason}
         case "waiting":
-            return {"state": "UNAVAILABLE", "reason": "others are loaded first"}
+            return {"state": "UNAVAILABLE", "reason": state.progress}

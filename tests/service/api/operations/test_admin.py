@@ -14,6 +14,7 @@ import orjson
 import pytest
 from transformers import LlamaConfig, LlamaForCausalLM
 
+from polyhead.models.checkpoint import hub
 from polyhead.models.checkpoint.tensor_files import TensorEntry
 from polyhead.models.executors.contract import StepInput
 from polyhead.models.executors.torch_executor import TorchExecutor
@@ -272,6 +273,35 @@ def test_while_a_model_loads(tiny_classifier: Path, tiny_generator: Path, held: 
     serving(act, {"judge": tiny_classifier})
 
 
+def test_while_a_model_is_downloaded(
+    tiny_classifier: Path, tiny_generator: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    go_on, entered = threading.Event(), threading.Event()
+
+    def download(_: str, options: hub.DownloadOptions) -> Path:
+        options.progress(42, 100)
+        entered.set()
+        go_on.wait()
+        options.progress(100, 100)
+        return tiny_generator
+
+    monkeypatch.setattr(hub, "download", download)
+
+    async def act(client: Client) -> None:
+        async with during(client, client.ask("POST", "/admin/models", {"name": "chat", "source": "org/name:Q8_0"})):
+            await asyncio.to_thread(entered.wait)
+            assert (await client.ask("GET", "/admin/models")).json()["change"] == {
+                "what": "loading chat from org/name:Q8_0",
+                "state": "downloading",
+                "progress": 0.42,
+            }
+            assert "chat is not ready yet, 42% is downloaded" in (await client.says("chat")).text
+            go_on.set()
+        assert (await client.says("chat")).status_code == 200
+
+    serving(act, {"judge": tiny_classifier})
+
+
 def test_progress_as_events(tiny_classifier: Path, tiny_generator: Path, held: Any) -> None:
     async def act(client: Client) -> None:
         go_on = held()
@@ -446,8 +476,8 @@ def test_an_invalid_drain_time_is_rejected(tiny_classifier: Path, given: str) ->
     [
         (
             "org/name@",
-            "loading x from org/name@ failed: 'org/name@' is no id on the hub; its form is ORGANIZATION/NAME, or "
-            "ORGANIZATION/NAME@REVISION",
+            "loading x from org/name@ failed: 'org/name@' is no id on the hub; its form is ORGANIZATION/NAME, "
+            "or with @REVISION, :QUANTISATION or the name of a GGUF file after it",
         ),
         (
             "http://127.0.0.1:1/x",
@@ -457,7 +487,7 @@ def test_an_invalid_drain_time_is_rejected(tiny_classifier: Path, given: str) ->
         (
             "org/a/b",
             "loading x from org/a/b failed: b: there is no such folder or file, and it is no id on the hub "
-            "(ORGANIZATION/NAME, or ORGANIZATION/NAME@REVISION)",
+            "(ORGANIZATION/NAME, or with @REVISION, :QUANTISATION or the name of a GGUF file after it)",
         ),
     ],
 )

@@ -78,18 +78,20 @@ def test_ready_has_the_progress_of_each_model(app: FastAPI) -> None:
         "b": LoadState("broken", reason="x"),
         "c": WELL,
         "d": LoadState("waiting"),
+        "e": LoadState("downloading", 0.5),
     }
     states(app, named)
     [answer] = ask(app, ("/readyz", None))
     assert answer.json() == {
         "ready": False,
         "draining": False,
-        "reasons": ["a is not loaded yet", "b is broken: x", "d is not loaded yet"],
+        "reasons": ["a is not loaded yet", "b is broken: x", "d is not loaded yet", "e is not loaded yet"],
         "models": {
             "a": {"state": "loading", "progress": 0.123},
             "b": {"state": "broken", "error": "x"},
             "c": {"state": "ready"},
             "d": {"state": "waiting"},
+            "e": {"state": "downloading", "progress": 0.5},
         },
     }
 

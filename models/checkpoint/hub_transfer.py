@@ -1,0 +1,256 @@
+"""Downloads files of one repository into the hub's cache, several at a time, and continues what was interrupted.
+
+The cache has the layout of huggingface_hub, which other programs read too: `blobs/DIGEST` are contents,
+`snapshots/COMMIT/NAME` links to them, `refs/REVISION` holds a commit. The library throws away what an interrupted
+process has downloaded; here the part stays as `blobs/DIGEST.incomplete` and the next download continues it. Every file
+is compared with its digest before it gets its name.
+"""
+
+import fcntl
+import hashlib
+import os
+import shutil
+import time
+from collections.abc import Callable, Collection, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from importlib.util import find_spec
+from logging import getLogger
+from pathlib import Path
+from threading import Lock
+from typing import Any, BinaryIO
+
+from ..core.errors import CheckpointError
+from .hub_files import HubFile
+
+if find_spec("huggingface_hub") is not None:
+    import huggingface_hub
+
+CHUNK_BYTES = 1 << 20
+PARALLEL_FILES = 4
+RETRIES = 5  # attempts in a row that bring no byte
+RETRY_SECONDS = 1.0  # before the first further attempt; twice as long before each next one
+TIMEOUT_SECONDS = 30.0  # without a byte
+MAX_PLAIN_BYTES = 50_000_000_000  # the hub sends larger files by its own protocol only, which the library knows
+RESERVED_BYTES = 256 << 20  # bytes of the disk that a download leaves free
+LOG_SECONDS = 5.0  # between two lines of progress
+SHA256_DIGITS = 64
+SERVER_ERROR = 500  # the first status of an answer that may be better the next time
+log = getLogger(__name__)
+
+Progress = Callable[[int, int], None]
+
+
+@dataclass(frozen=True)
+class Repository:
+    """A repository at one commit, and its folder in the cache. `label` is what messages call it."""
+
+    name: str
+    commit: str
+    storage: Path
+    label: str
+
+    @property
+    def snapshot(self) -> Path:
+        return self.storage / "snapshots" / self.commit
+
+    def has(self, file: HubFile) -> bool:
+        return (self.snapshot / file.name).exists()
+
+    def blob(self, file: HubFile) -> Path:
+        return self.storage / "blobs" / file.digest
+
+    def partial(self, file: HubFile) -> Path:
+        return self.storage / "blobs" / f"{file.digest}.incomplete"
+
+    def bytes_left(self, file: HubFile) -> int:
+        """Bytes of a file that are still to be downloaded."""
+        if self.has(file) or (file.digest and self.blob(file).exists()):
+            return 0
+        return max(file.size - file_size(self.partial(file)), 0) if file.digest else file.size
+
+
+def library_part(name: str) -> Any:
+    """A module of huggingface_hub. Naming a class of the library imports them, and an HTTP client with them, so it is
+    done here and not at the top."""
+    _ = huggingface_hub.HfApi
+    return getattr(huggingface_hub, name)
+
+
+def file_size(path: Path) -> int:
+    try:
+        return path.stat().st_size
+    except OSError:
+        return 0
+
+
+@dataclass
+class Tally:
+    """Counts the bytes of all files of a download; any thread may call it. `progress` may raise to end the download."""
+
+    label: str
+    total: int
+    progress: Progress
+    done: int = 0
+    stopped: bool = False
+    logged_at: float = field(default_factory=time.monotonic)
+    lock: Lock = field(default_factory=Lock)
+
+    def add(self, count: int) -> None:
+        with self.lock:
+            self.done += count
+            if self.stopped:
+                raise CheckpointError("another file of the download failed")
+            self.progress(min(self.done, self.total), self.total)
+            if time.monotonic() - self.logged_at >= LOG_SECONDS:
+                self.logged_at = time.monotonic()
+                log.info("%s: %s of %s are downloaded", self.label, show_bytes(self.done), show_bytes(self.total))
+
+
+def show_bytes(count: int) -> str:
+    return f"{count / 2**30:.1f} GiB" if count >= 1 << 30 else f"{count / 2**20:.1f} MiB"
+
+
+def download_files(repository: Repository, files: Collection[HubFile], progress: Progress, max_bytes: int) -> None:
+    """Download the files that the cache lacks. `progress` is called with the bytes downloaded so far, and in all;
+    `max_bytes` limits the size of all files together; 0: no limit.
+
+    CheckpointError before anything is downloaded if they are larger, or larger than what is free on the disk.
+    """
+    size, left = sum(file.size for file in files), sum(repository.bytes_left(file) for file in files)
+    if max_bytes and size > max_bytes:
+        raise CheckpointError(f"its files have {show_bytes(size)}; a download may have {show_bytes(max_bytes)} at most")
+    lacking = [file for file in files if not repository.has(file)]
+    if not lacking:
+        return
+    repository.snapshot.mkdir(parents=True, exist_ok=True)
+    (repository.storage / "blobs").mkdir(exist_ok=True)
+    free = shutil.disk_usage(repository.storage).free
+    if left + RESERVED_BYTES > free:
+        message = f"{show_bytes(left)} are to be downloaded, and {show_bytes(free)} are free in {repository.storage}"
+        raise CheckpointError(f"{message}; {show_bytes(RESERVED_BYTES)} stay free")
+    log.info("%s: %s in %d files are to be downloaded", repository.label, show_bytes(left), len(lacking))
+    tally = Tally(repository.label, left, progress)
+    with ThreadPoolExecutor(PARALLEL_FILES, "download") as pool:
+        jobs = [pool.submit(download_file, repository, file, tally) for file in lacking]
+        try:
+            for job in jobs:
+                job.result()
+        finally:  # after an error or an interrupt of this thread the threads of the other files end
+            tally.stopped = True
+            pool.shutdown(cancel_futures=True)
+
+
+def download_file(repository: Repository, file: HubFile, tally: Tally) -> None:
+    """Download one file, or what is lacking of it, and link it into the snapshot."""
+    if not file.digest or file.size > MAX_PLAIN_BYTES:
+        huggingface_hub.hf_hub_download(
+            repository.name, file.name, revision=repository.commit, cache_dir=repository.storage.parent
+        )
+        tally.add(file.size)
+        return
+    blob = repository.blob(file)
+    if not blob.exists():
+        with open_locked(repository.partial(file)) as partial:
+            if not blob.exists():  # else another process has downloaded it meanwhile
+                fill(repository, file, partial, tally)
+                os.replace(repository.partial(file), blob)
+    link(repository.snapshot / file.name, blob)
+
+
+@contextmanager
+def open_locked(path: Path) -> Iterator[BinaryIO]:
+    """Open a partial file for reading and writing. Another process that downloads the same file waits."""
+    with open(os.open(path, os.O_RDWR | os.O_CREAT, 0o644), "r+b") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        yield file
+
+
+def fill(repository: Repository, file: HubFile, partial: BinaryIO, tally: Tally) -> None:
+    """Write the rest of a file, with further attempts where the connection ends early. CheckpointError if the content
+    is not the expected one; then nothing of it is kept."""
+    digest = start_digest(file)
+    at = 0
+    while chunk := partial.read(CHUNK_BYTES):
+        digest.update(chunk)
+        at += len(chunk)
+    failures = 0
+    while at < file.size:
+        began = at
+        try:
+            for chunk in read_remote(repository, file, at):
+                partial.write(chunk)
+                digest.update(chunk)
+                at += len(chunk)
+                tally.add(len(chunk))
+                if at > file.size:
+                    break
+        except library_part("errors").HTTPError as error:
+            failures = 0 if at > began else failures + 1
+            if failures >= RETRIES or is_refusal(error):
+                raise
+            log.warning("%s: %s: %s; it is continued", repository.label, file.name, error or type(error).__name__)
+            time.sleep(RETRY_SECONDS * 2**failures)
+            continue
+        if at < file.size:  # the connection ended as if the file did
+            failures = 0 if at > began else failures + 1
+            if failures >= RETRIES:
+                break
+    partial.flush()
+    if at != file.size or digest.hexdigest() != file.digest:
+        partial.truncate(0)
+        raise CheckpointError(f"the content of {file.name} is not the one that the hub lists; load it again")
+
+
+def is_refusal(error: Exception) -> bool:
+    """Whether an error is an answer of the hub that a further attempt does not change."""
+    kinds = library_part("errors")
+    return isinstance(error, kinds.HfHubHTTPError) and error.response.status_code < SERVER_ERROR
+
+
+def start_digest(file: HubFile) -> Any:
+    """The digest of an empty beginning: SHA-256, or git's, which hashes the size first."""
+    if len(file.digest) == SHA256_DIGITS:
+        return hashlib.sha256()
+    return hashlib.sha1(b"blob %d\0" % file.size, usedforsecurity=False)
+
+
+def read_remote(repository: Repository, file: HubFile, start: int) -> Iterator[bytes]:
+    """The content of a file from byte `start` on. Raises the library's errors."""
+    url = huggingface_hub.hf_hub_url(repository.name, file.name, revision=repository.commit)
+    # Contents are compared with their digests, so they must come as they are.
+    headers = library_part("utils").build_hf_headers(library_name="polyhead") | {"Accept-Encoding": "identity"}
+    if start:
+        headers["Range"] = f"bytes={start}-"
+    session = huggingface_hub.get_session()
+    with session.stream("GET", url, headers=headers, follow_redirects=True, timeout=TIMEOUT_SECONDS) as response:
+        library_part("utils").hf_raise_for_status(response)
+        skipped = start if response.status_code == 200 else 0  # a server that knows no ranges sends all again
+        for chunk in response.iter_bytes():  # as they come: those of a fixed size are lost if the connection ends
+            kept = chunk[skipped:]
+            skipped = max(skipped - len(chunk), 0)
+            if kept:
+                yield kept
+
+
+def link(path: Path, blob: Path) -> None:
+    """Link a name of the snapshot to its content, as huggingface_hub does; where there are no links, copy it."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    try:
+        path.symlink_to(os.path.relpath(blob, path.parent))
+    except FileExistsError:
+        pass
+    except OSError:
+        shutil.copyfile(blob, path)
+
+
+def remember_revision(repository: Repository, revision: str) -> None:
+    """Keep which commit a branch or tag is, for a time without the hub."""
+    path = repository.storage / "refs" / revision
+    if revision == repository.commit:
+        return
+    path.parent.mkdir(parents=True, exist_ok=True)
+    written = path.with_name(f"{path.name}.{os.getpid()}")
+    written.write_text(repository.commit)
+    os.replace(written, path)

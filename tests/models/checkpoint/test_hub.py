@@ -1,0 +1,282 @@
+"""Models by their name on the hub, from a hub on this machine that the library itself talks to."""
+
+import logging
+from collections.abc import Iterator
+from pathlib import Path
+
+import huggingface_hub.constants
+import pytest
+
+from polyhead.models.checkpoint import hub, hub_files, hub_transfer, load
+from polyhead.models.checkpoint.hub import DownloadOptions, HubSource, download
+from polyhead.models.checkpoint.hub_files import HubFile
+from polyhead.models.core.errors import CheckpointError, UnsupportedError
+from tests.support.hub_stub import COMMIT, HubStub, serve_hub
+
+LARGE = bytes(range(256)) * 40  # longer than what the stub stores as a small file
+QUANTISATIONS = ("Q2_K", "Q4_K_M", "Q8_0")
+
+
+@pytest.fixture
+def stub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[HubStub]:
+    constants = huggingface_hub.constants
+    with serve_hub() as served:
+        monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)
+        monkeypatch.setattr(constants, "ENDPOINT", served.url)
+        template = served.url + "/{repo_id}/resolve/{revision}/{filename}"
+        monkeypatch.setattr(constants, "HUGGINGFACE_CO_URL_TEMPLATE", template)
+        monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path / "cache"))
+        monkeypatch.setattr(hub_transfer, "RETRY_SECONDS", 0.0)
+        monkeypatch.delenv("HF_TOKEN", raising=False)
+        monkeypatch.setattr(constants, "HF_TOKEN_PATH", str(tmp_path / "token"))
+        yield served
+
+
+def folder_files(folder: Path) -> dict[str, bytes]:
+    return {path.name: path.read_bytes() for path in folder.iterdir() if path.is_file()}
+
+
+def gguf_files(*names: str) -> dict[str, bytes]:
+    return {name: name.encode() + LARGE for name in names}
+
+
+@pytest.mark.parametrize(
+    ("source", "expected"),
+    [
+        ("org/name", ("org/name", "", "", "")),
+        ("org/name@v1/x", ("org/name", "", "v1/x", "")),
+        ("org/name:q4_k_m", ("org/name", "", "", "q4_k_m")),
+        ("org/name@v2:UD-Q4_K_XL", ("org/name", "", "v2", "UD-Q4_K_XL")),
+        ("org/name/a.gguf", ("org/name", "a.gguf", "", "")),
+        ("org/name/deep/er/a.Q8_0.gguf@main", ("org/name", "deep/er/a.Q8_0.gguf", "main", "")),
+    ],
+)
+def test_forms_of_a_source(source: str, expected: tuple[str, ...]) -> None:
+    assert HubSource.parse(source) == HubSource(*expected)
+
+
+@pytest.mark.parametrize(
+    "source",
+    ["name", "org/name:", "org/name/a.safetensors", "org/name/../a.gguf", "org/name/a.gguf:Q4", "org/name:Q4@main"],
+)
+def test_what_is_no_form_of_a_source(source: str) -> None:
+    assert HubSource.parse(source) is None
+
+
+def test_a_folder_is_loaded_by_name_without_pickles_or_code(
+    stub: HubStub, tiny_classifier: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    files = folder_files(tiny_classifier)
+    others = ("pytorch_model.bin", "modeling.py", "onnx/model.onnx", "model.fp16.safetensors", "original/a.safetensors")
+    stub.repositories["org/name"] = files | dict.fromkeys((*others, "consolidated.safetensors"), bytes(64 << 10))
+    stub.repositories["org/name"]["consolidated.safetensors"] *= 1100
+    with caplog.at_level(logging.INFO):
+        assert load("org/name").task == "classify"
+    assert set(stub.contents()) == {name for name in files if Path(name).suffix in (".json", ".txt", ".safetensors")}
+    assert COMMIT in caplog.text
+    before = len(stub.contents())
+    assert load("org/name@v2").task == "classify"
+    assert len(stub.contents()) == before  # all of it is in the cache
+
+
+def test_only_the_shards_of_the_index_are_downloaded(stub: HubStub) -> None:
+    index = b'{"weight_map": {"a": "model-00001-of-00002.safetensors", "b": "model-00002-of-00002.safetensors"}}'
+    names = ("model-00001-of-00002.safetensors", "model-00002-of-00002.safetensors", "model-00001-of-00009.safetensors")
+    stub.repositories["org/name"] = dict.fromkeys((*names, "model.safetensors"), LARGE) | {
+        "model.safetensors.index.json": index,
+        "config.json": b"{}",
+    }
+    path = download("org/name")
+    assert sorted(each.name for each in path.iterdir()) == sorted(
+        ("config.json", "model.safetensors.index.json", *names[:2])
+    )
+
+
+def test_modules_of_an_embedder_are_downloaded() -> None:
+    names = ("modules.json", "1_Pooling/config.json", "2_Dense/config.json", "2_Dense/model.safetensors")
+    files = [HubFile(name) for name in (*names, "model.safetensors", "onnx/config.json", "a/b/config.json")]
+    chosen = [*hub_files.choose_small_files(files), *hub_files.choose_weights(files, ())]
+    assert {file.name for file in chosen} == {*names, "model.safetensors"}
+
+
+@pytest.mark.parametrize(
+    ("source", "expected"),
+    [
+        ("org/name", "m.Q4_K_M.gguf"),
+        ("org/name:q8_0", "m.Q8_0.gguf"),
+        ("org/name@v2:Q2_K", "m.Q2_K.gguf"),
+        ("org/name/m.Q2_K.gguf", "m.Q2_K.gguf"),
+        ("org/name:Q6_K", "m.Q6_K-00001-of-00002.gguf"),
+        ("org/name:BF16", "BF16/m-00001-of-00002.gguf"),
+        ("org/name:Q4_K_XL", "m-UD-Q4_K_XL.gguf"),
+        ("org/name/BF16/m-00002-of-00002.gguf", "BF16/m-00001-of-00002.gguf"),
+        ("org/name/mmproj-F16.gguf", "mmproj-F16.gguf"),
+    ],
+)
+def test_a_gguf_model_by_its_quantisation_or_file(stub: HubStub, source: str, expected: str) -> None:
+    split = [f"{stem}-0000{part}-of-00002.gguf" for stem in ("m.Q6_K", "BF16/m") for part in (1, 2)]
+    whole = [f"m.{each}.gguf" for each in QUANTISATIONS]
+    stub.repositories["org/name"] = gguf_files(*whole, *split, "m-UD-Q4_K_XL.gguf", "mmproj-F16.gguf", "README.md")
+    path = download(source)
+    assert path.relative_to(path.parents[len(Path(expected).parts) - 1]).as_posix() == expected
+    parts = 2 if "-of-" in expected else 1
+    found = [each for each in path.parent.iterdir() if each.suffix == ".gguf"]
+    assert len(found) == parts
+    assert all(
+        each.read_bytes() == each.relative_to(path.parents[len(Path(expected).parts) - 1]).as_posix().encode() + LARGE
+        for each in found
+    )
+
+
+@pytest.mark.parametrize(
+    ("files", "source", "message"),
+    [
+        (
+            ("m.Q2_K.gguf", "m.Q8_0.gguf"),
+            "org/name",
+            r"no GGUF file of the quantisation Q4_K_M, which is taken if none",
+        ),
+        (("m.Q2_K.gguf", "m.Q8_0.gguf"), "org/name:Q5_0", r"quantisation Q5_0; there are Q2_K, Q8_0"),
+        (("a.Q2_K.gguf", "b.Q2_K.gguf"), "org/name:Q2_K", r"name one, .*: a\.Q2_K\.gguf, b\.Q2_K\.gguf"),
+        (("m.Q2_K.gguf",), "org/name/x.gguf", r"has no file 'x\.gguf'; there are Q2_K"),
+        (("m.Q2_K-00001-of-00002.gguf",), "org/name:Q2_K", "no GGUF files of models at all"),
+        (("config.json", "pytorch_model.bin"), "org/name", r"only pickled weights \(pytorch_model\.bin\)"),
+        (("config.json", "onnx/model.onnx"), "org/name", r"only an ONNX graph \(onnx/model\.onnx\)"),
+        (("config.json",), "org/name", "has no weights"),
+        (("../m.gguf", "a//m.gguf", "/m.gguf"), "org/name", "has no weights"),
+    ],
+)
+def test_a_repository_without_the_wanted_model(
+    stub: HubStub, files: tuple[str, ...], source: str, message: str
+) -> None:
+    stub.repositories["org/name"] = gguf_files(*files)
+    with pytest.raises(CheckpointError, match=f"^'{source}', on the hub: .*{message}"):
+        download(source)
+    assert not stub.contents()
+
+
+def test_the_only_gguf_model_needs_no_name(stub: HubStub) -> None:
+    stub.repositories["org/name"] = gguf_files("model-f16.gguf", "mmproj.gguf")
+    assert download("org/name").name == "model-f16.gguf"
+
+
+def test_an_interrupted_connection_is_continued(stub: HubStub) -> None:
+    stub.repositories["org/name"] = {"a.gguf": LARGE}
+    stub.cut_after, stub.cuts = 3000, 2
+    assert download("org/name").read_bytes() == LARGE
+    asked = [given for _, path, given in stub.requests if path.startswith("/store/")]
+    assert asked == ["", "bytes=3000-", "bytes=6000-"]
+
+
+def test_an_interrupted_process_is_continued(stub: HubStub) -> None:
+    stub.repositories["org/name"] = {"a.gguf": LARGE}
+    stub.cut_after, stub.cuts = 3000, 1
+
+    def stop(done: int, total: int) -> None:
+        assert total == len(LARGE)
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        download("org/name", DownloadOptions(stop))
+    seen: list[tuple[int, int]] = []
+    assert download("org/name", DownloadOptions(lambda *each: seen.append(each))).read_bytes() == LARGE
+    assert stub.requests[-1][2] == "bytes=3000-"
+    assert seen[-1] == (len(LARGE) - 3000, len(LARGE) - 3000)
+
+
+def test_a_server_without_ranges_sends_all_again(stub: HubStub) -> None:
+    stub.repositories["org/name"] = {"a.gguf": LARGE}
+    stub.cut_after, stub.cuts, stub.ranges = 3000, 1, False
+    assert download("org/name").read_bytes() == LARGE
+
+
+def test_a_connection_that_brings_nothing_is_given_up(stub: HubStub) -> None:
+    stub.repositories["org/name"] = {"a.gguf": LARGE}
+    stub.cut_after, stub.cuts = 0, 100
+    with pytest.raises(CheckpointError, match="'org/name' is no folder or file here, and the hub did not send it"):
+        download("org/name")
+    assert stub.cuts == 100 - hub_transfer.RETRIES
+
+
+def test_a_content_with_another_digest_is_refused(stub: HubStub) -> None:
+    stub.repositories["org/name"] = {"a.gguf": LARGE}
+    stub.digests["a.gguf"] = "0" * 64
+    with pytest.raises(CheckpointError, match=r"content of a\.gguf is not the one that the hub lists"):
+        download("org/name")
+    stub.digests.clear()
+    assert download("org/name").read_bytes() == LARGE
+
+
+def test_refusals_of_the_hub(stub: HubStub, monkeypatch: pytest.MonkeyPatch) -> None:
+    stub.repositories["org/gated"] = {"a.gguf": LARGE}
+    stub.gated.add("org/gated")
+    with pytest.raises(CheckpointError, match="terms must be accepted on its page first; HF_TOKEN"):
+        download("org/gated")
+    with pytest.raises(CheckpointError, match="no such repository, or it is private; HF_TOKEN"):
+        download("org/nothing")
+    stub.repositories["org/name"] = {"a.gguf": LARGE}
+    with pytest.raises(CheckpointError, match="the repository has no such revision"):
+        download("org/name@v9")
+    monkeypatch.setenv("HF_TOKEN", "hf_right")
+    assert download("org/gated").read_bytes() == LARGE
+    assert set(stub.tokens[-3:]) == {"Bearer hf_right"}
+
+
+def test_without_the_hub_the_cache_is_used(
+    stub: HubStub, tiny_classifier: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    stub.repositories["org/name"] = folder_files(tiny_classifier)
+    stub.repositories["org/files"] = gguf_files(*(f"m.{each}.gguf" for each in QUANTISATIONS))
+    folder, file = download("org/name"), download("org/files@v2:Q8_0")
+    stub.failing |= {"org/name", "org/files"}
+    assert (download("org/name"), download("org/files@v2:q8_0")) == (folder, file)
+    monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_OFFLINE", True)
+    caplog.clear()
+    assert load("org/name").task == "classify"
+    assert f"HF_HUB_OFFLINE is set; its files in the cache are used, revision {COMMIT}" in caplog.text
+    assert download(f"org/name@{COMMIT}") == folder
+    with pytest.raises(CheckpointError, match="no GGUF file of the quantisation Q2_K; there are Q8_0"):
+        download("org/files@v2:Q2_K")
+    with pytest.raises(CheckpointError, match="HF_HUB_OFFLINE is set, and the cache does not have it"):
+        download("org/files")
+    with pytest.raises(CheckpointError, match="HF_HUB_OFFLINE is set"):
+        download("org/other")
+
+
+def test_the_library_finds_what_was_downloaded(stub: HubStub, monkeypatch: pytest.MonkeyPatch) -> None:
+    stub.repositories["org/name"] = gguf_files("a.gguf")
+    path = download("org/name")
+    monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_OFFLINE", True)
+    cache = huggingface_hub.constants.HF_HUB_CACHE
+    assert huggingface_hub.hf_hub_download("org/name", "a.gguf", cache_dir=cache) == str(path)
+
+
+def test_disk_use_is_bounded(stub: HubStub, monkeypatch: pytest.MonkeyPatch) -> None:
+    stub.repositories["org/name"] = {"a.gguf": LARGE}
+    with pytest.raises(CheckpointError, match=r"its files have 0\.0 MiB; a download may have 0\.0 MiB at most"):
+        download("org/name", DownloadOptions(max_bytes=len(LARGE) - 1))
+    monkeypatch.setattr(hub_transfer, "RESERVED_BYTES", 1 << 60)
+    with pytest.raises(CheckpointError, match=r"are to be downloaded, and .* are free in"):
+        download("org/name")
+    assert not stub.contents()
+
+
+def test_progress_is_logged(stub: HubStub, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
+    stub.repositories["org/name"] = {"a.gguf": LARGE}
+    monkeypatch.setattr(hub_transfer, "LOG_SECONDS", 0.0)
+    with caplog.at_level(logging.INFO):
+        download("org/name")
+    assert "org/name: 0.0 MiB of 0.0 MiB are downloaded" in caplog.text
+
+
+def test_a_hub_that_names_no_commit(stub: HubStub, monkeypatch: pytest.MonkeyPatch) -> None:
+    stub.repositories["org/name"] = {"a.gguf": LARGE}
+    monkeypatch.setattr("tests.support.hub_stub.COMMIT", "../../../etc")
+    with pytest.raises(CheckpointError, match=r"commit '\.\./\.\./\.\./etc', which is none"):
+        download("org/name")
+
+
+def test_the_extra_is_named_where_the_library_is_missing(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(hub, "HAS_HUB_LIBRARY", False)
+    with pytest.raises(UnsupportedError, match=r"polyhead\[hub\]"):
+        download("org/name:Q8_0")
