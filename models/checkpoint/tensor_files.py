@@ -8,7 +8,7 @@ piece.
 import os
 import struct
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import prod
 from pathlib import Path
 from typing import Any
@@ -115,6 +115,12 @@ class TensorEntry:
                 raise CheckpointError("the file ends inside it", file=str(self.file), tensor=self.name)
             raw += more
         return raw
+
+
+def entry_rows(entry: TensorEntry, rows: range) -> TensorEntry:
+    """These rows as an entry of their own."""
+    start = entry.start + rows.start * (entry.size // entry.shape[0])
+    return replace(entry, shape=(len(rows), *entry.shape[1:]), start=start)
 
 
 def plain_encoding(dtype: torch.dtype) -> NumberEncoding:

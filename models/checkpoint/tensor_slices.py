@@ -6,14 +6,14 @@ not read; of the rows only the needed columns are kept.
 """
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
 from ..parallel.share import Cut
 from .description import Description, NamedPieces
-from .tensor_files import PIECE_BYTES, TensorEntry
+from .tensor_files import PIECE_BYTES, TensorEntry, entry_rows
 
 ReadEntry = Callable[[TensorEntry], Tensor]
 
@@ -45,12 +45,6 @@ class EntrySlice:
             out[first : first + len(rows)] = part
         assert out is not None
         return out
-
-
-def entry_rows(entry: TensorEntry, rows: range) -> TensorEntry:
-    """These rows as an entry of their own."""
-    start = entry.start + rows.start * (entry.size // entry.shape[0])
-    return replace(entry, shape=(len(rows), *entry.shape[1:]), start=start)
 
 
 def read_cut_pieces(

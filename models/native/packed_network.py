@@ -59,6 +59,8 @@ def unsupported_reason(config: ModelConfig) -> str:
         return "a convolution is beside its first layer"
     if config.has_cross_attention:
         return "its layers have cross-attention"
+    if config.hides_rows:
+        return "its queries end in tokens that no token attends to"
     return ""
 
 
