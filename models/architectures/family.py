@@ -53,7 +53,9 @@ class HeadSpec:
     `reads_decoder` a head other than one that translates reads the decoder's states.
     """
 
-    task: Literal["generate", "classify", "choose", "embed", "tag", "span", "fill", "translate"]
+    task: Literal[
+        "generate", "classify", "choose", "embed", "score", "token_vectors", "tag", "span", "fill", "translate"
+    ]
     renames: Renames = ()
     scoring: Callable[[Json], LabelScoring] = field(default=lambda _: LabelScoring())
     decoder: Callable[[Json, int], EncoderDecoderConfig] = field(default=no_decoder)

@@ -29,8 +29,11 @@ def model_config(hf: Json) -> ModelConfig:
             raise UnsupportedError(
                 f"{cap} {show_value(hf[cap])} is not known here: only checkpoints without it are loaded"
             )
-    if hf.get("use_bidirectional_attention"):
-        raise UnsupportedError("use_bidirectional_attention is not known here")
+    bidirectional = hf.get("use_bidirectional_attention", False)
+    if not isinstance(bidirectional, bool):
+        raise UnsupportedError(
+            f"use_bidirectional_attention is {show_value(bidirectional)}, which should be true or false"
+        )
     hf = {"head_dim": 256, "rope_theta": 1_000_000.0, "sliding_window": 4096, **hf}
     depth, every = hf["num_hidden_layers"], hf.get("sliding_window_pattern") or 6
     local_base, _ = read_rope(hf, "sliding_attention")
@@ -39,6 +42,9 @@ def model_config(hf: Json) -> ModelConfig:
     shape = llama.model_config({**hf, "hidden_act": hf.get("hidden_activation", "gelu_pytorch_tanh")})
     return replace(
         shape,
+        causal=not bidirectional,
+        # Of a bidirectional network half of the window lies on each side of a row.
+        window=shape.window // 2 + 1 if bidirectional else shape.window,
         windowed=shape.windowed or tuple(bool((layer + 1) % every) for layer in layer_numbers(depth)),
         window_rope_base=local_base,
         norm_order="sandwich",

@@ -16,7 +16,9 @@ import torch
 from torch import nn
 
 from ..chat import ChatTemplate
+from ..chat.pair_prompt import PairPrompt
 from ..core.errors import UnsupportedError
+from ..core.late_interaction import LateInteraction
 from ..network.model_config import ModelConfig
 from ..network.transformer import Transformer
 from ..seq2seq.decoding import DecodingConfig
@@ -44,6 +46,9 @@ class Checkpoint:
     `load_weights` reads the weights of a part of the network or head that have not been read yet. For an
     encoder-decoder, `network` is the encoder and `head` the whole model (models.seq2seq.protocol.Seq2Seq); `decoding`
     has its default rules. `both_orders`: a pair is scored in both orders and the scores are added.
+    `width` is that of an embedder's vectors, else that of the states; `excludes_prompt`: an embedder does not pool the
+    tokens of a prompt. `pair_prompt`: how the chat template of a reranker gets a pair. `late`: how an
+    embedder with a vector for each token reads texts.
     """
 
     source: str
@@ -64,8 +69,12 @@ class Checkpoint:
     dtype: str
     default_precision: DefaultPrecision
     load_weights: Callable[[nn.Module], None]
+    width: int
     decoding: DecodingConfig | None = None
     both_orders: bool = False
+    excludes_prompt: bool = False
+    pair_prompt: PairPrompt | None = None
+    late: LateInteraction | None = None
 
 
 def ignore_progress(done: int, total: int) -> None:
@@ -138,6 +147,10 @@ def prepare(
         prompts=description.head.prompts,
         pooling=description.head.pooling,
         both_orders=description.head.both_orders,
+        width=description.vector_width,
+        excludes_prompt=description.head.excludes_prompt,
+        pair_prompt=description.head.pair_prompt,
+        late=description.late,
         stop_tokens=description.stop_tokens,
         max_tokens=description.max_tokens,
         weight_bytes=sum(numbers.values()) * dtype.itemsize,

@@ -17,7 +17,9 @@ from torch.overrides import TorchFunctionMode
 
 from ..architectures.family import MAX_HEAD_WIDTH, MAX_LAYERS, MAX_SHARED_LAYERS
 from ..chat import ChatTemplate
+from ..chat.pair_prompt import PairPrompt
 from ..core.errors import CheckpointError, EncodingError, UnsupportedError, show_value, truncate
+from ..core.late_interaction import LateInteraction
 from ..network.model_config import ExpertConfig, ModelConfig
 from ..network.transformer import Transformer
 from ..parallel import Cut
@@ -86,7 +88,10 @@ class HeadDescription:
     `ignored_names` are our names of tensors that a file may have but that are not read, as a tied tensor's second copy.
     `prompts` are texts that may be put before the input, by name; the one with the empty name is put before every text.
     `pooling`: of an embedder. `decoder_configs` are those of further stacks inside the head; `decoding`: its default
-    decoding rules. `both_orders`: a pair is scored in both orders and the scores are added.
+    decoding rules. `both_orders`: a pair is scored in both orders and the scores are added. `width`: of an embedder's
+    vectors; 0: that of the states. `excludes_prompt`: an embedder does not pool the tokens of a prompt. `own_entries`
+    are tensors of the head beside those of the network's files, by a name for messages, each with our name.
+    `pair_prompt`: how the chat template of a reranker gets a pair.
     """
 
     task: str
@@ -98,6 +103,10 @@ class HeadDescription:
     decoder_configs: tuple[ModelConfig, ...] = ()
     decoding: DecodingConfig | None = None
     both_orders: bool = False
+    width: int = 0
+    excludes_prompt: bool = False
+    own_entries: Mapping[str, tuple[str, TensorEntry]] = field(default_factory=dict)
+    pair_prompt: PairPrompt | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -126,10 +135,16 @@ class Description:
         None  # for a network that is no Transformer; `config` is then one of similar size
     )
     preferred_precision: DefaultPrecision | None = None
+    late: LateInteraction | None = None  # of an embedder with a vector for each token
 
     @property
     def default_precision(self) -> DefaultPrecision:
         return self.preferred_precision or choose_precision(self.entries.values())
+
+    @property
+    def vector_width(self) -> int:
+        """The width of an embedder's vectors, else that of the states."""
+        return self.head.width or self.decoder_config.width
 
     @property
     def decoder_config(self) -> ModelConfig:

@@ -18,7 +18,7 @@ from ..core.errors import CheckpointError, UnsupportedError, show_value
 from ..core.files import is_plain_name, read_text, subfolder
 from ..network.encoder_decoder import SharedTextTransformer
 from ..tokenizer import Tokenizer
-from .description import Description
+from .description import Description, HeadDescription, NamedPieces
 from .folder_files import (
     MAX_STOP_TOKENS,
     FolderCheck,
@@ -30,9 +30,11 @@ from .folder_files import (
     read_json,
     valid_tokens,
 )
-from .head_config import EMBEDDING_COPIES, HEADS, is_embedder, read_both_sides
+from .head_config import EMBEDDING_COPIES, HEADS, read_both_sides
+from .late_interaction import FIRST_COLBERT, read_late_interaction
 from .quantized.config_fields import CONFIG
 from .quantized.formats import read_quantization
+from .sentence_modules import find_module_task, network_folder, read_sentence_config
 from .tensor_files import TensorEntry, check_tensor_count, read_safetensors
 from .unread_formats import INDEX, SINGLE, check_folder, missing_weights_error
 
@@ -41,17 +43,18 @@ BuildNetwork = Callable[[], Any]
 LIST_HINT = "polyhead families lists what is loaded"
 
 
-def open_folder(path: Path) -> FolderParts:
+def open_folder(root: Path) -> FolderParts:
     """Read the small files and the tensor headers. CheckpointError or UnsupportedError names the problem."""
+    path = network_folder(root)
     check_folder(path)
     config = read_json(path / "config.json")
     check_config(path / "config.json", config)
     family = find_family(path / "config.json", config)
-    spec = HeadSpec("embed") if is_embedder(path) else find_head_spec(path / "config.json", config, family)
+    spec = choose_head_spec(root, path / "config.json", config, family)
     entries = list_tensors(path)
     if quantised := config.get(CONFIG):
         entries = read_quantization(path / "config.json", quantised)(entries)
-    return FolderParts(path, config, family, spec, entries)
+    return FolderParts(root, path, config, family, spec, entries)
 
 
 def describe_folder(parts: FolderParts, folder_check: FolderCheck = accept_folder) -> Description:
@@ -59,7 +62,12 @@ def describe_folder(parts: FolderParts, folder_check: FolderCheck = accept_folde
     file = str(parts.path / "config.json")
     config = parse_config(file, partial(parts.family.config, parts.config))
     tokenizer = load_tokenizer(parts.path, folder_check)
+    if read_sentence_config(parts.path).get("do_lower_case"):
+        tokenizer = tokenizer.lower_case()
     head, limit = HEADS[parts.spec.task](parts, config)
+    late = read_late_interaction(parts, config, tokenizer) if parts.spec.task == "token_vectors" else None
+    if late is not None:
+        config = replace(config, hides_rows=late.hides_expansion)
     generates = parts.spec.task == "generate"
     build: BuildNetwork | None = None
     if parts.spec.reads_decoder:
@@ -67,19 +75,23 @@ def describe_folder(parts: FolderParts, folder_check: FolderCheck = accept_folde
         both = read_both_sides(parts, config)
         head = replace(head, decoder_configs=(both.decoder,), ignored_names=(*head.ignored_names, *EMBEDDING_COPIES))
         build = partial(SharedTextTransformer, both)
+    chat = load_chat_template(parts.path, tokenizer) if generates or head.pair_prompt is not None else None
+    if head.pair_prompt is not None and chat is None:
+        raise UnsupportedError("its pairs are read by a chat template, and there is none", file=str(parts.path))
     return Description(
         file=file,
         family=parts.family.name,
         config=config,
         head=head,
-        entries=parts.entries,
-        translate=partial(translate_weight, parts.family, parts.spec),
+        entries=list_entries(parts, head),
+        translate=weight_translation(parts, head),
         build_network=build,
         tokenizer=tokenizer,
-        chat=load_chat_template(parts.path, tokenizer) if generates else None,
+        chat=chat,
         stop_tokens=read_stop_tokens(parts, tokenizer, config.vocab_size) if generates else frozenset(),
         max_tokens=limit,
         parts=parts,
+        late=late,
     )
 
 
@@ -95,8 +107,25 @@ def describe_changed(parts: FolderParts, known: Description) -> Description:
     """The description of a folder that differs from a known one in tensors and head only; its other files are not read
     again."""
     head, limit = HEADS[parts.spec.task](parts, known.config)
-    translate = partial(translate_weight, parts.family, parts.spec)
-    return replace(known, head=head, entries=parts.entries, translate=translate, max_tokens=limit, parts=parts)
+    translate, entries = weight_translation(parts, head), list_entries(parts, head)
+    return replace(known, head=head, entries=entries, translate=translate, max_tokens=limit, parts=parts)
+
+
+def list_entries(parts: FolderParts, head: HeadDescription) -> dict[str, TensorEntry]:
+    """The tensors of the network's files and those of the head's own."""
+    return {**parts.entries, **{name: entry for name, (_, entry) in head.own_entries.items()}}
+
+
+def weight_translation(parts: FolderParts, head: HeadDescription) -> Callable[[str, Tensor], NamedPieces]:
+    """The function from a tensor of the files to tensors under our names."""
+    own = {name: ours for name, (ours, _) in head.own_entries.items()}
+
+    def translate(name: str, tensor: Tensor) -> NamedPieces:
+        if name in own:
+            return [(own[name], tensor)]
+        return translate_weight(parts.family, parts.spec, name, tensor)
+
+    return translate
 
 
 def check_config(file: Path, config: JsonObject) -> None:
@@ -136,6 +165,19 @@ def check_auto_map(file: Path, config: JsonObject, family: Family | None) -> Non
             f"auto_map asks to run code that comes with the checkpoint, which is never done; {reason}. {LIST_HINT}"
         )
         raise UnsupportedError(message, file=str(file))
+
+
+def choose_head_spec(root: Path, file: Path, config: JsonObject, family: Family) -> HeadSpec:
+    """The head that modules.json asks for, or else that of the network's class."""
+    task = find_module_task(root)
+    if task in ("embed", "token_vectors"):
+        return HeadSpec(task)
+    if config.get("architectures") == [FIRST_COLBERT]:
+        return HeadSpec("token_vectors")
+    spec = find_head_spec(file, config, family)
+    if task == "score" and spec.task != "generate":
+        raise UnsupportedError("LogitScore needs the logits of a causal language model", file=str(file))
+    return replace(spec, task=task) if task == "score" else spec
 
 
 def find_head_spec(file: Path, config: JsonObject, family: Family) -> HeadSpec:

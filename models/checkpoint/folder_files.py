@@ -28,8 +28,12 @@ def accept_folder(source: Path, fields: JsonObject) -> None:
 
 @dataclass(frozen=True)
 class FolderParts:
-    """What a folder's files contain. An adapter may change any of it before it is described."""
+    """What a folder's files contain. An adapter may change any of it before it is described.
 
+    `path` is the folder of the network; `root` the one that was named, which may have the network in a subfolder.
+    """
+
+    root: Path
     path: Path
     config: JsonObject
     family: Family

@@ -6,14 +6,14 @@ from dataclasses import replace
 from functools import partial
 from logging import getLogger
 from pathlib import Path
-from typing import Any
 
 import torch
 from torch import nn
 
 from ..architectures import rename_weight
+from ..chat.pair_prompt import PairPrompt
 from ..core.errors import CheckpointError, UnsupportedError, show_value
-from ..core.files import subfolder
+from ..network.embedding_head import EmbeddingHead, UnitSpec, output_width
 from ..network.encoder_decoder import EncoderDecoder
 from ..network.heads import (
     LabelScoring,
@@ -23,38 +23,41 @@ from ..network.heads import (
     Pooling,
     ScoreActivation,
     SequenceHead,
+    SparsePooling,
     TokenHead,
 )
+from ..network.logit_score import LogitScoreHead
 from ..network.model_config import EncoderDecoderConfig, ModelConfig
 from ..network.transformer import Transformer
-from .description import MAX_NAMED, HeadDescription
-from .folder_files import FolderParts, JsonObject, parse_config, read_json
+from .description import HeadDescription
+from .folder_files import FolderParts, parse_config, read_json
 from .generation_config import read_decoding_config, read_start_token
-from .tensor_files import TensorEntry, has_same_bytes
+from .late_interaction import token_vector_head
+from .sentence_modules import (
+    LOGIT_SCORE,
+    MODULES,
+    PROMPTS,
+    SENTENCE_CONFIG,
+    SPARSE,
+    VectorModules,
+    check_network_settings,
+    has_modules,
+    read_modules,
+    read_object,
+    read_sentence_config,
+    read_vector_modules,
+)
+from .tensor_files import TensorEntry, entry_rows, has_same_bytes
 
 OUTPUT, TOKENS, BIAS = "head.output.weight", "tokens.weight", "head.bias"
 EMBEDDING_COPIES = ("head.copied.encoder.weight", "head.copied.decoder.weight")  # of the tokens' embeddings, one a side
 BOTH_ORDERS = "both_orders"
-MODULES, SPARSE = "modules.json", "SpladePooling"
-PROMPTS, SENTENCE_CONFIG = "config_sentence_transformers.json", "sentence_bert_config.json"
 NO_PROMPTS: Mapping[str, str] = {"": ""}
 MAX_INPUT_LIMIT = 1 << 24  # tokenizers write 10^30 if there is no limit
 MAX_LABEL_LENGTH = 1000  # characters of a label or of a prompt's name: answers repeat them
 MAX_PROMPTS = 256
 MAX_PROMPT_LENGTH = 4096  # characters; it is put before every text
 MAX_LABEL_CHARACTERS = 4 << 20  # characters of all labels
-POOLINGS: dict[str, Pooling] = {
-    "mean": "mean",
-    "mean_tokens": "mean",
-    "weightedmean": "weighted",
-    "weightedmean_tokens": "weighted",
-    "cls": "cls",
-    "cls_token": "cls",
-    "max": "max",
-    "max_tokens": "max",
-    "lasttoken": "last",
-    "last_token": "last",
-}
 CROSS_ENCODER_ACTIVATIONS: dict[str, ScoreActivation] = {"Identity": "none", "Sigmoid": "sigmoid", "Softmax": "softmax"}
 log = getLogger(__name__)
 
@@ -141,7 +144,9 @@ def sequence_head(parts: FolderParts, config: ModelConfig) -> tuple[HeadDescript
         return SequenceHead(network.config, len(labels), scoring, closing)
 
     both = reads_both_orders(parts, closing)
-    head = HeadDescription("rank" if len(labels) == 1 else "classify", build, labels, both_orders=both)
+    pairs = read_pair_prompt(parts, "sequence-classification") if has_modules(parts.root) else None
+    task = "rank" if len(labels) == 1 else "classify"
+    head = HeadDescription(task, build, labels, both_orders=both, pair_prompt=pairs)
     return head, input_limit(parts.path, config)
 
 
@@ -213,18 +218,23 @@ def choose_score_activation(parts: FolderParts, labels: int) -> ScoreActivation:
     """How scores become probabilities, as in transformers' pipeline and sentence-transformers' CrossEncoder."""
     extra = parts.config.get("sentence_transformers")
     chosen = extra.get("activation_fn") if isinstance(extra, dict) else None
+    if has_modules(parts.root) and (newer := read_json(parts.root / PROMPTS, {}).get("activation_fn")):
+        return read_activation(parts.root / PROMPTS, newer)
     if chosen:
-        name = chosen.rpartition(".")[2] if isinstance(chosen, str) else ""
-        if name not in CROSS_ENCODER_ACTIVATIONS:
-            message = (
-                f"activation_fn {show_value(chosen)} is not known; known are {', '.join(CROSS_ENCODER_ACTIVATIONS)}"
-            )
-            raise UnsupportedError(message, file=str(parts.path / "config.json"))
-        return CROSS_ENCODER_ACTIVATIONS[name]
+        return read_activation(parts.path / "config.json", chosen)
     problem = parts.config.get("problem_type")
     if problem == "regression" and labels > 1:
         return "none"
     return "sigmoid" if labels == 1 or problem == "multi_label_classification" else "softmax"
+
+
+def read_activation(file: Path, chosen: object) -> ScoreActivation:
+    """The function that an `activation_fn` of sentence-transformers names."""
+    name = chosen.rpartition(".")[2] if isinstance(chosen, str) else ""
+    if name not in CROSS_ENCODER_ACTIVATIONS:
+        message = f"activation_fn {show_value(chosen)} is not known; known are {', '.join(CROSS_ENCODER_ACTIVATIONS)}"
+        raise UnsupportedError(message, file=str(file))
+    return CROSS_ENCODER_ACTIVATIONS[name]
 
 
 def tag_head(parts: FolderParts, config: ModelConfig) -> tuple[HeadDescription, int]:
@@ -249,63 +259,86 @@ def span_head(parts: FolderParts, config: ModelConfig) -> tuple[HeadDescription,
 
 def mask_head(parts: FolderParts, config: ModelConfig) -> tuple[HeadDescription, int]:
     """Logits over the vocabulary for every token. The output matrix may be tied to the token embedding."""
-    check_sparse_pooling(parts.path)
-    tied, scoring = is_tied(parts, config), read_scoring(parts)
+    sparse, scoring = read_sparse_pooling(parts.root), read_scoring(parts)
+    tied = is_tied(parts, config)
 
     def build(network: Transformer) -> nn.Module:
-        return MaskHead(network.config, scoring, network.tokens if tied else None)
+        head = MaskHead(network.config, scoring, network.tokens if tied else None)
+        head.sparse = sparse
+        return head
 
     return HeadDescription("fill", build, ignored_names=(OUTPUT,) if tied else ()), input_limit(parts.path, config)
 
 
-def check_sparse_pooling(folder: Path) -> None:
-    """UnsupportedError for other token weightings of sentence-transformers' sparse encoders than the supported one."""
-    if (folder / MODULES).is_file():
-        file = subfolder(folder, read_modules(folder)[SPARSE]) / "config.json"
-        config = read_json(file)
-        for key, known in (("pooling_strategy", "max"), ("activation_function", "relu")):
-            if config.get(key, known) != known:
-                raise UnsupportedError(
-                    f"{key} {show_value(config[key])} is not known; known is {known}", file=str(file)
-                )
-
-
-def is_embedder(folder: Path) -> bool:
-    """Whether the folder is a sentence-transformers model that gives one vector a text."""
-    return (folder / MODULES).is_file() and SPARSE not in read_modules(folder)
+def read_sparse_pooling(root: Path) -> SparsePooling:
+    """How the weights of words follow from a mask head's logits (SPLADE); without modules.json as most models do."""
+    if not has_modules(root):
+        return SparsePooling()
+    folder = next(module.folder for module in read_modules(root) if module.kind == SPARSE)
+    file, config = folder / "config.json", read_json(folder / "config.json")
+    found = config.get("pooling_strategy", "max"), config.get("activation_function", "relu")
+    for key, value, known in zip(
+        ("pooling_strategy", "activation_function"), found, (("max", "sum"), ("relu", "log1p_relu")), strict=True
+    ):
+        if value not in known:
+            raise UnsupportedError(
+                f"{key} {show_value(value)} is not known; known are {', '.join(known)}", file=str(file)
+            )
+    return SparsePooling(sums=found[0] == "sum", log_twice=found[1] == "log1p_relu")
 
 
 def embedding_head(parts: FolderParts, config: ModelConfig) -> tuple[HeadDescription, int]:
     """One vector a text.
 
-    modules.json defines how states are pooled. Without that file, sentence-transformers takes the mean and does not
-    normalise; so does this.
+    modules.json defines how states become a vector. Without that file, sentence-transformers takes the mean and does
+    not normalise; so does this.
     """
-    if not (parts.path / MODULES).is_file():
-        log.warning("%s: no modules.json says how to pool states; taking their mean", parts.path)
+    if not has_modules(parts.root):
+        log.warning("%s: no modules.json says how to pool states; taking their mean", parts.root)
         return pooler_head("mean", normalise=False), input_limit(parts.path, config)
-    modules = read_modules(parts.path)
-    prompts = read_prompts(parts.path)
-    pooling = (
-        read_pooling(subfolder(parts.path, modules["Pooling"]) / "config.json") if "Pooling" in modules else "mean"
+    modules, prompts = read_vector_modules(parts.root, config.width), read_prompts(parts)
+    check_network_settings(parts.path)
+    return vector_head(modules, prompts, config.width), sentence_limit(parts.path, config)
+
+
+def sentence_limit(folder: Path, config: ModelConfig) -> int:
+    """The longest input in tokens of a Transformer module."""
+    limit = read_sentence_config(folder).get("max_seq_length")
+    return min(limit, config.max_positions) if type(limit) is int and limit > 0 else input_limit(folder, config)
+
+
+def vector_head(modules: VectorModules, prompts: Mapping[str, str], width: int) -> HeadDescription:
+    """The head of an embedder with these modules on states of `width`."""
+    layers = modules.layers
+    normalise = bool(layers) and isinstance(layers[-1], UnitSpec)
+    layers = layers[:-1] if normalise else layers
+    if modules.token_layers:
+        message = "layers between the network and the pooling are not known here"
+        raise UnsupportedError(message)
+    pooling = "+".join(modules.poolings)
+    if len(modules.poolings) == 1 and not layers:
+        plain = pooler_head(modules.poolings[0], normalise, prompts)
+        return replace(plain, excludes_prompt=not modules.include_prompt)
+
+    def build(network: Transformer) -> nn.Module:  # noqa: ARG001 - every head is built for a network
+        return EmbeddingHead(modules.poolings, layers, normalise=normalise)
+
+    return HeadDescription(
+        "embed",
+        build,
+        prompts=prompts,
+        pooling=pooling,
+        width=output_width(layers, len(modules.poolings) * width),
+        excludes_prompt=not modules.include_prompt,
+        own_entries={name: (f"head.layers.{ours}", entry) for name, (ours, entry) in (modules.entries or {}).items()},
     )
-    limit = read_json(parts.path / SENTENCE_CONFIG, {}).get("max_seq_length")
-    longest = input_limit(parts.path, config)
-    if isinstance(limit, int) and limit > 0:
-        longest = min(limit, config.max_positions)
-    return pooler_head(pooling, "Normalize" in modules, prompts), longest
 
 
-def read_prompts(folder: Path) -> dict[str, str]:
+def read_prompts(parts: FolderParts) -> dict[str, str]:
     """The prompts that sentence-transformers puts before texts, by name; the one with the empty name is put before
-    every text.
-
-    UnsupportedError for other changes of the text.
-    """
-    if read_json(folder / SENTENCE_CONFIG, {}).get("do_lower_case"):
-        message = "do_lower_case would change every text, which is not supported; unset it and send lower-case texts"
-        raise UnsupportedError(message, file=str(folder / SENTENCE_CONFIG))
-    file, config = folder / PROMPTS, read_json(folder / PROMPTS, {})
+    every text."""
+    file = parts.root / PROMPTS
+    config = read_json(file, {})
     prompts = config.get("prompts") or {}
     if not isinstance(prompts, dict) or not all(isinstance(text, str) for text in prompts.values()):
         raise CheckpointError("prompts should be an object of strings", file=str(file))
@@ -322,6 +355,89 @@ def read_prompts(folder: Path) -> dict[str, str]:
     return {**prompts, "": prompts[default] if default else ""}
 
 
+def logit_score_head(parts: FolderParts, config: ModelConfig) -> tuple[HeadDescription, int]:
+    """A relevance from a generator's logits for a yes and a no after a pair (sentence-transformers' LogitScore).
+
+    The rows of the two tokens are read from the output matrix, or from the token embedding where that is tied.
+    """
+    names = checkpoint_names(parts, (OUTPUT, TOKENS))
+    name = names.get(TOKENS if is_tied(parts, config) else OUTPUT, "")
+    if not name or config.logit_bias:
+        what = "its output layer has a bias" if name else "it has no output matrix"
+        raise UnsupportedError(f"{what}; LogitScore needs a plain one", file=str(parts.path / "config.json"))
+    if type(matrix := parts.entries[name]) is not TensorEntry:
+        raise UnsupportedError("LogitScore needs an output matrix of floats", file=str(matrix.file), tensor=name)
+    tokens = read_score_tokens(parts.root, matrix.shape[0])
+    newer = read_json(parts.root / PROMPTS, {}).get("activation_fn")
+    closing: ScoreActivation = read_activation(parts.root / PROMPTS, newer) if newer else "sigmoid"
+
+    def build(network: Transformer) -> nn.Module:
+        return LogitScoreHead(network.config, len(tokens), closing)
+
+    rows = {
+        f"{name}[{token}]": (f"head.output.{number}", entry_rows(matrix, range(token, token + 1)))
+        for number, token in enumerate(tokens)
+    }
+    head = HeadDescription(
+        "rank",
+        build,
+        ("LABEL_0",),
+        ignored_names=(OUTPUT,),
+        own_entries=rows,
+        pair_prompt=read_pair_prompt(parts, "text-generation"),
+    )
+    return head, sentence_limit(parts.path, config)
+
+
+def read_score_tokens(root: Path, vocabulary: int) -> tuple[int, ...]:
+    """The token whose logit is the score, and the one whose logit is subtracted from it, if there is one."""
+    last = read_modules(root)[-1]
+    if [module.kind for module in read_modules(root)] != ["Transformer", LOGIT_SCORE]:
+        message = "LogitScore is known directly after a Transformer only"
+        raise UnsupportedError(message, file=str(root / MODULES))
+    file = last.folder / "config.json"
+    config = read_json(file)
+    if (source := config.get("module_input_name") or "causal_logits") != "causal_logits":
+        message = f"module_input_name {show_value(source)} is not known; known is causal_logits"
+        raise UnsupportedError(message, file=str(file))
+    found = [config.get("true_token_id"), config.get("false_token_id")]
+    tokens = found if found[1] is not None else found[:1]
+    for field, token in zip(("true_token_id", "false_token_id"), tokens, strict=False):
+        if type(token) is not int or not 0 <= token < vocabulary:
+            message = f"{field} is {show_value(token)}, which should be a token from 0 to {vocabulary - 1}"
+            raise CheckpointError(message, file=str(file))
+    return tuple(tokens)
+
+
+def read_pair_prompt(parts: FolderParts, task: str) -> PairPrompt | None:
+    """How a chat template gets a query and a document; None: they are read as a pair of texts.
+
+    `task` is that of the Transformer module. UnsupportedError for settings of it that are not known.
+    """
+    file, config = parts.path / SENTENCE_CONFIG, read_sentence_config(parts.path)
+    system = read_prompts(parts)[""]
+    modes = read_object(file, config, "modality_config")
+    if (found := config.get("transformer_task", task)) != task:
+        message = f"transformer_task {show_value(found)} does not fit its head; known is {task}"
+        raise UnsupportedError(message, file=str(file))
+    if "message" not in modes:
+        if system:
+            raise UnsupportedError("a default prompt before a pair of texts is not known", file=str(file))
+        return None
+    message_mode = read_object(file, modes, "message")
+    form = message_mode.get("format", "flat")
+    if form not in ("flat", "structured") or message_mode.get("method_output_name", "logits") != "logits":
+        raise UnsupportedError(f"modality_config.message {show_value(message_mode)} is not known", file=str(file))
+    settings = read_object(file, config, "processing_kwargs")
+    if unknown := [key for key in settings if key != "chat_template"]:
+        message = f"processing_kwargs.{unknown[0]} is not known; known is chat_template"
+        raise UnsupportedError(message, file=str(file))
+    variables = {"add_generation_prompt": False, **read_object(file, settings, "chat_template")}
+    if variables.pop("restore_suffix", True) is not True:
+        raise UnsupportedError("processing_kwargs.chat_template.restore_suffix: only true is known", file=str(file))
+    return PairPrompt(system, form == "structured", variables)
+
+
 def pooler_head(pooling: Pooling, normalise: bool, prompts: Mapping[str, str] = NO_PROMPTS) -> HeadDescription:
     """The head of an embedder."""
 
@@ -329,55 +445,6 @@ def pooler_head(pooling: Pooling, normalise: bool, prompts: Mapping[str, str] = 
         return Pooler(pooling, normalise)
 
     return HeadDescription("embed", build, prompts=prompts, pooling=pooling)
-
-
-def read_modules(folder: Path) -> dict[str, str]:
-    """The subfolder of each module of a sentence-transformers folder, by the module's kind."""
-    file, kinds = folder / MODULES, ("Transformer", "Pooling", "Normalize", "MLMTransformer", SPARSE)
-    found = {}
-    for module in read_list(file):
-        kind, path = module.get("type"), module.get("path", "")
-        kind = kind.rpartition(".")[2] if isinstance(kind, str) else ""
-        if kind not in kinds:
-            raise UnsupportedError(
-                f"module {show_value(module.get('type'))} is not known; known are {', '.join(kinds)}", file=str(file)
-            )
-        if not isinstance(path, str):
-            raise CheckpointError(f"path {show_value(path)} of {kind} is no string", file=str(file))
-        found[kind] = path
-    network = found.get("Transformer") or found.get("MLMTransformer")
-    if network:
-        message = f"its Transformer lies in {show_value(network)}; only folders with it at the top are loaded"
-        raise UnsupportedError(message, file=str(file))
-    return found
-
-
-def read_list(file: Path) -> list[JsonObject]:
-    modules: Any = read_json(file, kind=list)
-    if not all(isinstance(module, dict) for module in modules):
-        raise CheckpointError("should hold a list of objects, one a module", file=str(file))
-    return list(modules)
-
-
-def read_pooling(file: Path) -> Pooling:
-    """The pooling, from the newer `pooling_mode` or from the older form with one boolean a mode."""
-    config = read_json(file)
-    if config.get("include_prompt") is False:
-        raise UnsupportedError("include_prompt: false is not known; tokens of a prompt are pooled", file=str(file))
-    mode = config.get("pooling_mode")
-    modes = [mode] if isinstance(mode, str) else [] if mode is None else mode
-    if not isinstance(modes, list) or not all(isinstance(each, str) for each in modes):
-        raise UnsupportedError(f"pooling_mode is {show_value(mode)}, which should be a string", file=str(file))
-    modes = modes + [
-        key.removeprefix("pooling_mode_") for key, on in config.items() if key.startswith("pooling_mode_") and on
-    ]
-    if len(set(modes)) != 1 or modes[0] not in POOLINGS:
-        raise UnsupportedError(
-            f"pooling {' + '.join(modes[:MAX_NAMED]) or 'none'} is not known; "
-            "known are one of mean, weightedmean, cls, max, lasttoken",
-            file=str(file),
-        )
-    return POOLINGS[modes[0]]
 
 
 def input_limit(path: Path, config: ModelConfig) -> int:
@@ -392,6 +459,8 @@ HEADS: dict[str, Callable[[FolderParts, ModelConfig], tuple[HeadDescription, int
     "classify": sequence_head,
     "choose": choice_head,
     "embed": embedding_head,
+    "score": logit_score_head,
+    "token_vectors": token_vector_head,
     "tag": tag_head,
     "span": span_head,
     "fill": mask_head,

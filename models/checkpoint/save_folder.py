@@ -38,7 +38,7 @@ DTYPES = {
     "F8_E5M2": torch.float8_e5m2,
     "F8_E8M0": torch.float8_e8m0fnu,
 }  # widest first: tensors are stored in this order, so that each starts at a multiple of its item size
-COPIED_PATTERNS = ("*.json", "*.jinja", "*.txt", "*.model", "[0-9]*_*/config.json")
+COPIED_PATTERNS = ("*.json", "*.jinja", "*.txt", "*.model", "[0-9]*_*/config.json", "[0-9]*_*/model.safetensors")
 ROUNDED_ROWS = 1024  # rows of a matrix rounded at a time
 Shapes = dict[str, tuple[str, tuple[int, ...]]]  # by tensor: its kind and shape in the file
 
@@ -53,6 +53,9 @@ def find_coded_matrices(description: Description, scheme: SavedScheme) -> dict[s
 
     UnsupportedError if they are quantised already, or if the file's layout cannot be stored in this format.
     """
+    if description.parts is not None and description.parts.path != description.parts.root:
+        message = f"its network lies in {description.parts.path.name}; only folders with it at the top are saved again"
+        raise UnsupportedError(message, file=str(description.parts.root))
     network, head = build_on_meta(description)
     entries = match_entries(description, network, head)
     if done := next((name for name, entry in entries.items() if isinstance(entry, QuantizedEntry)), ""):

@@ -48,11 +48,12 @@ class Bounds:
     segments: int
     block_count: int
     block_size: int
+    hides_rows: bool = False
 
     @classmethod
     def of(cls, config: ModelConfig, block_count: int, block_size: int) -> "Bounds":
         positions = config.max_positions if config.position in TABLE_POSITIONS else 0
-        return cls(config.vocab_size, positions, config.segments, block_count, block_size)
+        return cls(config.vocab_size, positions, config.segments, block_count, block_size, config.hides_rows)
 
     def check(self, rows: StepInput, attached: Container[int]) -> StepArrays:
         """StepInputError for the first number that is out of range; `attached` are the numbers of the attached
@@ -77,6 +78,8 @@ class Bounds:
         if rows.sources is not None:
             check_length("sources", len(rows.sources), sequences)
             check_range("sources", int32_array("sources", list(chain.from_iterable(rows.sources))), self.tokens)
+        if rows.hidden is not None:
+            self._check_hidden(rows.hidden, starts)
         outputs = int32_array("output_rows", rows.output_rows)
         check_range("output_rows", outputs, count)
         check_ascending("output_rows", outputs)
@@ -88,6 +91,15 @@ class Bounds:
         positions = int32_array("positions", rows.positions)
         self._check_positions(positions, starts, table_starts)
         return StepArrays(tokens, positions, segments, starts, blocks, table_starts, outputs)
+
+    def _check_hidden(self, hidden: Sequence[int], starts: Integers) -> None:
+        """Each sequence must have a row that is not hidden, and the network must be able to hide rows."""
+        if not self.hides_rows:
+            raise StepInputError("hidden: this network has no rows that no row attends to")
+        check_length("hidden", len(hidden), len(starts) - 1)
+        for count, length in zip(hidden, (starts[1:] - starts[:-1]).tolist(), strict=True):
+            if not 0 <= count < length:
+                raise StepInputError(f"hidden: {count} of {length} rows, which should be fewer")
 
     def _check_positions(self, positions: Integers, starts: Integers, table_starts: Integers) -> None:
         """Positions must be consecutive in each sequence and within its blocks; without a cache they start at 0."""

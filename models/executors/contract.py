@@ -20,7 +20,8 @@ class StepInput:
 
     Sequence n owns rows [starts[n], starts[n + 1]). `block_tables[n]` lists the cache blocks of its tokens in order,
     including the new ones: the token at position p is in block `block_tables[n][p // block_size]`. Without a cache the
-    tables are empty. `output_rows` are the rows whose output is returned.
+    tables are empty. `output_rows` are the rows whose output is returned. No row attends to the last `hidden` rows of a
+    sequence.
     """
 
     tokens: list[int]  # [T]
@@ -31,6 +32,7 @@ class StepInput:
     segments: list[int] | None = None  # [T], for encoders with segment embeddings
     adapters: list[int] | None = None  # [N] numbers from `attach`, 0: no adapter; None: all are 0
     sources: list[tuple[int, ...]] | None = None  # [N] source tokens, for an encoder-decoder
+    hidden: list[int] | None = None  # [N] of networks with `hides_rows` only
 
 
 class Executor(Protocol):

@@ -157,6 +157,7 @@ class TorchExecutor:
             cache=cache,
             output_rows=self._tensor(rows.output_rows) if len(rows.output_rows) < len(rows.tokens) else None,
             additions=self._adapter_updates(rows),
+            hidden=None if rows.hidden is None else tuple(rows.hidden),
         )
 
     def _adapter_updates(self, rows: StepInput) -> AdapterUpdates | None:

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 from ..core.errors import InvarianceError
 from ..network.attention import Attention
+from ..network.embedding_head import DenseLayer
 from ..network.heads import LanguageHead, MaskHead, TokenHead
 from ..network.mlp import MLP
 from ..network.ragged import RaggedBatch
@@ -76,8 +77,9 @@ def make_head_invariant(head: nn.Module, safe_sizes: SafeSizes | None = None) ->
 
 
 def _replace_activation(head: nn.Module) -> None:
-    if isinstance(head, MaskHead | TokenHead):
-        head.activation = InvariantActivation(head.activation)
+    for module in head.modules():
+        if isinstance(module, MaskHead | TokenHead | DenseLayer):
+            module.activation = InvariantActivation(module.activation)
 
 
 def _replace_linears(*modules: nn.Module, sizes: SafeSizes, yield_to_engine: Callable[[], None] = lambda: None) -> None:

@@ -56,6 +56,7 @@ def unsupported_reason(config: ModelConfig) -> str:
         (config.convolution, "a convolution is beside its first layer"),
         (config.shared and not config.opening_norm, "its layers share their weights except for the first norm"),
         (config.has_cross_attention, "its layers have cross-attention"),
+        (config.hides_rows, "its queries end in tokens that no token attends to"),
     )
     return next((reason for applies, reason in reasons if applies), "")
 

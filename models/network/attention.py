@@ -404,11 +404,16 @@ def _build_group(batch: RaggedBatch, config: ModelConfig, members: list[int], dt
         keys, key_count = cache.block_pieces(blocks), blocks.size(1) * cache.size
     # The position of each member's first row.
     firsts = [total - new for total, new in zip(key_counts, lengths, strict=True)]
-    plain = not config.causal and min(key_counts) == key_count
-    mask = None if plain else _visibility_mask(firsts, key_counts, (max(lengths), key_count), config.causal, 0)
+    seen = (
+        key_counts
+        if batch.hidden is None
+        else [count - batch.hidden[n] for n, count in zip(members, key_counts, strict=True)]
+    )
+    plain = not config.causal and min(seen) == key_count
+    mask = None if plain else _visibility_mask(firsts, seen, (max(lengths), key_count), config.causal, 0)
     window_mask = mask
     if config.window and max(key_counts) > config.window:
-        window_mask = _visibility_mask(firsts, key_counts, (max(lengths), key_count), config.causal, config.window)
+        window_mask = _visibility_mask(firsts, seen, (max(lengths), key_count), config.causal, config.window)
     before = _key_distances(firsts, (max(lengths), key_count)).to(device) if config.has_distance_scores else None
     hiding = additive_mask(mask, dtype, device)
     window_hiding = hiding if window_mask is mask else additive_mask(window_mask, dtype, device)

@@ -17,7 +17,7 @@ from .mlp import MLP_ACTIVATIONS as INNER
 from .model_config import ModelConfig
 
 ScoreActivation = Literal["softmax", "sigmoid", "none"]
-Pooling = Literal["mean", "weighted", "cls", "max", "last"]
+Pooling = Literal["mean", "mean_sqrt", "weighted", "cls", "max", "last"]
 
 SCORE_ACTIVATIONS: dict[ScoreActivation, Callable[[Tensor], Tensor]] = {
     "softmax": lambda raw: raw.softmax(dim=-1),
@@ -115,11 +115,22 @@ class TokenHead(ScoredStates):
         return SCORE_ACTIVATIONS[self.score_activation](raw)
 
 
+@dataclass(frozen=True)
+class SparsePooling:
+    """How the weight of a vocabulary entry for a text follows from its logits at the text's tokens: log(1 + relu), of
+    the sum or of the largest; `log_twice` takes log(1 + x) again (SPLADE, Formal et al. 2021, arXiv:2109.10086)."""
+
+    sums: bool = False
+    log_twice: bool = False
+
+
 class MaskHead(ScoredStates):
     """Logits over the vocabulary for every token: its state, transformed (Devlin et al. 2019).
 
-    `tied` shares the token embedding's matrix.
+    `tied` shares the token embedding's matrix. `sparse`: how the weights of words follow from logits.
     """
+
+    sparse = SparsePooling()
 
     def __init__(self, config: ModelConfig, scoring: LabelScoring, tied: nn.Embedding | None = None) -> None:
         super().__init__(config, scoring)
@@ -149,7 +160,7 @@ class Pooler(nn.Module):
     """One vector a text: the mean, the maximum, the first or the last of its states.
 
     "weighted" is a mean in which the n-th state counts n times: in causal networks later states have seen more
-    (Muennighoff 2022, arXiv:2202.08904).
+    (Muennighoff 2022, arXiv:2202.08904). "mean_sqrt" is the sum divided by the square root of the number of states.
     """
 
     def __init__(self, pooling: Pooling, normalise: bool) -> None:
@@ -174,6 +185,9 @@ class Pooler(nn.Module):
         if how == "weighted":
             weights = [2 * n / (count + 1) for count in counts for n in range(1, count + 1)]
             states, how = states * torch.tensor(weights, device=states.device)[:, None], "mean"
+        if how == "mean_sqrt":
+            means = torch.segment_reduce(states, "mean", lengths=lengths, axis=0, unsafe=True)
+            return means * lengths.sqrt()[:, None]
         # A row's sum must not depend on the rows beside it: each sequence is reduced on its own.
         return torch.segment_reduce(states, how, lengths=lengths, axis=0, unsafe=True)
 

@@ -21,7 +21,7 @@ class RaggedBatch:
     sequences, and older ones are read from it. `output_rows` are the rows whose states are returned; None: all. With
     `spans` one kernel attends for all sequences, otherwise they attend in groups. With a `memory`, cross-attention
     reads source texts from it. `embedded` replaces the token embeddings, for gradients with respect to them and for
-    points between two texts.
+    points between two texts. No row attends to the last `hidden` rows of a sequence, which attend as others do.
     """
 
     tokens: Tensor  # [T]
@@ -34,6 +34,7 @@ class RaggedBatch:
     additions: AdapterUpdates | None = None  # of adapters
     memory: MemoryView | None = None
     embedded: Tensor | None = None  # [T, E]
+    hidden: tuple[int, ...] | None = None  # [N]
 
     @classmethod
     def of(

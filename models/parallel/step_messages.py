@@ -50,6 +50,7 @@ def encode_step(rows: StepInput) -> MessageNumbers:
     """The integers of a step. Adapters and encoder-decoders are not supported in shares, so they are not sent."""
     assert not rows.adapters
     assert not rows.sources
+    assert not rows.hidden
     segments = rows.segments or []
     lists = (
         rows.tokens,

@@ -8,6 +8,7 @@ plain text. A prompt from a chat template has both, so the texts given to the te
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from copy import copy
+from dataclasses import replace
 from functools import cached_property
 from hashlib import sha256
 from operator import itemgetter
@@ -178,6 +179,19 @@ class Tokenizer:
         other._spelling = TokenSpelling(self._backend, tags)
         other.__dict__["_quoting"] = other._build_quoting()
         return other
+
+    def lower_case(self) -> "Tokenizer":
+        """The tokenizer that reads every text in lower case, as sentence-transformers' `do_lower_case` does."""
+        backend = tokenizers.Tokenizer.from_str(self._backend.to_str())
+        steps = [] if backend.normalizer is None else [backend.normalizer]
+        backend.normalizer = tokenizers.normalizers.Sequence([tokenizers.normalizers.Lowercase(), *steps])
+        return type(self)(replace(self._vocabulary, backend=backend))
+
+    def without_boundary_tokens(self) -> "Tokenizer":
+        """The tokenizer that adds no tokens around a text."""
+        backend = tokenizers.Tokenizer.from_str(self._backend.to_str())
+        backend.post_processor = tokenizers.processors.Sequence([])
+        return type(self)(replace(self._vocabulary, backend=backend))
 
     @property
     def boundary_tokens(self) -> tuple[list[int], list[int]]:

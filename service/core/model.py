@@ -7,6 +7,8 @@ from typing import Literal
 
 from polyhead.models.chat import ChatTemplate
 from polyhead.models.chat.chat_format import ChatFormat
+from polyhead.models.chat.pair_prompt import PairPrompt
+from polyhead.models.core.late_interaction import LateInteraction
 from polyhead.models.tokenizer import Tokenizer
 
 from .errors import PolyheadError
@@ -52,6 +54,8 @@ class Model:
     `adapter` is its number where it shares the network of another model; 0: it has its own network.
     `generation_defaults`: of a generator that reads one sequence and writes another.
     `both_orders`: of a classifier that reads a pair in both orders and adds the scores.
+    `excludes_prompt`: of an embedder that does not pool the tokens of a prompt. `pair_prompt`: of a reranker that reads
+    a pair with its chat template. `late`: of an embedder with a vector for each token.
     """
 
     name: str
@@ -73,6 +77,9 @@ class Model:
     adapter: int = 0
     generation_defaults: GenerationDefaults | None = None
     both_orders: bool = False
+    excludes_prompt: bool = False
+    pair_prompt: PairPrompt | None = None
+    late: LateInteraction | None = None
 
     @property
     def chat_format(self) -> ChatFormat:

@@ -143,6 +143,7 @@ class Encode:
 
     `form` asks for another output: "tokens" for the state of each token instead of one embedding, "words" for the
     weight of each entry of the vocabulary instead of mask candidates (SPLADE, Formal et al. 2021, arXiv:2109.10086).
+    No token attends to the last `hidden` ones.
     """
 
     id: str
@@ -157,6 +158,7 @@ class Encode:
     targets: tuple[int, ...] = ()
     terms: Terms = DEFAULT_TERMS
     adapter: int = 0  # as in Generate; its head reads the states
+    hidden: int = 0
 
     @property
     def prompt_tokens(self) -> int:

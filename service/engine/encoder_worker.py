@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from polyhead.models.executors.contract import Executor, StepInput
+from polyhead.models.network.embedding_head import TokenVectorHead
 from polyhead.models.network.lora import Lora
 
 from ..core.errors import BadRequest, StepFailed
@@ -79,6 +80,12 @@ class EncoderWorker:
         task, _ = self._task_heads[request.adapter]
         if request.form and FORM_TASKS[request.form] != task:
             raise BadRequest(f"a model that can {task} has no {request.form} to tell", param="input")
+        if request.form == "" and isinstance(self._task_heads[request.adapter][1], TokenVectorHead):
+            raise BadRequest("a model with a vector for each token has none for a text", param="input")
+        if not 0 <= request.hidden < len(request.tokens):
+            raise BadRequest(
+                f"hidden: fewer than the {len(request.tokens)} tokens, got {request.hidden}", param="input"
+            )
         if request.top_k < 1:
             raise BadRequest(f"top_k: at least 1, got {request.top_k}", param="top_k")
 
@@ -159,7 +166,8 @@ class EncoderWorker:
         self._self_test(0)
 
     def _self_test(self, adapter: int) -> None:
-        rows, [group] = self._build_step_input([Encode("proof", (0,), adapter=adapter)])
+        form = default_form(self._task_heads[adapter][1])
+        rows, [group] = self._build_step_input([Encode("proof", (0,), adapter=adapter, form=form)])
         with torch.inference_mode():
             scores = group.head(self._executor.step(rows), group.starts)
         if not scores.isfinite().all():
@@ -171,8 +179,9 @@ class EncoderWorker:
 
     def warm_up(self, breathe: Callable[[], None] = lambda: None) -> None:
         """Runs four texts of different lengths, with and without the head's final activation."""
+        form = default_form(self._task_heads[0][1])
         for length, raw in ((8, False), (16, True), (24, False), (32, True)):
-            self.submit(WarmupRequest(Encode("warm-up", (0,) * length, raw=raw)))
+            self.submit(WarmupRequest(Encode("warm-up", (0,) * length, raw=raw, form=form)))
         while self.has_work:
             self.step()
             breathe()
@@ -201,7 +210,7 @@ class EncoderWorker:
         for (adapter, form), alike in groupby(requests, key=attrgetter("adapter", "form")):
             members = list(alike)
             task, own = self._task_heads[adapter]
-            head = STATE_HEAD if form == "tokens" else own
+            head = STATE_HEAD if form == "tokens" and not isinstance(own, TokenVectorHead) else own
             shown, counts = select_rows(members, rows.starts[first])
             wanted, starts = head.needed_rows(list(accumulate(counts, initial=0)))
             groups.append(HeadGroup(form or task, head, members, starts, len(rows.output_rows)))
@@ -223,6 +232,11 @@ class EncoderWorker:
         return events
 
 
+def default_form(head: OutputHead) -> OutputForm:
+    """The form of a head's own output."""
+    return "tokens" if isinstance(head, TokenVectorHead) else ""
+
+
 def step_order(request: Encode) -> tuple[int, str, int]:
     """Sort key within a step: by adapter, by output, then by length."""
     return request.adapter, request.form, len(request.tokens)
@@ -240,9 +254,16 @@ def pack_texts(requests: list[Encode]) -> StepInput:
     segments = None
     if any(request.segments for request in requests):
         segments = [segment for request in requests for segment in request.segments or (0,) * len(request.tokens)]
-    adapters = [request.adapter for request in requests]
+    adapters, hidden = [request.adapter for request in requests], [request.hidden for request in requests]
     return StepInput(
-        tokens, positions, starts, [[]] * len(requests), [], segments, adapters=adapters if any(adapters) else None
+        tokens,
+        positions,
+        starts,
+        [[]] * len(requests),
+        [],
+        segments,
+        adapters=adapters if any(adapters) else None,
+        hidden=hidden if any(hidden) else None,
     )
 
 

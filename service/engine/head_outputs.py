@@ -13,6 +13,8 @@ import torch
 from torch import Tensor
 from torch.nn.functional import normalize
 
+from polyhead.models.network.heads import SparsePooling
+
 from ..core.request import Encode, HeadOutput, OutputForm, Task, TokenCandidates, TokenOutputs
 
 VOCABULARY_ROWS = 32  # rows of vocabulary width that exist at a time
@@ -135,18 +137,27 @@ def read_vocabulary_weights(
     starts: list[int],
     requests: Sequence[Encode],  # noqa: ARG001
 ) -> HeadEvents:
-    """The weight of each vocabulary entry for a text (SPLADE): log(1 + relu(logit)), maximum over its tokens, if not
-    zero.
-    """
+    """The weight of each vocabulary entry for a text, if not zero; see models.network.heads.SparsePooling."""
+    pooling: SparsePooling = getattr(head, "sparse", SparsePooling())
     answers: list[TokenCandidates | None] = []
     for start, end in pairwise(starts):
         pieces = [states[first : min(first + VOCABULARY_ROWS, end)] for first in range(start, end, VOCABULARY_ROWS)]
-        largest = reduce(torch.maximum, (head(piece, [0, len(piece)]).amax(dim=0) for piece in pieces))  # [V]
-        weight = largest.relu().log1p()
-        tokens = weight.nonzero()[:, 0]
-        candidates = tuple(zip(tokens.tolist(), weight[tokens].tolist(), strict=True))
-        answers.append(TokenCandidates((candidates,)) if bool(largest.isfinite().all()) else None)
+        logits = (head(piece, [0, len(piece)]) for piece in pieces)
+        if pooling.sums:
+            # Row by row: a sum must not depend on how rows are cut into pieces.
+            pooled = reduce(torch.add, (row for piece in logits for row in weigh_words(piece, pooling)))  # [V]
+        else:
+            pooled = weigh_words(reduce(torch.maximum, (piece.amax(dim=0) for piece in logits)), pooling)  # [V]
+        tokens = pooled.nonzero()[:, 0]
+        candidates = tuple(zip(tokens.tolist(), pooled[tokens].tolist(), strict=True))
+        answers.append(TokenCandidates((candidates,)) if bool(pooled.isfinite().all()) else None)
     return answers
+
+
+def weigh_words(logits: Tensor, pooling: SparsePooling) -> Tensor:
+    """Logits to weights of words, element by element."""
+    weights = logits.relu().log1p()
+    return weights.log1p() if pooling.log_twice else weights
 
 
 class StateHead:

@@ -130,7 +130,15 @@ class ExplainSubject:
 
 
 def check_target(model: Model, parameters: ExplainParameters) -> None:
-    """Raise BadRequest if the target does not fit the model's task."""
+    """Raise BadRequest if the target does not fit the model's task, or if the model is not explained."""
+    unknown = {
+        "has a vector for each token": model.late is not None,
+        "reads pairs with its chat template": model.pair_prompt is not None,
+        "does not pool the tokens of a prompt": model.excludes_prompt,
+    }
+    for what, applies in unknown.items():
+        if applies:
+            raise BadRequest(f"{model.name} {what}; such models are not explained", param="explain")
     fields = TARGET_FIELDS[model.task]
     for name in parameters.target.given_fields:
         if name not in fields:

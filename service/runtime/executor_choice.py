@@ -64,7 +64,7 @@ def copy_shared_parameters(head: nn.Module) -> None:
 
 def choose_kernel(placement: Placement, config: ModelConfig) -> Kernel | None:
     """Return the kernel that attends to cache blocks in place, if there is one and it supports this network."""
-    return placement.kernel if is_supported(config) else None
+    return placement.kernel if is_supported(config) and not config.hides_rows else None
 
 
 def executor_name(placement: Placement, config: ModelConfig) -> str:

@@ -56,7 +56,7 @@ def count_head_columns(description: Description) -> int:
         case "fill":
             return description.config.vocab_size
         case "embed":
-            return description.config.width
+            return max(description.vector_width, description.config.width)
         case _:
             return max(len(description.head.labels), 2)
 

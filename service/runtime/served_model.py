@@ -28,7 +28,7 @@ def build_model(need: MemoryNeed, loaded: Checkpoint, placement: Placement) -> M
         labels=loaded.labels,
         max_tokens=loaded.max_tokens,
         vocab_size=loaded.decoder_config.vocab_size,
-        width=loaded.decoder_config.width,
+        width=loaded.width,
         dtype=placement.precision,
         executor=executor_name(placement, loaded.decoder_config),
         source=loaded.source,
@@ -42,6 +42,9 @@ def build_model(need: MemoryNeed, loaded: Checkpoint, placement: Placement) -> M
         prompts=loaded.prompts,
         pooling=loaded.pooling,
         both_orders=loaded.both_orders,
+        excludes_prompt=loaded.excludes_prompt,
+        pair_prompt=loaded.pair_prompt,
+        late=loaded.late,
     )
     if not need.blocks or need.cache_tokens >= model.max_tokens:
         return model
@@ -91,5 +94,9 @@ def build_adapter_model(base: Model, name: str, source: str, plan: LoraPlan, num
         prompts=description.head.prompts,
         pooling=description.head.pooling,
         both_orders=description.head.both_orders,
+        width=description.vector_width,
+        excludes_prompt=description.head.excludes_prompt,
+        pair_prompt=description.head.pair_prompt,
+        late=description.late,
         adapter=number,
     )

@@ -6,9 +6,11 @@ Each input is one request, or several if it is read in windows. So an invalid in
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
+from itertools import takewhile
 from typing import Literal, TypeGuard, TypeVar
 
 from polyhead.models.core.errors import EncodingError
+from polyhead.models.core.late_interaction import LateInteraction, TextRole
 from polyhead.models.tokenizer import Encoding, Text, check_well_formed
 
 from ..concurrency.time_slices import LazySequence, split_in_slices
@@ -73,6 +75,7 @@ class EncodingRequest:
     top_k: int = 5  # candidates for each mask
     targets: tuple[str, ...] = ()  # the only candidates; empty: all tokens
     needs_offsets: bool = False  # the offsets of tokens are needed, whatever the head
+    queries: int = 0  # inputs, the first ones, that a late-interaction model reads as queries
 
     def input_name(self, index: int) -> str:
         """Return the name of one of the inputs in messages."""
@@ -92,11 +95,11 @@ class EncodedInput:
     parts: Sequence[Encoding] = ()
 
 
-@dataclass(frozen=True)
 class TokenIds:
-    """An input that the client sent as token ids."""
+    """An input as token ids, as the client sent them."""
 
-    ids: list[int]
+    def __init__(self, ids: list[int]) -> None:
+        self.ids = ids
 
     @classmethod
     def from_input(cls, source: EncoderInput) -> "TokenIds":
@@ -119,6 +122,36 @@ class TokenIds:
 
     def select_rows(self, rows: Sequence[int]) -> "TokenIds":
         return TokenIds([self.ids[row] for row in rows])
+
+
+class RoleTokens(TokenIds):
+    """The tokens of a text of a late-interaction model, with the prefix token of its role after the first one."""
+
+    def __init__(self, encoding: Encoding, prefix: int) -> None:
+        before = encoding.ids[:1] if prefix >= 0 else []
+        added = [prefix] if prefix >= 0 else []
+        super().__init__([*before, *added, *encoding.ids[len(before) :]])
+        marks = encoding.special
+        self._special = [*marks[: len(before)], *[True] * len(added), *marks[len(before) :]]
+
+    @property
+    def special(self) -> Sequence[bool]:
+        return self._special
+
+
+class RenderedPair(TokenIds):
+    """The tokens of a query and a document in the chat template of `model`. Its last tokens, which follow every
+    document, count as special: a truncated pair keeps them.
+    """
+
+    def __init__(self, model: Model, ids: list[int]) -> None:
+        super().__init__(ids)
+        self._model = model
+
+    @property
+    def special(self) -> Sequence[bool]:
+        kept = min(count_closing_tokens(self._model), len(self.ids))
+        return [False] * (len(self.ids) - kept) + [True] * kept
 
 
 InputRow = Encoding | TokenIds
@@ -145,17 +178,25 @@ def read_inputs(
     common, attempt = common_request(model, request, terms), call_or_return_error if request.partial else call_or_raise
     wrong = [attempt(partial(check_input, model, request, index)) for index in range(len(request.inputs))]
     prompt = prompt_prefix(model, request)
-    good = [source for source, error in zip(request.inputs, wrong, strict=True) if error is None]
-    texts = [each for source in good if is_text(source) for each in pair_orders(model, prompt, source)]
+    texts = [
+        each
+        for index, (source, error) in enumerate(zip(request.inputs, wrong, strict=True))
+        if error is None and is_text(source) and model.pair_prompt is None
+        for each in pair_orders(model, role_prompt(model, request, index, prompt), source)
+    ]
     encoded = encode_texts(model, texts, check, offsets=is_token_level(model, request))
     found: list[EncodedInput | BadRequest] = []
     for index, (source, error) in enumerate(zip(request.inputs, wrong, strict=True)):
         if error is None:
-            rows = (
-                [next(encoded) for _ in pair_orders(model, prompt, source)]
-                if is_text(source)
-                else [TokenIds.from_input(source)]
-            )
+            if not is_text(source):
+                rows: list[InputRow] = [TokenIds.from_input(source)]
+            elif model.pair_prompt is not None:
+                check()
+                rows = [RenderedPair(model, encode_pair(model, *source))]
+            elif model.late is not None:
+                rows = [RoleTokens(next(encoded), text_role(model.late, request, index).prefix)]
+            else:
+                rows = [next(encoded) for _ in pair_orders(model, prompt, source)]
             own = replace(common, id=f"{call}-{index}")
             found.append(attempt(partial(read_input, model, request, index, rows, own)))
         else:
@@ -241,6 +282,16 @@ def prompt_prefix(model: Model, request: EncodingRequest) -> str:
     return model.prompts.get(request.prompt, "")
 
 
+def text_role(late: LateInteraction, request: EncodingRequest, index: int) -> TextRole:
+    """Return how a late-interaction model reads one of the inputs."""
+    return late.query if index < request.queries else late.document
+
+
+def role_prompt(model: Model, request: EncodingRequest, index: int, prompt: str) -> str:
+    """Return the text that is put before one of the inputs: `prompt`, or that of its role."""
+    return prompt if model.late is None else text_role(model.late, request, index).prompt
+
+
 def prompt_length(model: Model, request: EncodingRequest, source: EncoderInput) -> int:
     """Return the characters that are put before an input; 0 for a pair and for token ids."""
     return len(model.prompts.get(request.prompt, "")) if isinstance(source, str) else 0
@@ -251,6 +302,29 @@ def pair_orders(model: Model, prompt: str, source: str | tuple[str, str]) -> lis
     if isinstance(source, str):
         return [prompt + source]
     return [source, (source[1], source[0])] if model.both_orders else [source]
+
+
+def encode_pair(model: Model, query: str, document: str) -> list[int]:
+    """Return the tokens of a pair in the model's chat template. Texts cannot spell its control tokens."""
+    assert model.pair_prompt is not None
+    if model.chat is None:
+        raise BadRequest(f"{model.name} has no chat template for pairs of texts")
+    variables = dict(model.pair_prompt.variables)
+    opens = bool(variables.pop("add_generation_prompt", False))
+    rendered = model.chat.render(
+        model.pair_prompt.build_messages(query, document),
+        add_generation_prompt=opens,
+        variables=variables,
+        quote=model.tokenizer.quote,
+    )
+    return [id for part in model.tokenizer.encode_quoted(rendered) for id in part.ids]
+
+
+def count_closing_tokens(model: Model) -> int:
+    """Return how many tokens follow every document in the model's chat template."""
+    first, second = (encode_pair(model, filler, filler) for filler in ("0", "1 2 3 4"))
+    same = list(takewhile(lambda pair: pair[0] == pair[1], zip(reversed(first), reversed(second), strict=False)))
+    return len(same)
 
 
 def is_token_level(model: Model, request: EncodingRequest) -> bool:
@@ -274,6 +348,9 @@ def common_request(model: Model, request: EncodingRequest, terms: Terms) -> Enco
     if request.dimensions > model.width:
         message = f"dimensions: {model.name} has {model.width}, got {request.dimensions}"
         raise BadRequest(message, param="dimensions")
+    if model.late is not None and request.form == "":
+        message = f"{model.name} has a vector for each token and none for a text; /embed_all returns them"
+        raise BadRequest(f"{request.field}: {message}", param=request.field)
     if request.windows is not None and model.task not in WINDOW_TASKS:
         message = f"{request.field}: {model.name} reads no windows, what it would say of each is nothing of the whole"
         raise BadRequest(message, param=request.field)
@@ -314,6 +391,10 @@ def check_input(model: Model, request: EncodingRequest, index: int) -> None:
         raise BadRequest(f"{where}: must be text, {model.name} tells where in it something is", param=where)
     if model.both_orders and not (is_text(source) and isinstance(source, tuple)):
         raise BadRequest(f"{where}: must be a pair of texts, {model.name} compares them in both orders", param=where)
+    if model.pair_prompt is not None and is_text(source) and not isinstance(source, tuple):
+        raise BadRequest(
+            f"{where}: must be a pair of texts, {model.name} compares a query with a document", param=where
+        )
     if not is_text(source):
         check_token_ids(model, [id for id in source if isinstance(id, int)], where)
     for text in (source,) if isinstance(source, str) else source:
@@ -334,10 +415,20 @@ def read_input(
     source, where = request.inputs[index], request.input_name(index)
     if request.windows is not None and isinstance(rows[0], Encoding):
         return read_windows(model, request, index, rows[0].cache_lists(), common)
-    parts = [row.select_rows(some) for row in rows for some in select_rows(model, request, row, index)]
+    chosen = [(row, some) for row in rows for some in select_rows(model, request, row, index)]
+    parts = [row.select_rows(some) for row, some in chosen]
     for part in parts:
         check_token_ids(model, part.ids, where)  # the tokenizer may have more tokens than the network
     requests = [build_encoding_request(model, part, common) for part in parts]
+    if model.excludes_prompt and isinstance(source, str):
+        first = count_prompt_tokens(model, prompt_prefix(model, request))
+        requests = [
+            exclude_prompt(text_request, [row >= first for row in some], where)
+            for text_request, (_, some) in zip(requests, chosen, strict=True)
+        ]
+    if model.late is not None:
+        role = text_role(model.late, request, index)
+        requests = [fill_query(model.late, role, text_request, where) for text_request in requests]
     if common.form == "" and model.task == "fill":
         check_masks(model, request, requests[0], where)
     token_parts = parts if is_token_level(model, request) else []
@@ -359,6 +450,41 @@ def build_encoding_request(model: Model, part: InputRow, common: Encode) -> Enco
     return replace(common, tokens=tuple(part.ids), segments=segments, rows=rows)
 
 
+def fill_query(late: LateInteraction, role: TextRole, text_request: Encode, where: str) -> Encode:
+    """Return the request filled up to the tokens of its role, and with only the tokens that have a vector. Raises
+    EmptyInput if none has one.
+    """
+    tokens = text_request.tokens
+    missing = max(role.expanded - len(tokens), 0)
+    rows = tuple(row for row, token in enumerate(tokens) if token not in role.skipped)
+    if not rows and not missing:
+        raise EmptyInput(f"{where}: has only words that the model skips", param=where)
+    return replace(
+        text_request,
+        tokens=tokens + (late.expansion_token,) * missing,
+        rows=() if len(rows) == len(tokens) else (*rows, *range(len(tokens), len(tokens) + missing)),
+        hidden=missing if late.hides_expansion else 0,
+    )
+
+
+def count_prompt_tokens(model: Model, prompt: str) -> int:
+    """Return how many of the first tokens of a text with this prompt are the prompt's, as sentence-transformers counts:
+    those of the prompt alone, without a control token at the end.
+    """
+    ids = model.tokenizer.encode(prompt).ids if prompt else []
+    return len(ids) - bool(ids and model.tokenizer.is_special(ids[-1]))
+
+
+def exclude_prompt(text_request: Encode, is_text_row: Sequence[bool], where: str) -> Encode:
+    """Return the request with only the rows after the prompt pooled. Raises TooLong if there are none."""
+    if all(is_text_row) or text_request.form:
+        return text_request
+    rows = tuple(row for row, kept in enumerate(is_text_row) if kept)
+    if not rows:
+        raise TooLong(f"{where}: the prompt alone has as many tokens as the model takes", param=where)
+    return replace(text_request, rows=rows)
+
+
 def mask_rows(model: Model, part: InputRow) -> tuple[int, ...]:
     """Return the rows of the mask tokens."""
     return tuple(row for row, id in enumerate(part.ids) if id == model.tokenizer.mask_id)
@@ -377,6 +503,8 @@ def check_masks(model: Model, request: EncodingRequest, text_request: Encode, wh
 def select_rows(model: Model, request: EncodingRequest, row: InputRow, index: int) -> Sequence[Sequence[int]]:
     """Return the rows that the model reads: all of them, or fewer if the text is truncated, or those of each window."""
     limit = model.max_tokens
+    if model.late is not None:
+        limit = min(limit, text_role(model.late, request, index).max_tokens)
     if request.windows is not None:
         limit = min(request.windows.size or limit, limit)
     if len(row) <= limit:

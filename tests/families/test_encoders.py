@@ -117,6 +117,7 @@ ROWS: dict[str, Row] = {
         for name, row in make_rows(family, LLAMA, BODY, TEXT, TAG, SPAN).items()
     },
     **make_rows("Gemma3Text", GEMMA, BODY, TEXT),
+    **named("bidirectional", make_rows("Gemma3Text", GEMMA | dict(use_bidirectional_attention=True), BODY)),
     **make_rows("T5", T5, "EncoderModel", TEXT, TAG, SPAN),
     **make_rows("MT5", T5, "EncoderModel", TEXT, TAG, SPAN),
     **make_rows("UMT5", T5, "EncoderModel", TEXT, TAG, SPAN),

@@ -1,17 +1,14 @@
 """The choice of a head from the files of a folder, and the tensors that are read for it."""
 
-import json
-import shutil
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
 
 from polyhead.models.checkpoint import describe_source, head_config, load
 from polyhead.models.checkpoint.tensor_files import TensorEntry, has_same_bytes
-from polyhead.models.core.errors import CheckpointError, UnsupportedError
+from polyhead.models.core.errors import CheckpointError
 from tests.support.edits import with_tensors
 from tests.support.translators import translator
 
@@ -83,32 +80,3 @@ def test_decoder_embeddings_of_another_shape_are_refused_before_they_are_read(
     with pytest.raises(CheckpointError, match="the two sides have embeddings of their own"):
         describe_source(str(folder))
     assert comparisons == []
-
-
-@pytest.mark.parametrize(
-    ("mode", "problem"),
-    [
-        (7, "pooling_mode is 7, which should be a string"),
-        ([["a"]], r"pooling_mode is \[\['a'\]\], which should be a string"),
-        ([1] * 100_000, r"pooling_mode is \[1, 1, .*\.\.\.\], which should be a string"),
-        ([], "pooling none is not known"),
-        (["mean", "cls"], r"pooling mean \+ cls is not known"),
-        (["x"] * 100_000, r"pooling x \+ x \+ x \+ x \+ x is not known"),
-    ],
-)
-def test_poolings_of_the_wrong_kind(tmp_path: Path, mode: Any, problem: str) -> None:
-    (tmp_path / "config.json").write_text(json.dumps({"pooling_mode": mode}))
-    with pytest.raises(UnsupportedError, match=problem):
-        head_config.read_pooling(tmp_path / "config.json")
-    (tmp_path / "config.json").write_text(json.dumps({"pooling_mode": ["mean"]}))
-    assert head_config.read_pooling(tmp_path / "config.json") == "mean"
-
-
-@pytest.mark.parametrize("path", ["1_Pooling\0", "x" * 5000, "é" * 200, ".."])
-def test_folders_of_modules_that_no_folder_can_have(tiny_embedder: Path, tmp_path: Path, path: str) -> None:
-    folder = tmp_path / "model"
-    shutil.copytree(tiny_embedder, folder)
-    modules = [{"type": "a.Transformer", "path": ""}, {"type": "b.Pooling", "path": path}]
-    (folder / "modules.json").write_text(json.dumps(modules))
-    with pytest.raises(CheckpointError, match="is no folder inside this one"):
-        describe_source(str(folder))

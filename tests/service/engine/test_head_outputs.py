@@ -14,7 +14,7 @@ from polyhead.models import checkpoint
 from polyhead.models.checkpoint import Checkpoint
 from polyhead.models.core.errors import CheckpointError
 from polyhead.models.native.library import runnable_targets
-from polyhead.models.network.heads import MaskHead
+from polyhead.models.network.heads import MaskHead, SparsePooling
 from polyhead.service.cli import determinism
 from polyhead.service.config.settings import Settings
 from polyhead.service.core.errors import BadRequest, StepFailed
@@ -269,3 +269,21 @@ def test_served_by_the_compiled_step(filler: Path) -> None:
     expected = torch.tensor(reference(filler, tf.BertForMaskedLM, TEXTS[0])[3]).topk(5)
     assert [word for word, _ in found.candidates[0]] == expected.indices.tolist()
     assert [score for _, score in found.candidates[0]] == pytest.approx(expected.values.tolist(), abs=1e-4)
+
+
+@pytest.mark.parametrize("pooling", [SparsePooling(), SparsePooling(sums=True), SparsePooling(log_twice=True)])
+def test_weights_of_words(filler: Path, pooling: SparsePooling) -> None:
+    """As sentence-transformers' SpladePooling computes them; the texts have several steps of rows."""
+    text = TEXTS[0] * 5
+    made = worker(filler)
+    made._task_heads[0][1].sparse = pooling
+    logits = torch.tensor(reference(filler, tf.BertForMaskedLM, text))
+    weights = logits.relu().log1p()
+    weights = weights.log1p() if pooling.log_twice else weights
+    expected = weights.sum(0) if pooling.sums else weights.amax(0)
+    [event, _] = answered(made, read(text, form="words"), read(TEXTS[1], form="words"))
+    found = torch.zeros_like(expected)
+    for token, weight in event.candidates[0]:
+        found[token] = weight
+    torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-5)
+    assert answered(made, read(text, form="words")) == [event], "the same bits alone"

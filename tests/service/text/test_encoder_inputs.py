@@ -8,6 +8,7 @@ import pytest
 
 from polyhead.service.core.errors import BadRequest, EmptyInput, TooLong
 from polyhead.service.core.model import Model
+from polyhead.service.text.encoder_inputs import exclude_prompt
 from tests.support.scripted import model
 from tests.support.text_calls import inputs
 
@@ -65,6 +66,22 @@ def test_dimensions_beyond_the_width(classifier: Model) -> None:
     assert inputs(classifier, "a", dimensions=4)[0].dimensions == 4
     with pytest.raises(BadRequest, match="dimensions: judge has 4, got 5"):
         inputs(classifier, "a", dimensions=5)
+
+
+def test_the_tokens_of_a_prompt_that_is_not_pooled(classifier: Model) -> None:
+    model = replace(classifier, task="embed", prompts={"": "", "q": "film good "}, excludes_prompt=True)
+    prompt = len(classifier.tokenizer.encode("film good ").ids) - 1  # without the token at its end
+    [plain] = inputs(model, "a bad film")
+    [named] = inputs(model, "a bad film", prompt="q")
+    assert plain.rows == ()
+    assert named.rows == tuple(range(prompt, len(named.tokens)))
+    assert named.tokens[prompt] == plain.tokens[1], "the first token after the prompt"
+    short = replace(model, max_tokens=4)
+    [cut] = inputs(short, "a bad film", prompt="q", truncate="left")
+    assert cut.rows == (1, 2, 3)
+    with pytest.raises(TooLong, match="inputs: the prompt alone has as many tokens as the model takes"):
+        exclude_prompt(named, [False] * len(named.tokens), "inputs")
+    assert inputs(model, (1, 2, 3), prompt="q")[0].rows == (), "token ids have no prompt"
 
 
 def test_prefixes_of_a_text(classifier: Model) -> None:

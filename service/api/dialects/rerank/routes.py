@@ -1,10 +1,11 @@
 """Reranking in the format of Cohere and Jina: POST /v1/rerank.
 
-`model` is a cross-encoder, which scores each pair, or an embedder, whose vectors are compared; the response has the
-same format.
+`model` is a cross-encoder, which scores each pair, or an embedder, whose vectors are compared, of texts or of tokens
+(late interaction); the response has the same format.
 """
 
 import uuid
+from dataclasses import replace
 from operator import attrgetter
 from typing import Annotated, Any, ClassVar, Literal
 
@@ -16,8 +17,8 @@ from ....core.errors import PolyheadError
 from ....core.model import Model
 from ....core.request import Task
 from ....text.encoder_inputs import EncodingRequest
-from ....text.encoder_outputs import ScoreOutput
-from ....text.similarity import cosine_similarities
+from ....text.encoder_outputs import ScoreOutput, TokenVectors
+from ....text.similarity import cosine_similarities, late_similarities
 from ...shared.dialect import (
     MAX_TEXTS,
     Count,
@@ -78,7 +79,8 @@ def read_rerank(wire: RerankRequest, model: Model) -> EncodingRequest:
         pairs = tuple((wire.query, text) for text in wire.texts)
         return EncodingRequest(field="documents", inputs=pairs, names=names, truncate=wire.side)
     inputs = (wire.query, *wire.texts)
-    return EncodingRequest(field="documents", inputs=inputs, names=("query", *names), unit=True, truncate=wire.side)
+    encoding = EncodingRequest(field="documents", inputs=inputs, names=("query", *names), truncate=wire.side)
+    return replace(encoding, unit=True) if model.late is None else replace(encoding, form="tokens", queries=1)
 
 
 def write_rerank(wire: RerankRequest, values: list[float], tokens: int) -> dict[str, Any]:
@@ -112,7 +114,14 @@ async def rerank(request: Request) -> Response:
 
 async def answer_rerank(request: Request, wire: RerankRequest) -> Response:
     model = record_model(request, authorized_models(request).resolve(wire.model, TASKS))
-    answers = await collect_replies(await start_replies(request, wire, model, read_rerank(wire, model)), ScoreOutput)
+    started = await start_replies(request, wire, model, read_rerank(wire, model))
+    if (late := model.late) is not None:
+        vectors = await collect_replies(started, TokenVectors)
+        tokens = sum(found.usage.prompt_tokens for found in vectors)
+        return await json_response(
+            sum(map(reply_size, vectors)), lambda: write_rerank(wire, late_similarities(late, vectors), tokens)
+        )
+    answers = await collect_replies(started, ScoreOutput)
 
     def write() -> dict[str, Any]:
         values = [found.values[0] for found in answers] if model.task == "rank" else cosine_similarities(answers)

@@ -12,8 +12,8 @@ from starlette.responses import Response
 from ....concurrency.outcome import run_on_thread
 from ....core.model import Model
 from ....core.request import Task
-from ....text.encoder_outputs import ScoreOutput
-from ....text.similarity import cosine_similarities
+from ....text.encoder_outputs import ScoreOutput, TokenVectors
+from ....text.similarity import cosine_similarities, late_similarities
 from ....text.tokenization import Decoding
 from ...shared.dialect import (
     Dialect,
@@ -39,9 +39,11 @@ from .wire import (
     TeiRerankRequest,
     TokenizeRequest,
     read_embed,
+    read_late_rerank,
     read_predict,
     read_rerank_pairs,
     read_rerank_query,
+    read_roles,
     read_similarity,
     read_token_form,
 )
@@ -107,7 +109,8 @@ async def embed(request: Request, wire: EmbedRequest) -> Response:
 
 @add_post_routes("/embed_all", EmbedAllRequest, "Texts as a vector for each token.")
 async def embed_all(request: Request, wire: EmbedAllRequest) -> Response:
-    model, encoding = find_model(request, EMBEDDERS), read_token_form(wire, "tokens")
+    model = find_model(request, EMBEDDERS)
+    encoding = read_token_form(wire, "tokens") if model.late is None else read_roles(wire)
     return await reply_response(
         request, await start_replies(request, wire, model, encoding), TOKEN_VECTOR_WRITER, len(encoding.inputs)
     )
@@ -126,6 +129,12 @@ async def embed_sparse(request: Request, wire: EmbedSparseRequest) -> Response:
 @add_post_routes("/rerank", TeiRerankRequest, "Texts by how well they answer a query.")
 async def rerank(request: Request, wire: TeiRerankRequest) -> Response:
     model = find_model(request, rerank_tasks(request))
+    if (late := model.late) is not None:
+        started = await start_replies(request, wire, model, read_late_rerank(wire))
+        vectors = await collect_replies(started, TokenVectors)
+        return await json_response(
+            sum(map(reply_size, vectors)), lambda: write_ranks(wire, late_similarities(late, vectors))
+        )
     encoding = read_rerank_pairs(wire) if model.task == "rank" else read_rerank_query(wire)
     answers = await collect_replies(await start_replies(request, wire, model, encoding), ScoreOutput)
 

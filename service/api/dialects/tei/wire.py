@@ -3,10 +3,12 @@
 Names and defaults are those of its openapi.json.
 """
 
+from dataclasses import replace
 from typing import Annotated, ClassVar
 
 from pydantic import BeforeValidator, Field
 
+from ....core.errors import BadRequest
 from ....core.request import OutputForm
 from ....text.encoder_inputs import EncodingRequest
 from ...shared.dialect import (
@@ -26,6 +28,7 @@ from ...shared.dialect import (
 )
 from ...shared.head_options import TruncateOptions
 
+ROLES = ("query", "document")  # of texts of a late-interaction model
 OneOrTwo = Annotated[list[str], Field(min_length=1, max_length=2, fail_fast=True)]
 Pairs = Annotated[
     str | OneOrTwo | Annotated[list[OneOrTwo], Field(fail_fast=True)],
@@ -150,6 +153,15 @@ def read_token_form(wire: EmbedAllRequest | EmbedSparseRequest, form: OutputForm
     )
 
 
+def read_roles(wire: EmbedAllRequest) -> EncodingRequest:
+    """For a late-interaction model: texts are documents, unless `prompt_name` is "query"."""
+    if wire.prompt_name not in ("", *ROLES):
+        roles = " or ".join(ROLES)
+        raise BadRequest(f"prompt_name: should be {roles}, got {wire.prompt_name[:60]!r}", param="prompt_name")
+    encoding = replace(read_token_form(wire, "tokens"), prompt="")
+    return replace(encoding, queries=len(encoding.inputs) if wire.prompt_name == ROLES[0] else 0)
+
+
 def read_rerank_pairs(wire: TeiRerankRequest) -> EncodingRequest:
     """For a cross-encoder: pairs of query and text."""
     names, pairs = item_paths("texts", wire.texts), tuple((wire.query, text) for text in wire.texts)
@@ -160,6 +172,11 @@ def read_rerank_query(wire: TeiRerankRequest) -> EncodingRequest:
     """For an embedder: the query comes first."""
     names = ("query", *item_paths("texts", wire.texts))
     return EncodingRequest(field="texts", inputs=(wire.query, *wire.texts), names=names, unit=True, truncate=wire.side)
+
+
+def read_late_rerank(wire: TeiRerankRequest) -> EncodingRequest:
+    """For a late-interaction model: the query comes first."""
+    return replace(read_rerank_query(wire), form="tokens", unit=False, queries=1)
 
 
 def read_similarity(wire: SimilarityRequest) -> EncodingRequest:

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 from fastapi import FastAPI
 
+from polyhead.models.core.late_interaction import LateInteraction, TextRole
 from polyhead.models.tokenizer import Encoding
 from polyhead.service.api.dialects.tei import routes as tei
 from polyhead.service.api.dialects.tei.routes import DIALECT
@@ -46,7 +47,7 @@ from polyhead.service.core.request import Encode, Failed
 from polyhead.service.resources.request_memory import MIN_REQUEST_BYTES, UNBOUNDED_HEADROOM
 from polyhead.service.text import tokenization
 from tests.service.api.test_app import call
-from tests.support.scripted import WAIT, Connection, Registry, application, ask, echo, model, numbers, until
+from tests.support.scripted import WAIT, Connection, Registry, application, ask, echo, model, numbers, states, until
 
 PREDICT = {"inputs": "a good film"}
 EMBED = {"inputs": "a good film"}
@@ -492,3 +493,47 @@ def test_a_client_that_disconnects_aborts_all_its_texts(models: list[Model]) -> 
         assert [source.aborted for source in registry.sources] == [True] * 3
 
     asyncio.run(leave())
+
+
+@pytest.fixture
+def late_app(tiny_embedder: Path) -> tuple[FastAPI, Registry, Model]:
+    """An application with a late-interaction model."""
+    query = TextRole(prompt="", prefix=-1, max_tokens=12, expanded=12, skipped=frozenset())
+    document = TextRole(prompt="", prefix=-1, max_tokens=30, expanded=0, skipped=frozenset())
+    late = LateInteraction(query, document, expansion_token=4, hides_expansion=True, averages=False)
+    served = model(tiny_embedder, "colbert", "embed", late=late)
+    registry = Registry([served], echo)
+    return application(registry), registry, served
+
+
+def test_a_late_interaction_model_ranks_by_the_vectors_of_tokens(late_app: tuple[FastAPI, Registry, Model]) -> None:
+    app, registry, served = late_app
+    cohere = {"model": "colbert", "query": RERANK["query"], "documents": RERANK["texts"]}
+    tei_answer, cohere_answer = ask(app, ("/rerank", RERANK), ("/v1/rerank", cohere))
+    requests = asked(registry)[:4]
+    assert [request.hidden for request in requests] == [12 - len(served.tokenizer.encode("a film").ids), 0, 0, 0]
+    query, *documents = (np.array(states(request).scores) for request in requests)
+    scores = [float((query @ document.T).max(axis=1).sum()) for document in documents]
+    order = sorted(range(3), key=lambda index: -scores[index])
+    found = tei_answer.json()
+    assert [rank["index"] for rank in found] == order
+    assert [rank["score"] for rank in found] == pytest.approx([scores[index] for index in order])
+    results = cohere_answer.json()["results"]
+    assert [each["relevance_score"] for each in results] == pytest.approx([scores[index] for index in order])
+    assert cohere_answer.json()["usage"]["total_tokens"] == sum(len(request.tokens) for request in requests)
+
+
+def test_roles_of_texts_of_a_late_interaction_model(late_app: tuple[FastAPI, Registry, Model]) -> None:
+    app, registry, _ = late_app
+    document, query, other, one = ask(
+        app,
+        ("/embed_all", {"inputs": "a film"}),
+        ("/embed_all", {"inputs": ["a film"], "prompt_name": "query"}),
+        ("/embed_all", {"inputs": "a film", "prompt_name": "title"}),
+        ("/embed", {"inputs": "a film"}),
+    )
+    assert [len(answer.json()[0]) for answer in (document, query)] == [len(asked(registry)[0].tokens), 12]
+    assert other.status_code == 422
+    assert "prompt_name: should be query or document, got 'title'" in other.text
+    assert one.status_code == 422
+    assert "colbert has a vector for each token and none for a text; /embed_all returns them" in one.text

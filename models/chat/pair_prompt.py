@@ -1,0 +1,28 @@
+"""The conversation in which a reranker that generates gets a query and a document."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+
+@dataclass(frozen=True)
+class PairPrompt:
+    """A query and a document are two messages with the roles "query" and "document", as sentence-transformers makes
+    them. `system` is a message before them; empty: none. `variables` are those of the chat template.
+
+    `in_parts`: the content of a message is a list of parts, and not a string.
+    """
+
+    system: str = ""
+    in_parts: bool = False
+    variables: Mapping[str, Any] = field(default_factory=dict)
+
+    def build_messages(self, query: str, document: str) -> list[dict[str, Any]]:
+        """The conversation about a pair."""
+        texts = {"system": self.system, "query": query, "document": document}
+        if not self.system:
+            del texts["system"]
+        return [
+            {"role": role, "content": [{"type": "text", "text": text}] if self.in_parts else text}
+            for role, text in texts.items()
+        ]

@@ -1,0 +1,318 @@
+"""Folders of sentence-transformers: modules.json lists modules, each in a folder of its own with a config.json and, if
+it has weights, a model.safetensors."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+from ..core.errors import CheckpointError, UnsupportedError, show_value
+from ..core.files import list_files, subfolder
+from ..network.embedding_head import DenseSpec, LayerSpec, NormSpec, UnitSpec, output_width
+from ..network.heads import Pooling
+from .folder_files import JsonObject, read_json
+from .tensor_files import TensorEntry, read_safetensors
+from .unread_formats import SINGLE
+
+MODULES = "modules.json"
+NETWORKS = ("Transformer", "MLMTransformer")
+SPARSE = "SpladePooling"
+LOGIT_SCORE = "LogitScore"
+LATE_INTERACTION = ("ColBERT", "MultiVectorEncoder")  # kinds of models with a vector for each token
+PROMPTS, SENTENCE_CONFIG = "config_sentence_transformers.json", "sentence_bert_config.json"
+OLDER_NETWORKS = ("roberta", "distilbert", "camembert", "albert", "xlm-roberta", "xlnet")
+KNOWN = (*NETWORKS, "Pooling", "Dense", "LayerNorm", "Normalize", "Dropout", SPARSE, LOGIT_SCORE, "MultiVectorMask")
+OTHER_NETWORKS = {
+    "WordEmbeddings": "looks up words of a vocabulary of its own",
+    "BoW": "counts words",
+    "CNN": "is a convolution over tokens",
+    "LSTM": "is a recurrent network over tokens",
+    "WordWeights": "weighs words of a vocabulary of its own",
+    "WeightedLayerPooling": "mixes the states of all layers",
+    "CLIPModel": "reads images",
+    "Router": "sends queries and documents through modules of their own",
+    "Asym": "sends queries and documents through modules of their own",
+    "SparseAutoEncoder": "is a sparse autoencoder",
+}  # modules that are refused, and what they do
+MAX_MODULES = 64
+MAX_POOLINGS = 16
+MAX_WIDTH = 1 << 16  # numbers of a layer's vectors; published ones have a few thousand
+TOKEN_VECTORS, TEXT_VECTOR = "token_embeddings", "sentence_embedding"
+LEGACY_POOLINGS = {
+    "pooling_mode_cls_token": "cls",
+    "pooling_mode_max_tokens": "max",
+    "pooling_mode_mean_tokens": "mean",
+    "pooling_mode_mean_sqrt_len_tokens": "mean_sqrt_len_tokens",
+    "pooling_mode_weightedmean_tokens": "weightedmean",
+    "pooling_mode_lasttoken": "lasttoken",
+}  # in the order in which their vectors are joined
+POOLINGS: dict[str, Pooling] = {
+    "cls": "cls",
+    "max": "max",
+    "mean": "mean",
+    "mean_sqrt_len_tokens": "mean_sqrt",
+    "weightedmean": "weighted",
+    "lasttoken": "last",
+}
+ACTIVATIONS = {
+    "Identity": "none",
+    "Tanh": "tanh",
+    "ReLU": "relu",
+    "GELU": "gelu",
+    "SiLU": "silu",
+    "Sigmoid": "sigmoid",
+}
+
+
+@dataclass(frozen=True)
+class SentenceModule:
+    """One entry of modules.json: the last part of its type, the whole type, and its folder."""
+
+    kind: str
+    type: Any
+    folder: Path
+
+
+@dataclass(frozen=True)
+class VectorModules:
+    """What turns a network's states into vectors: layers on the vectors of tokens, poolings, layers on that of a text.
+
+    `entries` are the layers' tensors, by names for messages, each with its name below the layers (`0.linear.weight`).
+    """
+
+    token_layers: tuple[LayerSpec, ...] = ()
+    poolings: tuple[Pooling, ...] = ()
+    layers: tuple[LayerSpec, ...] = ()
+    include_prompt: bool = True
+    token_entries: Mapping[str, tuple[str, TensorEntry]] | None = None
+    entries: Mapping[str, tuple[str, TensorEntry]] | None = None
+
+
+def has_modules(root: Path) -> bool:
+    return (root / MODULES).is_file()
+
+
+def read_modules(root: Path) -> tuple[SentenceModule, ...]:
+    """The modules of a folder in their order. UnsupportedError for one that is not known."""
+    file = root / MODULES
+    listed: Any = read_json(file, kind=list)
+    if not all(isinstance(module, dict) for module in listed):
+        raise CheckpointError("should hold a list of objects, one a module", file=str(file))
+    if len(listed) > MAX_MODULES:
+        raise CheckpointError(f"has {len(listed)} modules; {MAX_MODULES} are the most", file=str(file))
+    return tuple(read_module(root, module) for module in listed)
+
+
+def read_module(root: Path, module: JsonObject) -> SentenceModule:
+    file, type_name, path = root / MODULES, module.get("type"), module.get("path", "")
+    kind = type_name.rpartition(".")[2] if isinstance(type_name, str) else ""
+    if kind in OTHER_NETWORKS:
+        message = f"module {show_value(type_name)} {OTHER_NETWORKS[kind]}, which is not computed here"
+        raise UnsupportedError(f"{message}; known are {', '.join(KNOWN)}", file=str(file))
+    if kind not in KNOWN:
+        message = f"module {show_value(type_name)} is not known; known are {', '.join(KNOWN)}"
+        raise UnsupportedError(message, file=str(file))
+    if not isinstance(path, str):
+        raise CheckpointError(f"path {show_value(path)} of {kind} is no string", file=str(file))
+    return SentenceModule(kind, type_name, subfolder(root, "" if path == "." else path))
+
+
+def network_folder(root: Path) -> Path:
+    """The folder of the network: that of the Transformer among the modules, or the folder itself."""
+    if not has_modules(root):
+        return root
+    return next((module.folder for module in read_modules(root) if module.kind in NETWORKS), root)
+
+
+def find_module_task(root: Path) -> Literal["", "embed", "score", "token_vectors"]:
+    """What the modules make of states: vectors of texts or of tokens, or a score of logits. Empty: what the network's
+    own head makes.
+
+    UnsupportedError for a cross-encoder with modules that are not known.
+    """
+    if not has_modules(root):
+        return ""
+    kinds = [module.kind for module in read_modules(root)]
+    if LOGIT_SCORE in kinds:
+        return "score"
+    if SPARSE in kinds:
+        return ""
+    model_type = read_json(root / PROMPTS, {}).get("model_type")
+    if model_type in LATE_INTERACTION:
+        return "token_vectors"
+    if model_type != "CrossEncoder":
+        return "embed"
+    if kinds != ["Transformer"]:
+        message = f"modules {', '.join(kinds)} of a cross-encoder are not known; known are a Transformer and LogitScore"
+        raise UnsupportedError(message, file=str(root / MODULES))
+    return ""
+
+
+def read_sentence_config(folder: Path) -> JsonObject:
+    """The settings of a Transformer module; older folders name the file by the kind of network."""
+    names = (SENTENCE_CONFIG, *(f"sentence_{kind}_config.json" for kind in OLDER_NETWORKS))
+    found = (config for name in names if (config := read_json(folder / name, {})))
+    return next(found, {})
+
+
+def check_network_settings(folder: Path) -> None:
+    """UnsupportedError for settings of a Transformer module that change what its states are."""
+    file, config = folder / SENTENCE_CONFIG, read_sentence_config(folder)
+    task = config.get("transformer_task", "feature-extraction")
+    if task != "feature-extraction":
+        message = f"transformer_task {show_value(task)} is not known for vectors; known is feature-extraction"
+        raise UnsupportedError(message, file=str(file))
+    modes = read_object(file, config, "modality_config")
+    plain = {"method": "forward", "method_output_name": "last_hidden_state"}
+    if "message" in modes or modes.get("text", plain) != plain:
+        message = "modality_config: only texts that are read without a chat template are known, and their last states"
+        raise UnsupportedError(message, file=str(file))
+
+
+def read_object(file: Path, config: JsonObject, field: str) -> JsonObject:
+    value = config.get(field) or {}
+    if not isinstance(value, dict):
+        raise CheckpointError(f"{field} is {show_value(value)}, which should be an object", file=str(file))
+    return value
+
+
+def read_vector_modules(root: Path, width: int) -> VectorModules:
+    """The modules after the network, whose states are `width` wide.
+
+    CheckpointError if a module's input is not as wide as the output before it, UnsupportedError for an order of modules
+    or a setting that is not known.
+    """
+    file, modules = root / MODULES, read_modules(root)
+    if not modules or modules[0].kind != "Transformer":
+        found = show_value(modules[0].type) if modules else "none"
+        raise UnsupportedError(f"its first module is {found}; known is a Transformer", file=str(file))
+    before, after = list[SentenceModule](), list[SentenceModule]()
+    pooling: SentenceModule | None = None
+    for module in modules[1:]:
+        if module.kind == "Pooling" and pooling is None:
+            pooling = module
+        elif module.kind in ("Pooling", "MultiVectorMask", *NETWORKS):
+            raise UnsupportedError(f"module {show_value(module.type)} is not known in this place", file=str(file))
+        elif module.kind != "Dropout":  # which does nothing outside of training
+            (before if pooling is None else after).append(module)
+    poolings: tuple[Pooling, ...] = ("mean",)
+    include_prompt = True
+    if pooling is not None:
+        poolings, include_prompt = read_pooling(pooling.folder / "config.json")
+    elif all(read_input_name(module) == TEXT_VECTOR for module in before):
+        before, after = [], before
+    token_layers, token_entries = read_layers(before, TOKEN_VECTORS)
+    layers, entries = read_layers(after, TEXT_VECTOR)
+    try:
+        width = output_width(token_layers, width)
+        output_width(layers, len(poolings) * width)
+    except ValueError as error:
+        raise CheckpointError(f"its modules do not fit together: {error}", file=str(file)) from None
+    return VectorModules(token_layers, poolings, layers, include_prompt, token_entries, entries)
+
+
+def read_layers(
+    modules: Sequence[SentenceModule], vectors: str, default: str = TEXT_VECTOR
+) -> tuple[tuple[LayerSpec, ...], dict[str, tuple[str, TensorEntry]]]:
+    """The layers of modules on `vectors`, and their tensors. `default`: what a module without this setting reads."""
+    specs, entries = list[LayerSpec](), dict[str, tuple[str, TensorEntry]]()
+    for number, module in enumerate(modules):
+        if (name := read_input_name(module, default)) != vectors:
+            message = f"module_input_name {show_value(name)} of {module.kind} is not known here; known is {vectors}"
+            raise UnsupportedError(message, file=str(module.folder / "config.json"))
+        specs.append(read_layer(module))
+        if module.kind == "Normalize":
+            continue
+        for tensor, entry in read_module_tensors(module.folder).items():
+            ours = tensor if module.kind == "Dense" else tensor.removeprefix("norm.")
+            entries[f"{module.folder.name}/{tensor}"] = f"{number}.{ours}", entry
+    return tuple(specs), entries
+
+
+def read_input_name(module: SentenceModule, default: str = TEXT_VECTOR) -> Any:
+    """Which vectors a module reads, and writes."""
+    config = read_json(module.folder / "config.json", {}) if module.kind != "Pooling" else {}
+    name = config.get("module_input_name") or default
+    if (output := config.get("module_output_name") or name) != name:
+        message = f"module_output_name is {show_value(output)}, and its input is {show_value(name)}; known is the same"
+        raise UnsupportedError(message, file=str(module.folder / "config.json"))
+    return name
+
+
+def read_layer(module: SentenceModule) -> LayerSpec:
+    """The layer of a Dense, LayerNorm or Normalize module."""
+    if module.kind == "Normalize":
+        return UnitSpec()
+    file = module.folder / "config.json"
+    config = read_json(file)
+    if module.kind == "LayerNorm":
+        return NormSpec(read_width(file, config, "dimension"))
+    return DenseSpec(
+        inputs=read_width(file, config, "in_features"),
+        outputs=read_width(file, config, "out_features"),
+        bias=read_flag(file, config, "bias", default=True),
+        activation=read_activation(file, config),
+        residual=read_flag(file, config, "use_residual", default=False),
+    )
+
+
+def read_width(file: Path, config: JsonObject, field: str) -> int:
+    value = config.get(field)
+    if type(value) is not int or not 0 < value <= MAX_WIDTH:
+        message = f"{field} is {show_value(value)}, which should be a whole number from 1 to {MAX_WIDTH}"
+        raise CheckpointError(message, file=str(file))
+    return value
+
+
+def read_flag(file: Path, config: JsonObject, field: str, *, default: bool) -> bool:
+    value = config.get(field, default)
+    if not isinstance(value, bool):
+        raise CheckpointError(f"{field} is {show_value(value)}, which should be true or false", file=str(file))
+    return value
+
+
+def read_activation(file: Path, config: JsonObject) -> str:
+    """The activation of a Dense module; sentence-transformers' default is tanh."""
+    name = config.get("activation_function", "torch.nn.modules.activation.Tanh")
+    kind = name.rpartition(".")[2] if isinstance(name, str) and name.startswith("torch.") else ""
+    if kind not in ACTIVATIONS:
+        message = f"activation_function {show_value(name)} is not known; known are torch's {', '.join(ACTIVATIONS)}"
+        raise UnsupportedError(message, file=str(file))
+    return ACTIVATIONS[kind]
+
+
+def read_module_tensors(folder: Path) -> dict[str, TensorEntry]:
+    """The tensors of a module's folder. UnsupportedError if they are pickled."""
+    if (folder / SINGLE).is_file():
+        return read_safetensors(folder / SINGLE)
+    if found := list_files(folder, {".bin", ".pt", ".pth"}) if folder.is_dir() else []:
+        message = (
+            f"only pickled weights ({', '.join(found)}), which can run code when opened and are never opened here; "
+            "convert them where you trust them: "
+            "sentence_transformers.SentenceTransformer(folder).save_pretrained(other) writes safetensors"
+        )
+        raise UnsupportedError(message, file=str(folder))
+    raise CheckpointError(f"no weights: {SINGLE} is not there", file=str(folder))
+
+
+def read_pooling(file: Path) -> tuple[tuple[Pooling, ...], bool]:
+    """The poolings whose vectors are joined, and whether the tokens of a prompt are pooled: from the newer
+    `pooling_mode` or from the older form with one boolean a mode."""
+    config = read_json(file)
+    mode = config.get("pooling_mode")
+    modes = [mode] if isinstance(mode, str) else [] if mode is None else mode
+    if not isinstance(modes, list) or not all(isinstance(each, str) for each in modes):
+        message = f"pooling_mode is {show_value(mode)}, which should be a string or a list of strings"
+        raise UnsupportedError(message, file=str(file))
+    flags = {key: read_flag(file, config, key, default=False) for key in config if key.startswith("pooling_mode_")}
+    modes = modes or [LEGACY_POOLINGS.get(key, key) for key in (*LEGACY_POOLINGS, *flags) if flags.pop(key, False)]
+    unknown = [each for each in modes if each not in POOLINGS]
+    if unknown or not 0 < len(modes) <= MAX_POOLINGS:
+        shown = show_value(unknown[0]) if unknown else f"of {len(modes)} kinds" if modes else "none"
+        message = f"pooling {shown} is not known; known are {', '.join(POOLINGS)}, {MAX_POOLINGS} at most"
+        raise UnsupportedError(message, file=str(file))
+    include_prompt = read_flag(file, config, "include_prompt", default=True)
+    if not include_prompt and "weightedmean" in modes:
+        message = "include_prompt: false with weightedmean is not known: the weights would count the prompt's tokens"
+        raise UnsupportedError(message, file=str(file))
+    return tuple(POOLINGS[each] for each in modes), include_prompt
