@@ -42,7 +42,8 @@ def open_folder(path: Path) -> FolderParts:
     check_folder(path)
     config = read_json(path / "config.json")
     check_config(path / "config.json", config)
-    family = find_family(path / "config.json", config)
+    found = find_family(path / "config.json", config)
+    family = parse_config(str(path / "config.json"), partial(found.variant, found, config))
     spec = HeadSpec("embed") if is_embedder(path) else find_head_spec(path / "config.json", config, family)
     entries = list_tensors(path)
     if quantised := config.get(compressed.CONFIG):

@@ -49,6 +49,10 @@ LoadPart = Callable[[nn.Module], AbstractContextManager[object]]
 
 def unsupported_reason(config: ModelConfig) -> str:
     """Why the compiled step cannot compute such a network; empty if it can."""
+    if config.position_last:
+        return "its positions are added after the norm or the projection of the embeddings"
+    if config.output_width:
+        return f"its states are {config.output_width} wide, its layers {config.width}"
     if config.position == "relative":
         return "its keys and values depend on distances"
     if config.distances:
@@ -247,7 +251,7 @@ def fill_plan(plan: Plan, config: ModelConfig, generates: bool, block_count: int
     plan.activation, plan.gated = ACTIVATION_CODES[config.activation], config.gated_mlp
     plan.generates, plan.block_count, plan.vocab_size = generates, block_count, config.vocab_size
     plan.position_count = config.max_positions if config.position in TABLE_POSITIONS else 0
-    plan.position_offset = config.position_offset if config.position == "learned" else 0
+    plan.position_offset = config.position_offset if config.position in TABLE_POSITIONS else 0
     plan.segment_count, plan.embedding_width = config.segments, config.embedding_width or config.width
     plan.rotary_width, plan.head_norms = rotary_width(config), HEAD_NORM_CODES[config.query_key_norm]
     plan.eps, plan.score_scale = config.norm_eps, config.score_scale or config.head_width**-0.5
