@@ -141,9 +141,9 @@ def _apply_renames(name: str, renames: Iterable[tuple[str, str]]) -> str:
 def deinterleave_heads(tensor: Tensor, heads: int, rotary_width: int = 0) -> Tensor:
     """Reorder the first R rows of each head [H * D, ...] from (pairs, 2) to (2, pairs), so that features d and
     d + R / 2 form a pair. R is `rotary_width`; 0: all rows."""
-    split = tensor.unflatten(0, (heads, -1))  # [H, D, ...]
+    split = tensor.reshape(heads, -1, *tensor.shape[1:])  # [H, D, ...]
     rotated, rest = split[:, : rotary_width or split.size(1)], split[:, rotary_width or split.size(1) :]
-    paired = rotated.unflatten(1, (-1, 2)).transpose(1, 2).flatten(1, 2)
+    paired = rotated.reshape(heads, -1, 2, *tensor.shape[1:]).transpose(1, 2).flatten(1, 2)
     return torch.cat((paired, rest), dim=1).flatten(0, 1)
 
 

@@ -8,7 +8,7 @@ from .family import NamedTensors
 def split_groups(tensor: Tensor, groups: int, queries: int) -> list[Tensor]:
     """Queries, keys and values out of a matrix [groups * (queries + 2) * D, ...], where each group of heads has the
     rows of its query heads, then those of its one key head, then those of its value head."""
-    rows = tensor.unflatten(0, (groups, queries + 2, -1))
+    rows = tensor.reshape(groups, queries + 2, -1, *tensor.shape[1:])
     return [rows[:, :-2].flatten(0, 2), rows[:, -2].flatten(0, 1), rows[:, -1].flatten(0, 1)]
 
 

@@ -10,6 +10,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from ..core.errors import UnsupportedError, show_value
@@ -95,7 +96,7 @@ def rename_tensor(dialect: GgufArchitecture, config: ModelConfig, name: str, ten
     pieces = [(name, tensor)]
     if ".attn_qkv." in name:
         sizes = [heads * config.head_width for heads in (config.heads, config.kv_heads, config.kv_heads)]
-        parts = zip(("attn_q", "attn_k", "attn_v"), tensor.split(sizes), strict=True)
+        parts = zip(("attn_q", "attn_k", "attn_v"), torch.split(tensor, sizes), strict=True)
         pieces = [(name.replace("attn_qkv", part), piece) for part, piece in parts]
     elif dialect.one_norm and ".attn_norm." in name:
         pieces.append((name.replace("attn_norm", "ffn_norm"), tensor))

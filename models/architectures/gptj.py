@@ -64,7 +64,7 @@ def convert_weight(heads: int, rotated: int, name: str, tensor: Tensor) -> Named
         return [(name, tensor), (name.replace(".ln_1.", ".ln_2."), tensor)]
     pieces = [(name, tensor)]
     if ".qkv_proj." in name:
-        parts = tensor.unflatten(0, (CODEGEN_PARTS, 3, -1)).unbind(1)
+        parts = tensor.reshape(CODEGEN_PARTS, 3, -1, *tensor.shape[1:]).unbind(1)
         names = (name.replace("qkv_proj", part) for part in ("q_proj", "v_proj", "k_proj"))
         pieces = [(part, piece.flatten(0, 1)) for part, piece in zip(names, parts, strict=True)]
     rows = re.compile(r"\.[qk]_proj\.")

@@ -6,7 +6,7 @@ from functools import partial
 
 from ..network.model_config import ModelConfig
 from . import gpt_neox, llama
-from .family import LAST_TOKEN_HEAD, TAG_HEAD, Family, HeadSpec, Json, activation_name, read_sizes
+from .family import LAST_TOKEN_HEAD, SCORE_TAG_HEAD, Family, HeadSpec, Json, activation_name, read_sizes
 from .fused_matrices import split_fused
 
 RENAMES = (
@@ -50,7 +50,7 @@ PERSIMMON = Family(
         "PersimmonForCausalLM": HeadSpec("generate", llama.LANGUAGE_HEAD),
         "PersimmonModel": HeadSpec("embed"),
         "PersimmonForSequenceClassification": LAST_TOKEN_HEAD,
-        "PersimmonForTokenClassification": replace(TAG_HEAD, renames=LAST_TOKEN_HEAD.renames),
+        "PersimmonForTokenClassification": SCORE_TAG_HEAD,
     },
     drop=llama.DROP,
     variant=choose_variant,

@@ -7,7 +7,7 @@ from functools import partial
 from ..core.errors import UnsupportedError
 from ..network.model_config import ModelConfig
 from . import gpt2, llama
-from .family import LAST_TOKEN_HEAD, TAG_HEAD, Family, HeadSpec, Json, read_sizes
+from .family import LAST_TOKEN_HEAD, SCORE_TAG_HEAD, TAG_HEAD, Family, HeadSpec, Json, read_sizes
 from .fused_matrices import split_fused
 
 
@@ -71,7 +71,7 @@ STARCODER2 = Family(
         "Starcoder2ForCausalLM": HeadSpec("generate", llama.LANGUAGE_HEAD),
         "Starcoder2Model": HeadSpec("embed"),
         "Starcoder2ForSequenceClassification": LAST_TOKEN_HEAD,
-        "Starcoder2ForTokenClassification": replace(TAG_HEAD, renames=LAST_TOKEN_HEAD.renames),
+        "Starcoder2ForTokenClassification": SCORE_TAG_HEAD,
     },
     drop=llama.DROP,
 )

@@ -1,7 +1,7 @@
 """A network whose attention can be recorded, whose heads can be silenced, and which can be differentiated with respect
 to its input embeddings. Probes replace parts of its attention, so it must be a copy that answers no requests."""
 
-from collections.abc import Generator, Mapping, Sequence
+from collections.abc import Callable, Generator, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from contextlib import ExitStack
 from dataclasses import replace
@@ -118,7 +118,8 @@ class InstrumentedNetwork:
         with torch.inference_mode(False), torch.enable_grad():
             x, frame = body.embed(self._batches(texts, embedded)[0])
         found = [(embedded, x)]
-        for part in (*(partial(block, frame=frame) for block in body.blocks), body.close):
+        blocks: list[Callable[[Tensor], Tensor]] = [partial(block, frame=frame) for block in body.blocks]
+        for part in (*blocks, body.close):
             self._apply_silenced()
             with torch.inference_mode(False), torch.enable_grad():
                 entered = x.detach().requires_grad_()
