@@ -3,28 +3,42 @@
 from .albert import ALBERT
 from .bart import BART
 from .bert import CAMEMBERT, DISTILBERT, ROBERTA
+from .biogpt import BIOGPT, XGLM
+from .blenderbot import BLENDERBOT, BLENDERBOT_SMALL
+from .bloom import BLOOM
 from .deberta import DEBERTA, DEBERTA_FIRST
 from .electra import ELECTRA
 from .eurobert import EUROBERT
+from .falcon import FALCON
 from .family import Family, HeadSpec, rename_weight
 from .gemma import GEMMA3
 from .gpt import GPT
 from .gpt2 import GPT2
+from .gpt_neo import GPT_NEO
+from .gpt_neox import GPT_NEOX
 from .gpt_oss import GPT_OSS
+from .gptj import CODEGEN, GPTJ
 from .gte import GTE, GTE_PUBLISHED
 from .jina import BERT, JINA_EMBEDDINGS_V3, XLM_ROBERTA
+from .led import LED
 from .llama import LLAMA, MISTRAL, QWEN2, QWEN3
 from .long_bert import BIG_BIRD, LONGFORMER, XLM_ROBERTA_XL
 from .marian import MARIAN
+from .mbart import M2M_100, MBART
 from .mixtral import MIXTRAL
 from .modernbert import MODERNBERT
 from .mpnet import MPNET
+from .mpt import MPT
 from .neobert import NEOBERT
 from .nomic import NOMIC_BERT
+from .opt import OPT
 from .pegasus import PEGASUS
+from .persimmon import PERSIMMON
+from .plbart import PLBART
 from .qwen_moe import DOTS1, GLM4_MOE, OLMOE, QWEN2_MOE, QWEN3_MOE
 from .roformer import ROFORMER
 from .squeezebert import SQUEEZEBERT
+from .starcoder import GPT_BIG_CODE, STARCODER2
 from .t5 import MT5, T5, UMT5
 
 FAMILIES: dict[str, Family] = {
@@ -66,12 +80,31 @@ FAMILIES: dict[str, Family] = {
         GLM4_MOE,
         DOTS1,
         GPT_OSS,
+        GPT_NEOX,
+        OPT,
+        GPTJ,
+        CODEGEN,
+        BLOOM,
+        FALCON,
+        GPT_BIG_CODE,
+        STARCODER2,
+        GPT_NEO,
+        MPT,
+        BIOGPT,
+        XGLM,
+        PERSIMMON,
         T5,
         MT5,
         UMT5,
         BART,
         MARIAN,
         PEGASUS,
+        MBART,
+        M2M_100,
+        PLBART,
+        BLENDERBOT,
+        BLENDERBOT_SMALL,
+        LED,
     )
 }  # by the checkpoint's `model_type`
 

@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
+import torch
 from torch import Tensor
 
 from ..core.errors import UnsupportedError, show_value
@@ -20,6 +21,7 @@ MAX_LAYERS = 1024  # the deepest published networks have about a hundred; each l
 MAX_SHARED_LAYERS = 48  # layers with one set of tensors, which take time and no bytes; published networks have 24
 ORIGINAL = "original_max_position_embeddings"
 MAX_HEADS = 1 << 12  # of a layer, if a matrix is taken apart by heads; published networks have 128 at most
+MAX_SIZE = 1 << 24  # of a width or a number of heads by which a weight is split
 MAX_HEAD_WIDTH = 1 << 14  # features of a head with rotary positions; published heads have 512 at most
 ActivationName = Literal["gelu", "gelu_tanh", "gelu_sigmoid", "silu", "relu", "relu_squared"]
 ACTIVATION_NAMES: dict[str, ActivationName] = {
@@ -136,6 +138,25 @@ def _apply_renames(name: str, renames: Iterable[tuple[str, str]]) -> str:
     for pattern, ours in renames:
         name = re.sub(pattern, ours, name)
     return name
+
+
+def deinterleave_heads(tensor: Tensor, heads: int, rotary_width: int = 0) -> Tensor:
+    """Reorder the first R rows of each head [H * D, ...] from (pairs, 2) to (2, pairs), so that features d and
+    d + R / 2 form a pair. R is `rotary_width`; 0: all rows."""
+    split = tensor.reshape(heads, -1, *tensor.shape[1:])  # [H, D, ...]
+    rotated, rest = split[:, : rotary_width or split.size(1)], split[:, rotary_width or split.size(1) :]
+    paired = rotated.reshape(heads, -1, 2, *tensor.shape[1:]).transpose(1, 2).flatten(1, 2)
+    return torch.cat((paired, rest), dim=1).flatten(0, 1)
+
+
+def read_sizes(hf: Json, *keys: str) -> list[int]:
+    """The values of sizes by which a weight is split. UnsupportedError for a value that is no positive number."""
+    for key in keys:
+        if type(hf[key]) is not int or not 0 < hf[key] <= MAX_SIZE:
+            raise UnsupportedError(
+                f"{key} is {show_value(hf[key])}, which should be a whole number from 1 to {MAX_SIZE}"
+            )
+    return [hf[key] for key in keys]
 
 
 def activation_name(name: str) -> ActivationName:

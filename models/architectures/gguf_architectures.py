@@ -7,14 +7,15 @@ https://github.com/ggml-org/ggml/blob/master/docs/gguf.md
 
 import re
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from ..core.errors import UnsupportedError, show_value
 from ..network.model_config import ModelConfig
-from .family import NamedTensors, Renames
+from .family import NamedTensors, Renames, deinterleave_heads
 
 Json = dict[str, Any]
 Shapes = Mapping[str, tuple[int, ...]]
@@ -50,7 +51,17 @@ ENCODER: Renames = (
     *DECODER[6:10],
     *DECODER[-1:],
 )
+BLOOM: Renames = ((r"^token_embd_norm\.", "embedding_norm."), *DECODER)
+FALCON_NORMS: Renames = (
+    (r"\.attn_norm\.", ".mlp_norm."),
+    (r"\.attn_norm_2\.", ".attention_norm."),
+)  # where a block has two
 DROP = r"^rope_freqs\.|\.attn_rot_embd\."  # constants that follow from the configuration
+
+
+def keep_dialect(dialect: "GgufArchitecture", shapes: Shapes) -> "GgufArchitecture":  # noqa: ARG001
+    """The default of architectures whose files all have the same tensors."""
+    return dialect
 
 
 @dataclass(frozen=True)
@@ -58,8 +69,9 @@ class GgufArchitecture:
     """How GGUF files store one family.
 
     `config` reads metadata (keys without the architecture's name) and tensor shapes. `interleaved`: rows of queries and
-    keys were reordered for a rotation of neighbouring features. `unsupported_keys` are keys whose arithmetic is not
-    implemented.
+    keys were reordered for a rotation of neighbouring features. `one_norm`: attention and MLP of a block read the
+    output of one norm. `unsupported_keys` are keys whose arithmetic is not implemented. `variant` returns the
+    architecture as the tensors of a file need it.
     """
 
     family: str
@@ -71,7 +83,10 @@ class GgufArchitecture:
         "logit_scale",
         "attn_logit_softcapping",
         "final_logit_softcapping",
+        "attention.clamp_kqv",
     )
+    one_norm: bool = False
+    variant: Callable[["GgufArchitecture", Shapes], "GgufArchitecture"] = field(default=keep_dialect)
 
 
 def rename_tensor(dialect: GgufArchitecture, config: ModelConfig, name: str, tensor: Tensor) -> NamedTensors:
@@ -80,18 +95,14 @@ def rename_tensor(dialect: GgufArchitecture, config: ModelConfig, name: str, ten
         return []
     pieces = [(name, tensor)]
     if ".attn_qkv." in name:
-        parts = zip(("attn_q", "attn_k", "attn_v"), tensor.chunk(3), strict=True)
+        sizes = [heads * config.head_width for heads in (config.heads, config.kv_heads, config.kv_heads)]
+        parts = zip(("attn_q", "attn_k", "attn_v"), torch.split(tensor, sizes), strict=True)
         pieces = [(name.replace("attn_qkv", part), piece) for part, piece in parts]
+    elif dialect.one_norm and ".attn_norm." in name:
+        pieces.append((name.replace("attn_norm", "ffn_norm"), tensor))
     elif dialect.interleaved and (found := re.search(r"\.attn_([qk])\.", name)):
         pieces = [(name, deinterleave_heads(tensor, config.heads if found[1] == "q" else config.kv_heads))]
     return [(_apply_renames(piece, dialect.renames), value) for piece, value in pieces]
-
-
-def deinterleave_heads(tensor: Tensor, heads: int) -> Tensor:
-    """Reorder the rows of each head from (pairs, 2) to (2, pairs), so that features d and d + D / 2 form a pair
-    again."""
-    pairs = tensor.reshape(heads, -1, 2, *tensor.shape[1:])
-    return pairs.transpose(1, 2).reshape(tensor.shape)
 
 
 def _apply_renames(name: str, renames: Renames) -> str:
@@ -174,11 +185,106 @@ def read_bert(fields: Json, shapes: Shapes) -> Json:
     }
 
 
+def read_gpt_neox(fields: Json, shapes: Shapes) -> Json:
+    """The configuration of GPT-NeoX. The share of rotated features is rounded up, so that their number is the file's
+    after it was multiplied and cut to a whole number."""
+    heads, width = fields["attention.head_count"], fields["embedding_length"]
+    head_width = width // heads
+    share = (fields.get("rope.dimension_count", head_width) + 0.25) / head_width
+    rotation = {"rope_theta": fields.get("rope.freq_base", 10_000.0), "partial_rotary_factor": share}
+    return {
+        "vocab_size": shapes["token_embd.weight"][0],
+        "hidden_size": width,
+        "num_hidden_layers": fields["block_count"],
+        "num_attention_heads": heads,
+        "intermediate_size": fields["feed_forward_length"],
+        "max_position_embeddings": fields["context_length"],
+        "layer_norm_eps": fields["attention.layer_norm_epsilon"],
+        "use_parallel_residual": fields.get("use_parallel_residual", True),
+        "rope_parameters": {**rotation, **read_rope_scaling(fields)},
+        "attention_bias": "blk.0.attn_output.bias" in shapes,
+    }
+
+
+def read_bloom(fields: Json, shapes: Shapes) -> Json:
+    return {
+        "vocab_size": shapes["token_embd.weight"][0],
+        "hidden_size": fields["embedding_length"],
+        "n_layer": fields["block_count"],
+        "n_head": fields["attention.head_count"],
+        "seq_length": fields["context_length"],
+        "layer_norm_epsilon": fields["attention.layer_norm_epsilon"],
+    }
+
+
+def read_falcon(fields: Json, shapes: Shapes) -> Json:
+    """The configuration of Falcon. Files with one key head are of the first form, those with several of the newer."""
+    if (layout := fields.get("tensor_data_layout", "jploski")) != "jploski":
+        raise UnsupportedError(f"tensor_data_layout {show_value(layout)} is not known; known is jploski")
+    key_heads = fields.get("attention.head_count_kv", 1)
+    return {
+        "vocab_size": shapes["token_embd.weight"][0],
+        "hidden_size": fields["embedding_length"],
+        "num_hidden_layers": fields["block_count"],
+        "num_attention_heads": fields["attention.head_count"],
+        "num_kv_heads": key_heads,
+        "new_decoder_architecture": key_heads != 1,
+        "ffn_hidden_size": fields["feed_forward_length"],
+        "max_position_embeddings": fields["context_length"],
+        "layer_norm_epsilon": fields["attention.layer_norm_epsilon"],
+        "rope_parameters": {"rope_theta": fields.get("rope.freq_base", 10_000.0), **read_rope_scaling(fields)},
+    }
+
+
+def choose_falcon_norms(dialect: GgufArchitecture, shapes: Shapes) -> GgufArchitecture:
+    """Files of 40B have a norm for attention and one for the MLP, the others one for both."""
+    if "blk.0.attn_norm_2.weight" not in shapes:
+        return dialect
+    return replace(dialect, one_norm=False, renames=(*FALCON_NORMS, *dialect.renames))
+
+
+def read_mpt(fields: Json, shapes: Shapes) -> Json:
+    heads, rate = fields["attention.head_count"], fields.get("attention.max_alibi_bias", 0.0)
+    if fields.get("attention.head_count_kv", heads) != heads:
+        raise UnsupportedError(f"attention.head_count_kv differs from attention.head_count {show_value(heads)}")
+    return {
+        "vocab_size": shapes["token_embd.weight"][0],
+        "d_model": fields["embedding_length"],
+        "n_layers": fields["block_count"],
+        "n_heads": heads,
+        "expansion_ratio": fields["feed_forward_length"] // fields["embedding_length"],
+        "max_seq_len": fields["context_length"],
+        "layer_norm_epsilon": fields["attention.layer_norm_epsilon"],
+        "attn_config": {"alibi": rate > 0, "alibi_bias_max": rate},
+    }
+
+
+def read_starcoder(fields: Json, shapes: Shapes) -> Json:
+    if (key_heads := fields.get("attention.head_count_kv", 1)) != 1:
+        raise UnsupportedError(f"attention.head_count_kv {show_value(key_heads)} is not known; known is 1")
+    return {**read_gpt2(fields, shapes), "multi_query": True}
+
+
+def read_starcoder2(fields: Json, shapes: Shapes) -> Json:
+    shape = read_llama({"attention.layer_norm_rms_epsilon": 0.0, **fields}, shapes)
+    return shape | {
+        "norm_epsilon": fields["attention.layer_norm_epsilon"],
+        "use_bias": "blk.0.attn_output.bias" in shapes,
+        "sliding_window": fields.get("attention.sliding_window", 0),
+    }
+
+
 GGUF_ARCHITECTURES: dict[str, GgufArchitecture] = {
     "llama": GgufArchitecture("llama", read_llama, interleaved=True),
     "qwen2": GgufArchitecture("qwen2", read_llama),
     "qwen3": GgufArchitecture("qwen3", read_llama),
     "gemma3": GgufArchitecture("gemma3_text", read_gemma3),
     "gpt2": GgufArchitecture("gpt2", read_gpt2),
+    "gptneox": GgufArchitecture("gpt_neox", read_gpt_neox),
+    "bloom": GgufArchitecture("bloom", read_bloom, BLOOM),
+    "falcon": GgufArchitecture("falcon", read_falcon, one_norm=True, variant=choose_falcon_norms),
+    "mpt": GgufArchitecture("mpt", read_mpt),
+    "starcoder": GgufArchitecture("gpt_bigcode", read_starcoder),
+    "starcoder2": GgufArchitecture("starcoder2", read_starcoder2),
     "bert": GgufArchitecture("bert", read_bert, ENCODER),
 }  # by `general.architecture`

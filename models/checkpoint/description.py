@@ -36,6 +36,7 @@ COUNT_FIELDS = (
     "window",
     "segments",
     "embedding_width",
+    "output_width",
     "distances",
     "farthest",
     "rotary_width",
@@ -47,6 +48,7 @@ REAL_FIELDS = (
     "window_rope_base",
     "norm_eps",
     "embedding_scale",
+    "distance_scale",
     "score_scale",
     "score_cap",
     "residual_scale",
@@ -59,6 +61,7 @@ BODY_PREFIXES = (
     "position.",
     "embedding_norm.",
     "projection.",
+    "output_projection.",
     "distances.",
     "blocks.",
     "final_norm.",
@@ -268,7 +271,7 @@ def invalid_fields(config: ModelConfig) -> Iterator[tuple[str, str]]:
     for name in ("windowed", "rotated"):
         if len(getattr(config, name)) not in (0, config.depth):
             yield name, f"one for each of {config.depth} layers"
-    if config.position in ("sinusoidal", "sines-cosines"):
+    if config.has_sinusoidal_positions:
         name = "embedding_width" if config.embedding_width else "width"
         if (width := getattr(config, name)) % 2:
             yield name, "even, for sinusoidal positions"

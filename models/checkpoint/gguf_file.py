@@ -39,7 +39,8 @@ def describe_gguf(path: Path, folder_check: FolderCheck = accept_folder) -> Desc
     metadata, entries = read_header(path)
     name = check_architecture(path, metadata)
     fields = {key.removeprefix(f"{name}."): value for key, value in metadata.items() if key.startswith(f"{name}.")}
-    dialect = GGUF_ARCHITECTURES[name]
+    found = GGUF_ARCHITECTURES[name]
+    dialect = found.variant(found, {tensor: entry.shape for tensor, entry in entries.items()})
     check_unsupported_keys(path, dialect, fields)
     config = parse_config(str(path), partial(read_config, dialect, fields, entries))
     head = choose_head(path, config, fields, entries)

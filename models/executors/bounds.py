@@ -16,7 +16,12 @@ from ..network.model_config import ModelConfig
 from .contract import StepInput
 
 INT32_LIMIT = 2**31  # int32 values are below it
-TABLE_POSITIONS = ("learned", "sinusoidal", "sines-cosines")  # kinds of positions that are read from a table
+TABLE_POSITIONS = (
+    "learned",
+    "sinusoidal",
+    "sines-cosines",
+    "closed-sines-cosines",
+)  # kinds of positions that are read from a table
 
 Integers = NDArray[np.int32]
 

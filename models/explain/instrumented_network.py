@@ -1,10 +1,11 @@
 """A network whose attention can be recorded, whose heads can be silenced, and which can be differentiated with respect
 to its input embeddings. Probes replace parts of its attention, so it must be a copy that answers no requests."""
 
-from collections.abc import Generator, Mapping, Sequence
+from collections.abc import Callable, Generator, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from contextlib import ExitStack
 from dataclasses import replace
+from functools import partial
 from typing import Any, TypeVar, cast
 
 import numpy as np
@@ -117,11 +118,12 @@ class InstrumentedNetwork:
         with torch.inference_mode(False), torch.enable_grad():
             x, frame = body.embed(self._batches(texts, embedded)[0])
         found = [(embedded, x)]
-        for part in (*body.blocks, body.final_norm):
+        blocks: list[Callable[[Tensor], Tensor]] = [partial(block, frame=frame) for block in body.blocks]
+        for part in (*blocks, body.close):
             self._apply_silenced()
             with torch.inference_mode(False), torch.enable_grad():
                 entered = x.detach().requires_grad_()
-                x = part(entered) if part is body.final_norm else part(entered, frame)
+                x = part(entered)
             found.append((entered, x))
             yield len(x)
         entered, states = cast(tuple[Tensor, Any], found.pop())
@@ -190,7 +192,7 @@ class InstrumentedNetwork:
                 x = block(x, frame)
             yield len(x)
         with torch.inference_mode(False), torch.no_grad():
-            return cast(Tensor, body.final_norm(x))
+            return body.close(x)
 
     @torch.no_grad()
     def alignments(self, text: InputTokens) -> NDArray[np.float32]:

@@ -57,6 +57,8 @@ def unsupported_reason(config: ModelConfig) -> str:
         (config.shared and not config.opening_norm, "its layers share their weights except for the first norm"),
         (config.has_cross_attention, "its layers have cross-attention"),
         (config.hides_rows, "its queries end in tokens that no token attends to"),
+        (config.position_last, "its positions are added after the norm or the projection of the embeddings"),
+        (config.output_width, f"its states are {config.output_width} wide, its layers {config.width}"),
     )
     return next((reason for applies, reason in reasons if applies), "")
 
@@ -246,7 +248,7 @@ def fill_plan(plan: Plan, config: ModelConfig, generates: bool, block_count: int
     plan.activation, plan.gated = ACTIVATION_CODES[config.activation], config.gated_mlp
     plan.generates, plan.block_count, plan.vocab_size = generates, block_count, config.vocab_size
     plan.position_count = config.max_positions if config.position in TABLE_POSITIONS else 0
-    plan.position_offset = config.position_offset if config.position == "learned" else 0
+    plan.position_offset = config.position_offset if config.position in TABLE_POSITIONS else 0
     plan.segment_count, plan.embedding_width = config.segments, config.embedding_width or config.width
     plan.rotary_width, plan.head_norms = rotary_width(config), HEAD_NORM_CODES[config.query_key_norm]
     plan.eps, plan.score_scale = config.norm_eps, config.score_scale or config.head_width**-0.5

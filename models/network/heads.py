@@ -32,7 +32,7 @@ class LanguageHead(nn.Module):
 
     def __init__(self, config: ModelConfig, tied: nn.Embedding | None = None) -> None:
         super().__init__()
-        self.output = nn.Linear(config.width, config.vocab_size, bias=config.logit_bias)
+        self.output = nn.Linear(config.state_width, config.vocab_size, bias=config.logit_bias)
         self.logit_scale, self.logit_cap = config.logit_scale, config.logit_cap
         if tied is not None:
             self.output.weight = tied.weight
@@ -74,9 +74,9 @@ class ScoredStates(nn.Module):
 
     def __init__(self, config: ModelConfig, scoring: LabelScoring) -> None:
         super().__init__()
-        self.inner_width = scoring.width or config.width
+        self.inner_width = scoring.width or config.state_width
         dense = scoring.activation != "none"
-        self.dense = nn.Linear(config.width, self.inner_width, scoring.dense_bias) if dense else nn.Identity()
+        self.dense = nn.Linear(config.state_width, self.inner_width, scoring.dense_bias) if dense else nn.Identity()
         self.activation = HEAD_ACTIVATIONS[scoring.activation]
         has_norm, bias = scoring.norm, config.norm_bias
         self.norm = nn.LayerNorm(self.inner_width, config.norm_eps, bias=bias) if has_norm else nn.Identity()

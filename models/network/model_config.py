@@ -71,12 +71,14 @@ class ModelConfig:
     mlp_width: int
     max_positions: int
     causal: bool
-    # Sinusoidal: sine and cosine alternate; sines-cosines: all sines first; bias: only that of `distances`; layer_bias:
-    # each layer has its own.
+    # Sinusoidal: sine and cosine alternate; sines-cosines: all sines first; closed-sines-cosines: so, and the last
+    # frequency is exactly a ten-thousandth of the first; bias: only that of `distances`; layer_bias: each layer has its
+    # own.
     position: Literal[
         "learned",
         "sinusoidal",
         "sines-cosines",
+        "closed-sines-cosines",
         "rotary",
         "bias",
         "layer_bias",
@@ -85,9 +87,11 @@ class ModelConfig:
         "alibi",
         "none",
     ] = "learned"
-    position_offset: int = 0
+    position_offset: int = 0  # the number of the first position, if positions are embedded
+    position_last: bool = False  # positions are added after the norm and the projection of the embeddings
     # Number of distance buckets, each with a bias (with a vector if `position` is "distance"); 0: none.
     distances: int = 0
+    distance_scale: float = 1.0  # of "alibi": by which the rates are multiplied
     farthest: int = 128  # tokens; larger distances share a bucket (approximately so, if there are `distances`)
     # Of "distance": far distances share buckets by their logarithm; otherwise each one has a bucket of its own. Vectors
     # are normed. Their projections to queries and keys are those of tokens, or others.
@@ -116,6 +120,7 @@ class ModelConfig:
     embedding_norm: bool = False
     embedding_width: int = 0  # width of the embeddings if they are projected to `width`; 0: `width`
     embedding_scale: float = 1.0
+    output_width: int = 0  # width of the states if they are projected after the last layer; 0: `width`
     # Of queries and keys, of the kind `norm`: with one weight for all heads [D], a weight for each head [H, D], or over
     # all heads together [H * D].
     query_key_norm: Literal["", "shared", "per_head", "joint"] = ""
@@ -137,6 +142,20 @@ class ModelConfig:
     shared: bool = False  # all layers have the same weights
     has_cross_attention: bool = False  # its layers have cross-attention
     hides_rows: bool = False  # sequences may end in rows that no row attends to (query expansion of ColBERT)
+
+    @property
+    def has_sinusoidal_positions(self) -> bool:
+        return self.position in ("sinusoidal", "sines-cosines", "closed-sines-cosines")
+
+    @property
+    def position_width(self) -> int:
+        """The width of embedded positions."""
+        return self.width if self.position_last else self.embedding_width or self.width
+
+    @property
+    def state_width(self) -> int:
+        """The width of the states that heads read."""
+        return self.output_width or self.width
 
     @property
     def has_distance_scores(self) -> bool:

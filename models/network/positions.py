@@ -29,23 +29,27 @@ class SinusoidalPositions(nn.Module):
     """A fixed vector per position: sines and cosines of W / 2 frequencies, from once every 2 pi tokens down to a
     ten-thousandth of that (Vaswani et al. 2017, arXiv:1706.03762).
 
-    A sine and its cosine are side by side; with `halves`, all sines come before all cosines, as in Marian.
+    A sine and its cosine are side by side; with `halves`, all sines come before all cosines, as in Marian. With
+    `closed` the last frequency is exactly a ten-thousandth of the first, as in fairseq and M2M-100; otherwise it is
+    the one before that. Positions are counted from `offset`.
     """
 
     table: Tensor
 
-    def __init__(self, count: int, width: int, halves: bool) -> None:
+    def __init__(self, count: int, width: int, *, halves: bool, closed: bool = False, offset: int = 0) -> None:
         super().__init__()
-        self.register_buffer("table", sinusoids(count, width, halves), persistent=False)
+        self.offset = offset
+        self.register_buffer("table", sinusoids(count + offset, width, halves, closed), persistent=False)
 
     def forward(self, x: Tensor, positions: Tensor) -> Tensor:
         """[T, W] embeddings of tokens at [T] positions."""
-        return x + self.table[positions].to(x.dtype)
+        return x + self.table[positions + self.offset].to(x.dtype)
 
 
-def sinusoids(count: int, width: int, halves: bool) -> Tensor:
+def sinusoids(count: int, width: int, halves: bool, closed: bool = False) -> Tensor:
     """[count, W] in float32, computed in float64 because an angle may be large."""
-    exponents = torch.arange(0, width, 2, device="cpu", dtype=torch.float64) / width
+    span = max(width - 2, 1) if closed else width
+    exponents = torch.arange(0, width, 2, device="cpu", dtype=torch.float64) / span
     angles = torch.arange(count, device="cpu", dtype=torch.float64)[:, None] / 10_000.0**exponents  # [count, W / 2]
     both = (angles.sin(), angles.cos())
     return (torch.cat(both, dim=1) if halves else torch.stack(both, dim=2).flatten(1)).float()
@@ -87,9 +91,9 @@ class LinearBias(nn.Module):
 
     rates: Tensor
 
-    def __init__(self, heads: int) -> None:
+    def __init__(self, heads: int, scale: float = 1.0) -> None:
         super().__init__()
-        self.register_buffer("rates", linear_rates(heads), persistent=False)
+        self.register_buffer("rates", linear_rates(heads) * scale, persistent=False)
 
     def forward(self, before: Tensor) -> Tensor:
         """[N, H, Q, K] for keys that are `before` [N, Q, K] tokens before rows."""
@@ -242,11 +246,12 @@ def yarn_ramp(count: int, base: float, scaling: RopeScaling) -> Tensor:
 
 def build_embedding(config: ModelConfig) -> nn.Module:
     """The position encoding on embeddings."""
-    width = config.embedding_width or config.width
+    count, width, offset = config.max_positions, config.position_width, config.position_offset
     if config.position == "learned":
-        return LearnedPositions(config.max_positions, width, config.position_offset)
-    if config.position in ("sinusoidal", "sines-cosines"):
-        return SinusoidalPositions(config.max_positions, width, halves=config.position == "sines-cosines")
+        return LearnedPositions(count, width, offset)
+    if config.has_sinusoidal_positions:
+        halves, closed = config.position != "sinusoidal", config.position == "closed-sines-cosines"
+        return SinusoidalPositions(count, width, halves=halves, closed=closed, offset=offset)
     return NoPositions()
 
 
@@ -255,7 +260,7 @@ def build_distances(config: ModelConfig) -> nn.Module:
     if config.position == "distance":
         return DistanceVectors(config)
     if config.position == "alibi":
-        return LinearBias(config.heads)
+        return LinearBias(config.heads, config.distance_scale)
     if config.distances and config.position != "layer_bias":
         return DistanceBias(config.distances, config.farthest, config.heads, config.causal)
     return nn.Identity()

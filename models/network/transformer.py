@@ -157,6 +157,8 @@ class Transformer(nn.Module):
         if config.shared:
             share_parameters(self.blocks)
         self.final_norm = nn.Identity() if config.norm_order == "post" else build_norm(config)
+        narrowed = config.output_width
+        self.output_projection = nn.Linear(config.width, narrowed, bias=False) if narrowed else nn.Identity()
         kinds = (False, True) if config.window_rope_base else (False,)
         rotary = config.position == "rotary"
         self.rotaries = nn.ModuleList(build_rotary(config, windowed) for windowed in kinds if rotary)
@@ -168,7 +170,11 @@ class Transformer(nn.Module):
         x, frame = self.embed(batch)
         for block in self.blocks:
             x = block(x, frame)
-        out: Tensor = self.final_norm(x)
+        return self.close(x)
+
+    def close(self, x: Tensor) -> Tensor:
+        """[M, W] the output of the last block to the states that heads read."""
+        out: Tensor = self.output_projection(self.final_norm(x))
         return out
 
     def embed(self, batch: RaggedBatch) -> tuple[Tensor, AttentionContext]:
@@ -178,6 +184,9 @@ class Transformer(nn.Module):
             x = x * self.config.embedding_scale
         if self.segments is not None:
             x = x + (self.segments.weight[0] if batch.segments is None else self.segments(batch.segments))
-        x = self.projection(self.embedding_norm(self.position(x, batch.positions)))
+        if self.config.position_last:
+            x = self.position(self.projection(self.embedding_norm(x)), batch.positions)
+        else:
+            x = self.projection(self.embedding_norm(self.position(x, batch.positions)))
         rotaries = cast(list[Rotary], list(self.rotaries))
         return x, AttentionContext.of(batch, self.config, rotaries, x.dtype, self.distances)

@@ -78,7 +78,7 @@ def calibrate(
         head.output.weight = nn.Parameter(head.output.weight.detach().clone())
         seen = InputHessian(head.output)
         for x, _ in block_inputs:
-            seen.add(network.final_norm(x))
+            seen.add(network.close(x))
         seen.hook.remove()
         found["head.output.weight"] = quantize_linears([head.output], seen.hessian)[0]
     progress(len(network.blocks) + 1, len(network.blocks) + 1)

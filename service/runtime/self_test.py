@@ -191,7 +191,7 @@ class SelfTest:
                 for start, text in zip(starts, self._texts, strict=False)
                 for row in self._compared_rows(text)
             ]
-            x = network.final_norm(x)[rows]
+            x = network.close(x)[rows]
         if self.description.head.task == "generate":  # its matrix may be the token embedding, which was freed
             _, head, fill = self._build_empty_network(progress)
             with load_part(head):

@@ -178,7 +178,8 @@ def test_families_and_head_names_match_the_reference() -> None:
     for family in FAMILIES.values():
         if family.name not in PUBLISHED_FAMILIES:
             for architecture in family.heads:
-                assert hasattr(tf, architecture), (family.name, architecture)
+                known = hasattr(tf, architecture) or architecture in family.published_classes
+                assert known, (family.name, architecture)
 
 
 @pytest.mark.parametrize("name", CASES)

@@ -1,0 +1,60 @@
+"""GPT-NeoX and Pythia: causal, attention and MLP side by side, partial rotation, each head's query, key and value in
+one matrix."""
+
+from dataclasses import replace
+from functools import partial
+
+from ..network.model_config import ModelConfig
+from . import llama
+from .family import LAST_TOKEN_HEAD, SPAN_HEAD, TAG_HEAD, Family, HeadSpec, Json, read_sizes
+from .fused_matrices import split_fused
+
+RENAMES = (
+    (r"^embed_in\.", "tokens."),
+    (r"^layers\.", "blocks."),
+    (r"^final_layer_norm\.", "final_norm."),
+    (r"\.input_layernorm\.", ".attention_norm."),
+    (r"\.post_attention_layernorm\.", ".mlp_norm."),
+    (r"\.attention\.dense\.", ".attention.output."),
+    (r"\.mlp\.dense_h_to_4h\.", ".mlp.up."),
+    (r"\.mlp\.dense_4h_to_h\.", ".mlp.down."),
+)
+
+
+def model_config(hf: Json) -> ModelConfig:
+    old = {"rope_theta": hf.get("rotary_emb_base", 10_000.0), "partial_rotary_factor": hf.get("rotary_pct", 0.25)}
+    shape = llama.model_config({**old, "hidden_act": "gelu", **hf})
+    biased = bool(hf.get("attention_bias", True))
+    return replace(
+        shape,
+        norm="layer",
+        norm_eps=hf.get("layer_norm_eps", 1e-5),
+        norm_order="parallel" if hf.get("use_parallel_residual", True) else "pre",
+        gated_mlp=False,
+        qkv_bias=biased,
+        output_bias=biased,
+        mlp_bias=True,
+    )
+
+
+def choose_variant(family: Family, hf: Json) -> Family:
+    """The fused matrix is split by heads."""
+    (heads,) = read_sizes(hf, "num_attention_heads")
+    return replace(family, convert=partial(split_fused, "query_key_value", heads, 1))
+
+
+GPT_NEOX = Family(
+    name="gpt_neox",
+    prefix="gpt_neox",
+    config=model_config,
+    renames=RENAMES,
+    heads={
+        "GPTNeoXForCausalLM": HeadSpec("generate", ((r"^(embed_out|lm_head)\.", "head.output."),)),
+        "GPTNeoXModel": HeadSpec("embed"),
+        "GPTNeoXForSequenceClassification": LAST_TOKEN_HEAD,
+        "GPTNeoXForTokenClassification": TAG_HEAD,
+        "GPTNeoXForQuestionAnswering": SPAN_HEAD,
+    },
+    drop=r"^(embed_out|lm_head)\.|\.attention\.(bias|masked_bias)$|rotary_emb\.inv_freq$",
+    variant=choose_variant,
+)

@@ -1,0 +1,185 @@
+"""Encoder-decoder families equal their reference: logits, greedy answers and beams, from saved folders."""
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import transformers as tf
+
+from polyhead.models.checkpoint import Checkpoint, load
+from polyhead.models.core.errors import CheckpointError
+from polyhead.models.network.ragged import RaggedBatch
+from polyhead.models.seq2seq.decoding import GeneratedSequence, generate
+from tests.support.checkpoints import roberta_bpe
+from tests.support.edits import edited
+
+WORDS, PAD, END, LANGUAGE, SOURCE_LANGUAGE = 384, 1, 2, 300, 301
+ANSWER, TIE = 40, 1e-4
+SOURCES = [[5, 6, 7, 8, 9, 10, END], [11, 12, END], [13, 14, 15, 16, 17, 18, 19, 20, 21, 22, END], [30, END]]
+TARGETS = [[END, 7, 8, 9], [END, 20, 21, 22, 23, 24, 25, 26, 27], [END], [END, 4]]
+SIDES = dict(
+    vocab_size=WORDS, d_model=32, encoder_layers=2, decoder_layers=2, encoder_attention_heads=4,
+    decoder_attention_heads=2, encoder_ffn_dim=48, decoder_ffn_dim=40, max_position_embeddings=64, pad_token_id=PAD,
+    bos_token_id=0, eos_token_id=END, decoder_start_token_id=END, forced_eos_token_id=None,
+)  # fmt: skip
+LED = dict(SIDES, max_encoder_position_embeddings=64, max_decoder_position_embeddings=48)
+
+
+@dataclass(frozen=True)
+class Row:
+    """A network: configuration and class of the reference, and how it generates by default."""
+
+    config: Callable[..., Any]
+    kind: Any
+    fields: dict[str, Any]
+    generation: dict[str, Any]
+
+
+ROWS: dict[str, Row] = {
+    "m2m_100": Row(
+        tf.M2M100Config, tf.M2M100ForConditionalGeneration, SIDES, dict(forced_bos_token_id=LANGUAGE, num_beams=1)
+    ),
+    "nllb": Row(
+        tf.M2M100Config,
+        tf.M2M100ForConditionalGeneration,
+        dict(SIDES, scale_embedding=False, activation_function="gelu", decoder_layers=3),
+        dict(forced_bos_token_id=LANGUAGE),
+    ),
+    "mbart": Row(
+        tf.MBartConfig,
+        tf.MBartForConditionalGeneration,
+        dict(SIDES, scale_embedding=True),
+        dict(decoder_start_token_id=LANGUAGE),
+    ),
+    "mbart50": Row(
+        tf.MBartConfig,
+        tf.MBartForConditionalGeneration,
+        dict(SIDES, activation_function="relu"),
+        dict(forced_bos_token_id=LANGUAGE),
+    ),
+    "plbart": Row(tf.PLBartConfig, tf.PLBartForConditionalGeneration, SIDES, dict(decoder_start_token_id=LANGUAGE)),
+    "blenderbot": Row(
+        tf.BlenderbotConfig, tf.BlenderbotForConditionalGeneration, SIDES, dict(encoder_no_repeat_ngram_size=0)
+    ),
+    "blenderbot-small": Row(
+        tf.BlenderbotSmallConfig, tf.BlenderbotSmallForConditionalGeneration, dict(SIDES, scale_embedding=True), {}
+    ),
+    "led": Row(tf.LEDConfig, tf.LEDForConditionalGeneration, dict(LED, attention_window=4), {}),
+    "led-wide": Row(tf.LEDConfig, tf.LEDForConditionalGeneration, dict(LED, attention_window=[32, 32]), {}),
+}
+CaseOf = Callable[[str], tuple[Any, Checkpoint, Path]]
+
+
+@torch.no_grad()
+def save_reference(row: Row, folder: Path) -> Any:
+    """The reference with random weights, norms around 1, saved with a tokenizer."""
+    torch.manual_seed(0)
+    theirs = row.kind(row.config(**row.fields)).eval()
+    for name, parameter in theirs.named_parameters():
+        parameter.normal_(1.0 if parameter.dim() == 1 and name.endswith("weight") else 0.0, 0.2)
+    for name, buffer in theirs.named_buffers():
+        if name == "final_logits_bias":
+            buffer.normal_(std=0.2)
+    for key, value in row.generation.items():
+        setattr(theirs.generation_config, key, value)
+    theirs.save_pretrained(folder)
+    roberta_bpe(WORDS).save_pretrained(folder)
+    return theirs
+
+
+@pytest.fixture(scope="module")
+def case_of(tmp_path_factory: pytest.TempPathFactory) -> CaseOf:
+    """Makes the reference of a row, what is loaded from its folder, and the folder, once."""
+    cases: dict[str, tuple[Any, Checkpoint, Path]] = {}
+
+    def make(name: str) -> tuple[Any, Checkpoint, Path]:
+        if name not in cases:
+            folder = tmp_path_factory.mktemp("sides") / name
+            theirs = save_reference(ROWS[name], folder)
+            cases[name] = theirs, load(str(folder)), folder
+        return cases[name]
+
+    return make
+
+
+@pytest.mark.parametrize("name", ROWS)
+@torch.no_grad()
+def test_logits_equal_the_reference(case_of: CaseOf, name: str) -> None:
+    theirs, ours, _ = case_of(name)
+    assert (ours.task, ours.family) == ("translate", theirs.config.model_type)
+    found = ours.head(RaggedBatch.of(SOURCES), RaggedBatch.of(TARGETS))
+    pairs = zip(SOURCES, TARGETS, strict=True)
+    expected = torch.cat([theirs(torch.tensor([s]), decoder_input_ids=torch.tensor([t])).logits[0] for s, t in pairs])
+    assert float((found - expected).abs().max()) <= 1e-5 * float(expected.abs().max())
+    assert float(expected.std()) > 0.1, "the logits of the reference differ"
+
+
+def until_end(answer: list[int]) -> list[int]:
+    return answer[: answer.index(END) + 1] if END in answer else answer
+
+
+def with_stop_token(answer: GeneratedSequence) -> list[int]:
+    return [*answer.tokens, *([answer.stop_token] if answer.stop_token >= 0 else [])]
+
+
+@torch.no_grad()
+def assert_same_or_tied(theirs: Any, source: list[int], ours: list[int], expected: list[int]) -> None:
+    """The first different token is as likely as the reference's, up to rounding."""
+    place = next((n for n, pair in enumerate(zip(ours, expected, strict=False)) if len(set(pair)) > 1), None)
+    if place is None:
+        assert len(ours) == len(expected)
+        return
+    start = theirs.generation_config.decoder_start_token_id
+    read = torch.tensor([[start, *expected[:place]]])
+    logits = theirs(torch.tensor([source]), decoder_input_ids=read).logits[0, -1]
+    assert float(logits[expected[place]] - logits[ours[place]]) < TIE
+
+
+@pytest.mark.parametrize("name", ROWS)
+def test_greedy_answers_equal_those_of_generate(case_of: CaseOf, name: str) -> None:
+    theirs, ours, _ = case_of(name)
+    choice = torch.Generator().manual_seed(1)
+    sources = torch.randint(4, WORDS, (20, 6), generator=choice)
+    options: dict[str, Any] = dict(do_sample=False, max_new_tokens=ANSWER, no_repeat_ngram_size=3)
+    made = theirs.generate(sources, attention_mask=torch.ones_like(sources), **options)
+    expected = [until_end(answer[1:]) for answer in made.tolist()]
+    assert ours.decoding is not None
+    config = replace(ours.decoding, max_tokens=ANSWER, no_repeat_ngram=3)
+    found = generate(ours.head, RaggedBatch.of(sources.tolist()), config)  # type: ignore[arg-type]
+    for source, answer, their in zip(sources.tolist(), found, expected, strict=True):
+        assert_same_or_tied(theirs, source, with_stop_token(answer), their)
+    assert len({tuple(answer) for answer in expected}) > 5, "the answers depend on the sources"
+    if first := ROWS[name].generation.get("forced_bos_token_id"):
+        assert {answer.tokens[0] for answer in found} == {first}
+
+
+REFUSED: list[tuple[str, dict[str, Any], str]] = [
+    ("led", {"attention_window": [4, 8]}, "attention_window .*only one width for all layers"),
+    ("led", {"attention_window": 3}, "attention_window is 3"),
+    ("led", {"attention_window": []}, "attention_window is"),
+    ("m2m_100", {"max_position_embeddings": 2**30}, "max_positions is 1073741824, which should be .* at most"),
+    ("m2m_100", {"pad_token_id": -5}, "position_offset is -4"),
+    ("mbart", {"decoder_layers": 3}, "tensors are missing"),
+    ("mbart", {"activation_function": "mish"}, "activation 'mish'"),
+]
+
+
+@pytest.mark.parametrize(("name", "changes", "sentence"), REFUSED)
+def test_what_is_not_known_is_refused_by_name(
+    case_of: CaseOf, tmp_path: Path, name: str, changes: dict[str, Any], sentence: str
+) -> None:
+    folder = edited(case_of(name)[2], tmp_path / "changed", **changes)
+    with pytest.raises(CheckpointError, match=sentence):
+        load(str(folder))
+
+
+def test_rules_that_are_not_followed_are_refused(case_of: CaseOf, tmp_path: Path) -> None:
+    """As published folders of BlenderBot have it."""
+    folder = edited(
+        case_of("blenderbot")[2], tmp_path / "rule", file="generation_config.json", encoder_no_repeat_ngram_size=3
+    )
+    with pytest.raises(CheckpointError, match="encoder_no_repeat_ngram_size 3 would change the output"):
+        load(str(folder))
