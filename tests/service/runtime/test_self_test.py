@@ -37,7 +37,8 @@ from polyhead.service.runtime.self_test import (
     weight_hashes,
 )
 from polyhead.service.runtime.self_test_results import MAX_RESULT_BYTES, FileHashes, PrecisionCosts
-from tests.models.architectures.test_encoder_families import CASES, saved
+from tests.families.conformance import save_checkpoint
+from tests.families.test_encoders import ROWS
 from tests.service.runtime.test_registry import serving
 from tests.support import zoo
 
@@ -171,7 +172,7 @@ def test_the_states_of_an_encoder_are_compared(tmp_path: Path, caplog: pytest.Lo
 
 def test_layers_that_share_their_weights_are_read_once(tmp_path: Path) -> None:
     """Their reference is what torch computes with the whole network in memory."""
-    source = saved(*CASES["albert"][:2], tmp_path)
+    source = save_checkpoint(ROWS["AlbertModel"], tmp_path)
     what, settings = checkpoint.describe_source(str(source)), Settings(model_dir=tmp_path, precision="int8")
     test = SelfTest(what, choose_placement(settings, None, what.config), settings, what.max_tokens)
     test.compute_reference(ignore_progress)
