@@ -28,7 +28,7 @@ from .sentence_modules import (
     read_sentence_config,
 )
 
-FIRST_COLBERT = "HF_ColBERT"
+FIRST_ARCHITECTURE = "HF_ColBERT"
 METADATA = "artifact.metadata"
 LAYERS = ("Dense", "Normalize", "LayerNorm")
 MASK_MODULE = "MultiVectorMask"
