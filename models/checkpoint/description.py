@@ -147,7 +147,7 @@ class Description:
     @property
     def vector_width(self) -> int:
         """The width of an embedder's vectors, else that of the states."""
-        return self.head.width or self.decoder_config.width
+        return self.head.width or self.decoder_config.state_width
 
     @property
     def decoder_config(self) -> ModelConfig:

@@ -31,7 +31,7 @@ from .folder_files import (
     valid_tokens,
 )
 from .head_config import EMBEDDING_COPIES, HEADS, read_both_sides
-from .late_interaction import FIRST_COLBERT, read_late_interaction
+from .late_interaction import FIRST_ARCHITECTURE, read_late_interaction
 from .quantized.config_fields import CONFIG
 from .quantized.formats import read_quantization
 from .sentence_modules import find_module_task, network_folder, read_sentence_config
@@ -172,7 +172,7 @@ def choose_head_spec(root: Path, file: Path, config: JsonObject, family: Family)
     task = find_module_task(root)
     if task in ("embed", "token_vectors"):
         return HeadSpec(task)
-    if config.get("architectures") == [FIRST_COLBERT]:
+    if config.get("architectures") == [FIRST_ARCHITECTURE]:
         return HeadSpec("token_vectors")
     spec = find_head_spec(file, config, family)
     if task == "score" and spec.task != "generate":

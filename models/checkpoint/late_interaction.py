@@ -28,7 +28,7 @@ from .sentence_modules import (
     read_sentence_config,
 )
 
-FIRST_COLBERT = "HF_ColBERT"
+FIRST_ARCHITECTURE = "HF_ColBERT"
 METADATA = "artifact.metadata"
 LAYERS = ("Dense", "Normalize", "LayerNorm")
 MASK_MODULE = "MultiVectorMask"
@@ -42,7 +42,7 @@ def token_vector_head(parts: FolderParts, config: ModelConfig) -> tuple[HeadDesc
     """A vector for each token: the states through the Dense modules, scaled to length one."""
     layers, entries = read_projection(parts) if has_modules(parts.root) else read_first_projection(parts, config)
     try:
-        width = output_width(layers, config.width)
+        width = output_width(layers, config.state_width)
     except ValueError as error:
         raise CheckpointError(f"its modules do not fit together: {error}", file=str(parts.root / MODULES)) from None
     head = HeadDescription(
@@ -75,7 +75,7 @@ def read_first_projection(parts: FolderParts, config: ModelConfig) -> tuple[tupl
     if entry is None or len(entry.shape) != 2 or not 0 < entry.shape[0] <= MAX_WIDTH:
         message = f"{PROJECTION} is missing, or no matrix of at most {MAX_WIDTH} rows"
         raise CheckpointError(message, file=str(parts.path))
-    dense = DenseSpec(config.width, entry.shape[0], bias=False, activation="none")
+    dense = DenseSpec(config.state_width, entry.shape[0], bias=False, activation="none")
     return (dense, UnitSpec()), {PROJECTION: (f"0.{PROJECTION}", entry)}
 
 

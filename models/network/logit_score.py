@@ -18,7 +18,7 @@ class LogitScoreHead(nn.Module):
     def __init__(self, config: ModelConfig, rows: int, closing: ScoreActivation) -> None:
         super().__init__()
         self.pooler = Pooler("last", normalise=False)
-        self.output = nn.ParameterList(nn.Parameter(torch.empty(1, config.width)) for _ in range(rows))
+        self.output = nn.ParameterList(nn.Parameter(torch.empty(1, config.state_width)) for _ in range(rows))
         self.logit_scale, self.logit_cap = config.logit_scale, config.logit_cap
         self.score_activation = closing
 

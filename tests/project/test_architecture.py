@@ -68,7 +68,8 @@ BROAD_EXCEPTS = {
     "service/concurrency/outcome.py": "any job of a thread may fail, and the thread must continue",
 }
 FAMILY_WORDS = {
-    "models/checkpoint/head_config.py": "sentence_bert_config.json is what a file of an embedding checkpoint is called",
+    "models/checkpoint/sentence_modules.py": "sentence_bert_config.json is what a file of an embedder is called",
+    "models/checkpoint/late_interaction.py": "ColBERT is what a method, and the kind of its checkpoints, is called",
     "models/checkpoint/gguf_file.py": "the tool llama-gguf-split; Llama 3's scaling, which GGUF keeps in a tensor",
     "models/network/model_config.py": "llama3 is what checkpoints call that way of scaling, whatever the family",
     "models/tokenizer/tokenizer_files.py": "the names that vocab.txt folders give their tokenizer classes",
