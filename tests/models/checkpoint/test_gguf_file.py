@@ -13,9 +13,9 @@ import transformers as tf
 from gguf import GGMLQuantizationType, GGUFWriter
 from gguf.quants import dequantize
 
-from polyhead.models.checkpoint import Checkpoint, describe_source, gguf_file, load
+from polyhead.models.checkpoint import Checkpoint, describe_source, gguf_file, gguf_header, load
 from polyhead.models.checkpoint import tensor_files as tensors
-from polyhead.models.checkpoint.gguf_header import ENCODINGS, read_header
+from polyhead.models.checkpoint.gguf_header import BLOCK_FORMATS, read_header
 from polyhead.models.core.errors import CheckpointError, ModelError, UnsupportedError
 from polyhead.models.network.ragged import RaggedBatch
 from polyhead.models.tokenizer import Tokenizer, gguf_vocabulary
@@ -205,7 +205,19 @@ def test_bert_is_an_embedder_with_the_pooling_of_the_file(tmp_path: Path, number
     assert float(vector.norm()) == pytest.approx(1.0, abs=1e-6)
 
 
-@pytest.mark.parametrize("kind", [kind for kind in ENCODINGS if kind not in ("F32", "F16", "BF16")])
+def one_bit_numbers(blocks: numpy.ndarray[Any, Any]) -> numpy.ndarray[Any, Any]:
+    """Q1_0 as ggml-quants.c defines it, number by number: [N, bytes] to [N, K]."""
+    rows = []
+    for row in blocks:
+        numbers = []
+        for block in row.reshape(-1, 18):
+            scale = float(block[:2].view(numpy.float16)[0])
+            numbers += [scale if block[2 + index // 8] >> index % 8 & 1 else -scale for index in range(128)]
+        rows.append(numbers)
+    return numpy.array(rows, dtype=numpy.float32)
+
+
+@pytest.mark.parametrize("kind", BLOCK_FORMATS)
 def test_quantised_blocks_are_decoded_as_the_format_defines(
     tmp_path: Path, kind: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -218,12 +230,29 @@ def test_quantised_blocks_are_decoded_as_the_format_defines(
     writer.write_tensors_to_file()
     writer.close()
     _, entries = read_header(tmp_path / "one.gguf")
-    wanted = dequantize(blocks, GGMLQuantizationType[kind])
+    wanted = one_bit_numbers(blocks) if kind == "Q1_0" else dequantize(blocks, GGMLQuantizationType[kind])
     assert numpy.isfinite(wanted).all()
     assert wanted.std() > 0
+    monkeypatch.setattr(gguf_header, "DECODED_NUMBERS", 512)  # a few blocks at a time
     monkeypatch.setattr(tensors, "PIECE_BYTES", 1000)  # several pieces, none of which is a multiple of a row
     for name, expected in (("a", wanted), ("b", wanted[::-1].copy())):
         assert torch.equal(entries[name].read(torch.float32, torch.device("cpu")), torch.from_numpy(expected))
+
+
+@pytest.mark.parametrize(
+    ("kind", "dtype"), [("F64", "f8"), ("I8", "i1"), ("I16", "i2"), ("I32", "i4"), ("I64", "i8")]
+)
+def test_plain_numbers_are_read_as_they_are(tmp_path: Path, kind: str, dtype: str) -> None:
+    numbers = numpy.arange(-64, 64).reshape(4, 32).astype(dtype)
+    writer = GGUFWriter(tmp_path / "one.gguf", "llama")
+    writer.add_tensor("a", numbers, raw_dtype=GGMLQuantizationType[kind])
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    entry = read_header(tmp_path / "one.gguf")[1]["a"]
+    assert entry.kind == kind
+    assert entry.read(torch.float32, torch.device("cpu")).tolist() == numbers.tolist()
 
 
 @pytest.mark.parametrize("kind", ["F16", "BF16", "Q8_0", "Q4_0", "Q4_1", "Q5_0"])
@@ -280,8 +309,8 @@ def test_damaged_and_unknown_fields_are_refused_by_name(tiny: Path, tmp_path: Pa
     name = b"output_norm.weight" + struct.pack("<IQ", 1, 64)
     with pytest.raises(UnsupportedError, match=r"output_norm\.weight.*unknown type 77"):
         load(patched(tiny, name + struct.pack("<I", 0), name + struct.pack("<I", 77), target))
-    with pytest.raises(UnsupportedError, match=r"output_norm\.weight.*IQ2_XXS.*Q4_K"):
-        load(patched(tiny, name + struct.pack("<I", 0), name + struct.pack("<I", 16), target))
+    with pytest.raises(UnsupportedError, match=r"output_norm\.weight.*Q8_K.*Q4_K"):
+        load(patched(tiny, name + struct.pack("<I", 0), name + struct.pack("<I", 15), target))
     with pytest.raises(CheckpointError, match=r"output_norm\.weight.*blocks of 256"):
         load(patched(tiny, name + struct.pack("<I", 0), name + struct.pack("<I", 12), target))
 
