@@ -21,7 +21,7 @@ from ..network.positions import Rotary, scale_frequencies
 from ..tokenizer import Tokenizer
 from .description import Description, HeadDescription
 from .folder_files import FolderCheck, accept_folder, build_chat_template, parse_config, valid_tokens
-from .gguf_header import read_header
+from .gguf_parts import read_parts
 from .head_config import language_head, pooler_head
 from .tensor_files import TensorEntry
 
@@ -35,8 +35,9 @@ Json = dict[str, Any]
 
 
 def describe_gguf(path: Path, folder_check: FolderCheck = accept_folder) -> Description:
-    """The description of a GGUF file. `folder_check` is called before the tokenizer is made."""
-    metadata, entries = read_header(path)
+    """The description of a GGUF file, or of several parts, of which `path` is the first. `folder_check` is called before
+    the tokenizer is made."""
+    metadata, entries = read_parts(path)
     name = check_architecture(path, metadata)
     fields = {key.removeprefix(f"{name}."): value for key, value in metadata.items() if key.startswith(f"{name}.")}
     found = GGUF_ARCHITECTURES[name]
@@ -63,13 +64,11 @@ def describe_gguf(path: Path, folder_check: FolderCheck = accept_folder) -> Desc
 def check_architecture(path: Path, metadata: Json) -> str:
     """The architecture's name. UnsupportedError if it is unknown, or if the file is only a part of a model."""
     name, kind = metadata.get("general.architecture"), metadata.get("general.type", "model")
+    if kind == "adapter":
+        message = "it is an adapter, which is loaded with its base: as BASE+ADAPTER, or as a model named BASE:NAME"
+        raise UnsupportedError(message, file=str(path))
     if kind != "model":
         raise UnsupportedError(f"general.type is {show_value(kind)}; only whole models are loaded", file=str(path))
-    if (parts := metadata.get("split.count", 1)) not in (0, 1):
-        raise UnsupportedError(
-            f"one of {show_value(parts)} parts; join them first: llama-gguf-split --merge FIRST-PART WHOLE",
-            file=str(path),
-        )
     if name not in GGUF_ARCHITECTURES:
         raise UnsupportedError(
             f"general.architecture {show_value(name)} is not known; known are {', '.join(GGUF_ARCHITECTURES)}",

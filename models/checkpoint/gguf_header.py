@@ -30,7 +30,6 @@ from .tensor_files import (
     TensorEntry,
     check_name_length,
     check_tensor_count,
-    plain_encoding,
 )
 
 STRING, ARRAY = 8, 9
@@ -105,15 +104,16 @@ BLOCK_FORMATS = (
 ENCODINGS: dict[str, NumberEncoding] = {
     **FLOAT_ENCODINGS,
     **INTEGER_ENCODINGS,
-    "I16": plain_encoding(torch.int16),
     **{kind: block_encoding(kind) for kind in BLOCK_FORMATS},
 }  # Q8_1 and Q8_K are formats of activations, which no file has
 
 
-def read_header(path: Path) -> tuple[dict[str, Any], dict[str, TensorEntry]]:
+def read_header(
+    path: Path, open_file: Callable[[Path], BinaryIO] = open_regular
+) -> tuple[dict[str, Any], dict[str, TensorEntry]]:
     """The metadata by key, and the tensors by name."""
     try:
-        with open_regular(path) as file:
+        with open_file(path) as file:
             return _HeaderReader(path, file).parse()
     except OSError as error:
         raise CheckpointError(f"cannot be read: {error.strerror}", file=str(path)) from None
