@@ -205,6 +205,65 @@ def test_bert_is_an_embedder_with_the_pooling_of_the_file(tmp_path: Path, number
     assert float(vector.norm()) == pytest.approx(1.0, abs=1e-6)
 
 
+def reranker(
+    tmp_path: Path, scores: torch.Tensor, **changes: Any
+) -> tuple[Path, tf.BertModel, tf.PreTrainedTokenizerFast, dict[str, torch.Tensor]]:
+    """A BERT with the head of a reranker: the file, the network, its tokenizer, and the tensors of the head."""
+    tokenizer = checkpoints.word_piece()
+    config = checkpoints.bert_config(tokenizer)
+    config.max_position_embeddings = 64
+    model = gguf_files.torch_seeded(tf.BertModel(config))
+    head = {"cls.weight": torch.randn(32, 32), "cls.bias": torch.randn(32), "cls.output.weight": scores}
+    head["cls.output.bias"] = torch.randn(len(scores))
+    fields = bert_fields(gguf_file.RANK_POOLING, tokenizer) | changes
+    path = gguf_files.write(
+        tmp_path / "rank.gguf", "bert", fields, gguf_files.converted("bert", model) | head, lambda *_: "F32"
+    )
+    return path, model, tokenizer, head
+
+
+@pytest.mark.parametrize(("labels", "task"), [(["relevance"], "rank"), (["no", "yes", "maybe"], "classify")])
+def test_a_reranker_scores_pairs_as_its_head_does(tmp_path: Path, labels: list[str], task: str) -> None:
+    scores = torch.randn(len(labels), 32)
+    path, model, tokenizer, head = reranker(tmp_path, scores, **{"classifier.output_labels": labels})
+    loaded = load(str(path))
+    assert (loaded.task, list(loaded.labels)) == (task, labels)
+    [pair] = loaded.tokenizer.encode_batch([("A good film", "It is bad")])
+    reference = tokenizer("A good film", "It is bad", return_tensors="pt")
+    assert pair.ids == reference["input_ids"][0].tolist()
+    with torch.inference_mode():
+        first = model(**reference).last_hidden_state[0, 0]
+        inner = torch.tanh(head["cls.weight"] @ first + head["cls.bias"])
+        wanted = scores @ inner + head["cls.output.bias"]
+        states = loaded.network(RaggedBatch.of([pair.ids], [pair.segments]))
+        got = loaded.head(states, [0, len(pair.ids)])[0]
+        assert float((got - wanted).abs().max()) < 1e-5 * float(wanted.abs().max() + 1)
+        closed = wanted.sigmoid() if task == "rank" else wanted.softmax(-1)
+        torch.testing.assert_close(loaded.head.postprocess(got[None])[0], closed)
+
+
+def test_other_rerankers_are_refused(tmp_path: Path) -> None:
+    path, *_ = reranker(tmp_path, torch.randn(2, 32), **{"classifier.output_labels": ["one"]})
+    with pytest.raises(CheckpointError, match=r"classifier\.output_labels is \['one'\].*names of the 2 rows"):
+        load(str(path))
+    path, *_ = reranker(tmp_path, torch.randn(1, 32), **{"classifier.output_labels": ["x" * 2000]})
+    with pytest.raises(CheckpointError, match=r"classifier\.output_labels has a string of 2000 characters"):
+        load(str(path))
+
+
+def test_named_chat_templates_are_read(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    own = gguf_files.decoder_metadata(llama().config)[".tokenizer.chat_template"]
+    tools = {".tokenizer.chat_templates": ["tool_use"], ".tokenizer.chat_template.tool_use": own + "{# tools #}"}
+    both = load(str(write_llama(tmp_path / "both.gguf", llama(), **tools)))
+    assert both.chat is not None
+    assert not caplog.messages
+    fields = gguf_files.decoder_metadata(llama().config) | tools
+    del fields[".tokenizer.chat_template"]
+    path = gguf_files.write(tmp_path / "tools.gguf", "llama", fields, gguf_files.converted("llama", llama()))
+    assert load(str(path)).chat is None
+    assert "none of its chat templates is the default one: tool_use" in caplog.text
+
+
 def one_bit_numbers(blocks: numpy.ndarray[Any, Any]) -> numpy.ndarray[Any, Any]:
     """Q1_0 as ggml-quants.c defines it, number by number: [N, bytes] to [N, K]."""
     rows = []
