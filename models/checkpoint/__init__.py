@@ -194,7 +194,7 @@ def describe_merged(base: Path, addition: Path, folder_check: FolderCheck = acce
         described = gguf.describe_gguf(base, folder_check) if base.is_file() else describe_folder(base, folder_check)
         return apply_gguf_adapter(read_gguf_adapter(addition), described)
     if base.is_file():
-        message = "an adapter in a folder is merged only into a safetensors folder; name the one this file was made from"
+        message = "an adapter folder is merged only into a safetensors folder; name the one this file was made from"
         raise UnsupportedError(message, file=str(base))
     return folder.describe_folder(
         adapter.apply_adapter(adapter.read_adapter(addition), folder.open_folder(base)), folder_check

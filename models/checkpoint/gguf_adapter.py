@@ -1,10 +1,10 @@
 """LoRA adapters in GGUF files, as llama.cpp's converter writes them from a PEFT folder (convert_lora_to_gguf.py).
 
-An adapter names tensors of a GGUF file. It updates a GGUF file of the same model, or the safetensors folder that the file
-was made from; there it finds its tensors by our names, and rows of B that the converter reordered are ordered back.
+An adapter names tensors of a GGUF file. It updates a GGUF file of the same model, or the safetensors folder that the
+file was made from; there it finds its tensors by our names, and rows of B that the converter reordered are put back in
+order.
 """
 
-import math
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
@@ -31,8 +31,8 @@ MERGE_HINT = "merge it into its base with peft"
 
 @dataclass(frozen=True)
 class GgufAdapter:
-    """An adapter's header: `alpha` over the rank is the scale of an update, 0 stands for a scale of 1. `pairs` are A and
-    B by the tensor of a GGUF file that they update."""
+    """An adapter's header: `alpha` over the rank is the scale of an update, 0 stands for a scale of 1. `pairs` are A
+    and B by the tensor of a GGUF file that they update."""
 
     path: Path
     architecture: str
@@ -156,4 +156,4 @@ def is_transposed(base: Description, name: str) -> bool:
     """Whether the base stores the matrix as [in, out]."""
     entry = base.entries[name]
     [(_, piece), *_] = translate_shape(base, name, entry)
-    return piece.dim() == 2 and piece.stride() == (1, entry.shape[-1]) and not math.prod(piece.stride()) == 1
+    return piece.dim() == 2 and piece.stride() == (1, entry.shape[-1]) and piece.stride(1) != 1

@@ -39,8 +39,8 @@ Json = dict[str, Any]
 
 
 def describe_gguf(path: Path, folder_check: FolderCheck = accept_folder) -> Description:
-    """The description of a GGUF file, or of several parts, of which `path` is the first. `folder_check` is called before
-    the tokenizer is made."""
+    """The description of a GGUF file, or of several parts, of which `path` is the first. `folder_check` is called
+    before the tokenizer is made."""
     metadata, entries = read_parts(path)
     name = check_architecture(path, metadata)
     fields = {key.removeprefix(f"{name}."): value for key, value in metadata.items() if key.startswith(f"{name}.")}
@@ -152,8 +152,8 @@ def choose_head(path: Path, config: ModelConfig, fields: Json, entries: Mapping[
 def choose_score_head(
     path: Path, config: ModelConfig, fields: Json, entries: Mapping[str, TensorEntry]
 ) -> HeadDescription:
-    """The head of an encoder that scores a pair of texts or classifies a text, from the state of its first token: a dense
-    layer with tanh, if the file has one, and a score for each label (build_pooling of llama.cpp's llama-graph.cpp).
+    """The head of an encoder that scores a pair of texts or classifies a text, from the state of its first token: a
+    dense layer with tanh, if the file has one, and a score for each label (build_pooling in llama-graph.cpp).
 
     A reranker that generates (Qwen3) reads its pair in a prompt and is refused.
     """
@@ -191,7 +191,9 @@ def load_tokenizer(path: Path, metadata: Json, folder_check: FolderCheck = accep
 
 def load_chat_template(path: Path, metadata: Json, tokenizer: Tokenizer) -> ChatTemplate | None:
     """The chat template, with the one for tools. A file with templates of other names alone has none."""
-    named = {key.removeprefix(f"{TEMPLATE}."): value for key, value in metadata.items() if key.startswith(f"{TEMPLATE}.")}
+    named = {
+        key.removeprefix(f"{TEMPLATE}."): value for key, value in metadata.items() if key.startswith(f"{TEMPLATE}.")
+    }
     templates = {**named, "default": metadata.get(TEMPLATE, named.get("default"))}
     if templates["default"] is None and named:
         log.warning("%s: none of its chat templates is the default one: %s", path, ", ".join(sorted(named))[:200])

@@ -49,7 +49,9 @@ SCALARS = {
 MAX_GGUF_DIMENSIONS = 4  # at most, in GGML
 MAX_GGUF_HEADER_BYTES = 128 << 20  # bytes
 MAX_VALUES = 1 << 22  # fields, items of lists and tensors, in all; large vocabularies have a quarter of that
-DECODED_NUMBERS = 1 << 17  # numbers of a block format that are decoded at a time; the package takes several times their memory
+DECODED_NUMBERS = (
+    1 << 17
+)  # numbers of a block format that are decoded at a time; the package takes several times their memory
 COMPILED_FORMATS = {
     "Q4_0": 0,
     "Q4_1": 1,

@@ -73,9 +73,8 @@ def check_part(path: Path, metadata: dict[str, Any], number: int, count: int) ->
 
 
 def find_split_file(folder: Path) -> Path | None:
-    """The first part in a folder without config.json whose GGUF files are the parts of one file; None for other folders.
-
-    Only names are compared.
+    """The first part in a folder without config.json whose GGUF files are the parts of one file; None for other
+    folders. Only names are compared.
     """
     if (folder / "config.json").exists():
         return None

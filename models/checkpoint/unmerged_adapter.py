@@ -1,4 +1,5 @@
-"""Loads a LoRA adapter, a PEFT folder or a GGUF file, as low-rank matrices and a head for a base model that is already served, without merging it.
+"""Loads a LoRA adapter, a PEFT folder or a GGUF file, as low-rank matrices and a head for a base model that is already
+served, without merging it.
 
 The adapter is described as if it were merged, from its own small files and the base's description. So it is refused for
 the same reasons as a merged one, and only its own numbers are read.
@@ -87,7 +88,7 @@ class BaseModel:
             check_file(source)
             return apply_gguf_adapter(read_gguf_adapter(source), self.description)
         if self.description.parts is None:
-            message = "an adapter in a folder needs a base in a safetensors folder; serve the one this file was made from"
+            message = "an adapter folder needs a base in a safetensors folder; serve the one this file was made from"
             raise UnsupportedError(message, file=self.description.file)
         parts = adapter.apply_adapter(adapter.read_adapter(source), self.description.parts)
         return folder.describe_changed(parts, self.description)

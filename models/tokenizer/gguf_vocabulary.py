@@ -211,8 +211,8 @@ def _from_gemma4(data: _Data) -> Vocabulary:
 
 
 def _from_t5(data: _Data) -> Vocabulary:
-    """Unigram pieces of SentencePiece. Pieces that are no text have the least score of the others, so that the penalty of
-    unknown characters is measured from the same score as in SentencePiece."""
+    """Unigram pieces of SentencePiece. Pieces that are no text have the least score of the others, so that the penalty
+    of unknown characters is measured from the same score as in SentencePiece."""
     usual = {"padding": 0, "eos": 1, "unknown": 2}
     pieces = {role: data.pieces[index] for role, index in usual.items() if index < len(data.pieces)}
     data = replace(data, roles={**pieces, **data.roles})

@@ -258,8 +258,8 @@ def read_varint(raw: bytes, at: int) -> tuple[int, int]:
 
 @dataclass(frozen=True)
 class UnigramRules:
-    """How texts are normalized: the compiled map of characters, a space before the text, and runs of spaces as one, with
-    none at the ends."""
+    """How texts are normalized: the compiled map of characters, a space before the text, and runs of spaces as one,
+    with none at the ends."""
 
     charsmap: bytes
     space_first: bool

@@ -39,8 +39,8 @@ class SplitRules:
     """How byte-level text is split before merging: each pattern splits what the patterns before it left whole.
 
     `whole` keeps a split that is itself in the vocabulary as one token, even if the merges would split it. `bos` and
-    `pair` are the defaults for what is added around a text: a first token; RoBERTa's separators. `spelled_space`: pieces
-    are text in which each space is U+2581, with byte pieces for what has none, as in SentencePiece.
+    `pair` are the defaults for what is added around a text: a first token; RoBERTa's separators. `spelled_space`:
+    pieces are text in which each space is U+2581, with byte pieces for what has none, as in SentencePiece.
     """
 
     patterns: tuple[str, ...]

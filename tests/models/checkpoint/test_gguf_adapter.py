@@ -226,11 +226,17 @@ def pair(tensor: str, rows_of_b: int = 64, inputs: int = 64) -> dict[str, Tensor
 @pytest.mark.parametrize(
     ("tensors", "message"),
     [
-        (pair("blk.7.attn_q.weight"), r"blk\.7\.attn_q\.weight\.lora_a.*has no tensor that is 'blk\.7\.attn_q\.weight'"),
+        (
+            pair("blk.7.attn_q.weight"),
+            r"blk\.7\.attn_q\.weight\.lora_a.*has no tensor that is 'blk\.7",
+        ),
         (pair("token_embd.weight"), r"token_embd\.weight\.lora_a.*only pairs"),
         ({"blk.0.attn_norm.weight": torch.ones(64)}, r"blk\.0\.attn_norm\.weight.*only pairs \.lora_a and \.lora_b"),
         ({"blk.0.attn_q.weight.lora_a": torch.ones(4, 64)}, "its other half is missing"),
-        (pair("blk.0.attn_q.weight", rows_of_b=32), r"updates a matrix of shape \[32, 64\], but the base's is \[64, 64\]"),
+        (
+            pair("blk.0.attn_q.weight", rows_of_b=32),
+            r"a matrix of shape \[32, 64\], but the base's is \[64, 64\]",
+        ),
         (pair("blk.0.attn_q.weight", rows_of_b=30), r"attn_q\.weight.*shape \[30, 4\] is not that of such a tensor"),
         (pair("blk.0.ffn_up.weight", 96, 32), r"updates a matrix of shape \[96, 32\], but the base's is \[96, 64\]"),
     ],
@@ -252,5 +258,5 @@ def test_an_adapter_alone_and_a_folder_over_a_file_are_refused(llama: Case) -> N
         load(str(llama.adapter))
     with pytest.raises(UnsupportedError, match="merged only into a safetensors folder"):
         load(f"{llama.file}+{llama.peft}")
-    with pytest.raises(UnsupportedError, match="an adapter in a folder needs a base in a safetensors folder"):
+    with pytest.raises(UnsupportedError, match="an adapter folder needs a base in a safetensors folder"):
         BaseModel(describe_source(str(llama.file))).plan_adapter(llama.peft)

@@ -298,9 +298,7 @@ def test_quantised_blocks_are_decoded_as_the_format_defines(
         assert torch.equal(entries[name].read(torch.float32, torch.device("cpu")), torch.from_numpy(expected))
 
 
-@pytest.mark.parametrize(
-    ("kind", "dtype"), [("F64", "f8"), ("I8", "i1"), ("I16", "i2"), ("I32", "i4"), ("I64", "i8")]
-)
+@pytest.mark.parametrize(("kind", "dtype"), [("F64", "f8"), ("I8", "i1"), ("I16", "i2"), ("I32", "i4"), ("I64", "i8")])
 def test_plain_numbers_are_read_as_they_are(tmp_path: Path, kind: str, dtype: str) -> None:
     numbers = numpy.arange(-64, 64).reshape(4, 32).astype(dtype)
     writer = GGUFWriter(tmp_path / "one.gguf", "llama")

@@ -19,8 +19,8 @@ RECORDED = json.loads((Path(__file__).parents[2] / "support/gguf_splits.json").r
 LLAMACPP = {name: each["lengths"] for each in RECORDED["splits"] for name in each["names"]}
 MARKS, CAMEL, NUMERALS = "e\u0301a\u0308 o", "camelCaseHTTPServer", "₂²③Ⅳ٣४"
 HINDI, WIDE = "हिन्दी में", "\u00a0nbsp\u3000wide"
-# Here llama.cpp parts letters from their marks, ignores case inside of a word, knows digits of ASCII alone, or takes a wide
-# space for none of the characters around it. The patterns in the models' own tokenizer.json files do not.
+# Here llama.cpp parts letters from their marks, ignores case inside of a word, knows digits of ASCII alone, or takes a
+# wide space for none of the characters around it. The patterns in the models' own tokenizer.json files do not.
 DIFFERENT = {
     **dict.fromkeys(("gpt-4o", "llama4", "kanana2", "talkie", "minimax-m2", "tekken"), (MARKS, HINDI)),
     "kimi-k2": (MARKS, HINDI, CAMEL),

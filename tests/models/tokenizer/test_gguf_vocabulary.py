@@ -33,7 +33,8 @@ TEXTS = [
 
 def train(**options: Any) -> tuple[Any, dict[str, Any]]:
     """A SentencePiece model, and its fields as llama.cpp's converter writes them."""
-    out, more = io.BytesIO(), {"vocab_size": 120, "hard_vocab_limit": False, "pad_id": 0, "eos_id": 1, "unk_id": 2, "bos_id": -1, **options}
+    settings = {"vocab_size": 120, "hard_vocab_limit": False, "pad_id": 0, "eos_id": 1, "unk_id": 2, "bos_id": -1}
+    out, more = io.BytesIO(), settings | options
     sentencepiece.SentencePieceTrainer.train(
         sentence_iterator=iter(CORPUS * 3),
         model_writer=out,
