@@ -50,6 +50,8 @@ ENCODER: Renames = (
     (r"\.layer_output_norm\.", ".mlp_norm."),
     *DECODER[6:10],
     *DECODER[-1:],
+    (r"^cls\.output\.", "head.out."),
+    (r"^cls\.(weight|bias)$", r"head.dense.\1"),
 )
 BLOOM: Renames = ((r"^token_embd_norm\.", "embedding_norm."), *DECODER)
 FALCON_NORMS: Renames = (

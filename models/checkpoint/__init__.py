@@ -1,8 +1,9 @@
 """Loads checkpoints: `load(source)`.
 
-A source is a folder in Hugging Face's layout, a GGUF file, or a name on the hub ("org/name", "org/name@revision",
-"org/name:Q4_K_M", "org/name/file.gguf"; see hub.py). "+" and a PEFT LoRA folder after it merge that adapter; a LoRA
-folder alone names its base. Nothing in a checkpoint is executed or unpickled.
+A source is a folder in Hugging Face's layout, a GGUF file (of one in parts the first part, or their folder), or a name
+on the hub ("org/name", "org/name@revision", "org/name:Q4_K_M", "org/name/file.gguf"; see hub.py). "+" and a LoRA after
+it, a PEFT folder or a GGUF file, merge that adapter; a PEFT folder alone names its base. Nothing in a checkpoint is
+executed or unpickled.
 """
 
 from collections.abc import Callable, Mapping
@@ -30,6 +31,8 @@ from . import recurrent_folder as recurrent
 from .default_precision import DefaultPrecision
 from .description import Description, build_on_meta
 from .folder_files import FolderCheck, accept_folder
+from .gguf_adapter import apply_gguf_adapter, read_gguf_adapter
+from .gguf_parts import find_split_file
 from .source_policy import ANY_SOURCE, SourcePolicy
 from .unread_formats import check_file
 from .weight_reader import WeightReader
@@ -180,14 +183,26 @@ def describe_source(
         return describe_merged(policy.for_source(source).locate(adapter.base_source(path)), path, folder_check)
     if recurrent.is_recurrent(path):
         return recurrent.describe_recurrent(path, folder_check)
-    return folder.describe_folder(folder.open_folder(path), folder_check)
+    return describe_folder(path, folder_check)
 
 
 def describe_merged(base: Path, addition: Path, folder_check: FolderCheck = accept_folder) -> Description:
-    """The description of a base checkpoint with a LoRA merged into it."""
+    """The description of a base checkpoint with a LoRA merged into it. A LoRA in a GGUF file has a base of either
+    format, one in a folder only a safetensors folder."""
+    if not addition.is_dir():
+        check_file(addition)
+        described = gguf.describe_gguf(base, folder_check) if base.is_file() else describe_folder(base, folder_check)
+        return apply_gguf_adapter(read_gguf_adapter(addition), described)
     if base.is_file():
-        message = "an adapter is merged only into a safetensors folder; name the one this file was made from"
+        message = "an adapter folder is merged only into a safetensors folder; name the one this file was made from"
         raise UnsupportedError(message, file=str(base))
     return folder.describe_folder(
         adapter.apply_adapter(adapter.read_adapter(addition), folder.open_folder(base)), folder_check
     )
+
+
+def describe_folder(path: Path, folder_check: FolderCheck) -> Description:
+    """The description of a folder: a safetensors checkpoint, or the parts of a GGUF file."""
+    if first_part := find_split_file(path):
+        return gguf.describe_gguf(first_part, folder_check)
+    return folder.describe_folder(folder.open_folder(path), folder_check)

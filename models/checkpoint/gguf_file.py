@@ -8,26 +8,30 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from ..architectures import FAMILIES
 from ..architectures.family import MAX_HEAD_WIDTH, read_rope
 from ..architectures.gguf_architectures import GGUF_ARCHITECTURES, GgufArchitecture, rename_tensor
 from ..chat import ChatTemplate
 from ..core.errors import CheckpointError, UnsupportedError, show_value
-from ..network.heads import Pooling
+from ..network.heads import LabelScoring, Pooling, SequenceHead
 from ..network.model_config import ModelConfig
 from ..network.positions import Rotary, scale_frequencies
+from ..network.transformer import Transformer
 from ..tokenizer import Tokenizer
 from .description import Description, HeadDescription
 from .folder_files import FolderCheck, accept_folder, build_chat_template, parse_config, valid_tokens
-from .gguf_header import read_header
-from .head_config import language_head, pooler_head
+from .gguf_parts import read_parts
+from .head_config import check_names, language_head, pooler_head
 from .tensor_files import TensorEntry
 
 FREQUENCIES = "rope_freqs.weight"
 POOLINGS: dict[int, Pooling] = {1: "mean", 2: "cls", 3: "last"}
 RANK_POOLING = 4
+SCORES, OUTPUT_LABELS = "cls.output.weight", "classifier.output_labels"
+MAX_LABELS = 1 << 20
+TEMPLATE = "tokenizer.chat_template"  # or, for further ones, this, a dot and their name
 END_TOKEN_KEYS = ("tokenizer.ggml.eos_token_id", "tokenizer.ggml.eot_token_id", "tokenizer.ggml.eom_token_id")
 log = getLogger(__name__)
 
@@ -35,8 +39,9 @@ Json = dict[str, Any]
 
 
 def describe_gguf(path: Path, folder_check: FolderCheck = accept_folder) -> Description:
-    """The description of a GGUF file. `folder_check` is called before the tokenizer is made."""
-    metadata, entries = read_header(path)
+    """The description of a GGUF file, or of several parts, of which `path` is the first. `folder_check` is called
+    before the tokenizer is made."""
+    metadata, entries = read_parts(path)
     name = check_architecture(path, metadata)
     fields = {key.removeprefix(f"{name}."): value for key, value in metadata.items() if key.startswith(f"{name}.")}
     found = GGUF_ARCHITECTURES[name]
@@ -63,13 +68,11 @@ def describe_gguf(path: Path, folder_check: FolderCheck = accept_folder) -> Desc
 def check_architecture(path: Path, metadata: Json) -> str:
     """The architecture's name. UnsupportedError if it is unknown, or if the file is only a part of a model."""
     name, kind = metadata.get("general.architecture"), metadata.get("general.type", "model")
+    if kind == "adapter":
+        message = "it is an adapter, which is loaded with its base: as BASE+ADAPTER, or as a model named BASE:NAME"
+        raise UnsupportedError(message, file=str(path))
     if kind != "model":
         raise UnsupportedError(f"general.type is {show_value(kind)}; only whole models are loaded", file=str(path))
-    if (parts := metadata.get("split.count", 1)) not in (0, 1):
-        raise UnsupportedError(
-            f"one of {show_value(parts)} parts; join them first: llama-gguf-split --merge FIRST-PART WHOLE",
-            file=str(path),
-        )
     if name not in GGUF_ARCHITECTURES:
         raise UnsupportedError(
             f"general.architecture {show_value(name)} is not known; known are {', '.join(GGUF_ARCHITECTURES)}",
@@ -139,11 +142,42 @@ def choose_head(path: Path, config: ModelConfig, fields: Json, entries: Mapping[
     if config.causal and not pooling:
         return language_head(config, tied="output.weight" not in entries)
     if pooling == RANK_POOLING:
-        raise UnsupportedError("a reranker; load it from its safetensors folder", file=str(path))
+        return choose_score_head(path, config, fields, entries)
     if not isinstance(pooling, int) or pooling not in POOLINGS:
         log.warning("%s: no pooling_type says how to pool states; taking their mean", path)
         pooling = 1
     return pooler_head(POOLINGS[pooling], normalise=True)
+
+
+def choose_score_head(
+    path: Path, config: ModelConfig, fields: Json, entries: Mapping[str, TensorEntry]
+) -> HeadDescription:
+    """The head of an encoder that scores a pair of texts or classifies a text, from the state of its first token: a
+    dense layer with tanh, if the file has one, and a score for each label (build_pooling in llama-graph.cpp).
+
+    A reranker that generates (Qwen3) reads its pair in a prompt and is refused.
+    """
+    if config.causal or SCORES not in entries:
+        message = f"it is a reranker whose scores are not those of an encoder with {SCORES}"
+        raise UnsupportedError(f"{message}; load it from its safetensors folder", file=str(path))
+    if not (shape := entries[SCORES].shape) or not 0 < shape[0] <= MAX_LABELS:
+        message = f"its shape is {list(shape)}; a head has a row for each label, {MAX_LABELS} at most"
+        raise CheckpointError(message, file=str(path), tensor=SCORES)
+    labels = fields.get(OUTPUT_LABELS, [f"LABEL_{index}" for index in range(shape[0])])
+    if not isinstance(labels, list) or len(labels) != shape[0] or not all(isinstance(each, str) for each in labels):
+        message = f"{OUTPUT_LABELS} is {show_value(labels)}, which should be names of the {shape[0]} rows of {SCORES}"
+        raise CheckpointError(message, file=str(path))
+    names = check_names(OUTPUT_LABELS, tuple(labels), str(path))
+    scoring = LabelScoring(
+        activation="tanh" if "cls.weight" in entries else "none",
+        dense_bias="cls.bias" in entries,
+        bias="cls.output.bias" in entries,
+    )
+
+    def build(network: Transformer) -> nn.Module:
+        return SequenceHead(network.config, len(names), scoring, "sigmoid" if len(names) == 1 else "softmax")
+
+    return HeadDescription("rank" if len(names) == 1 else "classify", build, names)
 
 
 def load_tokenizer(path: Path, metadata: Json, folder_check: FolderCheck = accept_folder) -> Tokenizer:
@@ -156,8 +190,14 @@ def load_tokenizer(path: Path, metadata: Json, folder_check: FolderCheck = accep
 
 
 def load_chat_template(path: Path, metadata: Json, tokenizer: Tokenizer) -> ChatTemplate | None:
-    keys = {"default": "tokenizer.chat_template", "tool_use": "tokenizer.chat_template.tool_use"}
-    return build_chat_template(str(path), {name: metadata.get(key) for name, key in keys.items()}, tokenizer)
+    """The chat template, with the one for tools. A file with templates of other names alone has none."""
+    named = {
+        key.removeprefix(f"{TEMPLATE}."): value for key, value in metadata.items() if key.startswith(f"{TEMPLATE}.")
+    }
+    templates = {**named, "default": metadata.get(TEMPLATE, named.get("default"))}
+    if templates["default"] is None and named:
+        log.warning("%s: none of its chat templates is the default one: %s", path, ", ".join(sorted(named))[:200])
+    return build_chat_template(str(path), templates, tokenizer)
 
 
 def read_stop_tokens(metadata: Json, tokenizer: Tokenizer, vocab_size: int) -> frozenset[int]:

@@ -17,12 +17,20 @@ import numpy
 import torch
 from gguf import GGML_QUANT_SIZES, GGMLQuantizationType
 from gguf.quants import dequantize
+from numpy.typing import NDArray
 from torch import Tensor
 
 from ..core.errors import CheckpointError, UnsupportedError, show_value
 from ..core.files import open_regular
 from ..native.library import load_fastest
-from .tensor_files import NumberEncoding, TensorEntry, check_name_length, check_tensor_count, plain_encoding
+from .tensor_files import (
+    FLOAT_ENCODINGS,
+    INTEGER_ENCODINGS,
+    NumberEncoding,
+    TensorEntry,
+    check_name_length,
+    check_tensor_count,
+)
 
 STRING, ARRAY = 8, 9
 SCALARS = {
@@ -41,6 +49,9 @@ SCALARS = {
 MAX_GGUF_DIMENSIONS = 4  # at most, in GGML
 MAX_GGUF_HEADER_BYTES = 128 << 20  # bytes
 MAX_VALUES = 1 << 22  # fields, items of lists and tensors, in all; large vocabularies have a quarter of that
+DECODED_NUMBERS = (
+    1 << 17
+)  # numbers of a block format that are decoded at a time; the package takes several times their memory
 COMPILED_FORMATS = {
     "Q4_0": 0,
     "Q4_1": 1,
@@ -59,33 +70,52 @@ def block_encoding(kind: str) -> NumberEncoding:
             given = torch.frombuffer(raw, dtype=torch.uint8)
             library.polyhead_decode(COMPILED_FORMATS[kind], given.data_ptr(), len(raw) // size, out.data_ptr())
             return
-        blocks = numpy.frombuffer(raw, dtype=numpy.uint8).reshape(1, -1)
-        out.copy_(torch.from_numpy(dequantize(blocks, number)).view(-1))
+        blocks = numpy.frombuffer(raw, dtype=numpy.uint8).reshape(-1, size)
+        step = DECODED_NUMBERS // items
+        for first in range(0, len(blocks), step):
+            some = decode_blocks(kind, blocks[first : first + step])
+            out[first * items : first * items + some.size].copy_(torch.from_numpy(some))
 
     return NumberEncoding(items, size, decode)
 
 
+def decode_blocks(kind: str, blocks: NDArray[numpy.uint8]) -> NDArray[numpy.float32]:
+    """The numbers [B * items] of blocks [B, bytes].
+
+    The numbers of a damaged file may overflow; they are infinite then, and the reader of the tensor refuses them.
+    """
+    with numpy.errstate(over="ignore", invalid="ignore"):
+        if kind == "Q1_0":
+            return decode_signs(blocks)
+        return dequantize(blocks.reshape(1, -1), GGMLQuantizationType[kind]).reshape(-1)
+
+
+def decode_signs(blocks: NDArray[numpy.uint8]) -> NDArray[numpy.float32]:
+    """Q1_0, which the gguf package does not decode: a half-precision scale, then a bit for each number, lowest first. A
+    number is the scale where its bit is set, and its negative elsewhere (dequantize_row_q1_0 of ggml-quants.c)."""
+    scales = blocks[:, :2].copy().view(numpy.float16).astype(numpy.float32)  # [B, 1]
+    signs = numpy.unpackbits(blocks[:, 2:], axis=1, bitorder="little").astype(numpy.float32)  # [B, 128]
+    return (scales * (2 * signs - 1)).reshape(-1)
+
+
+BLOCK_FORMATS = (
+    *("Q8_0", "Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q2_K", "Q3_K", "Q4_K", "Q5_K", "Q6_K", "Q1_0"),
+    *("IQ4_NL", "IQ4_XS", "IQ3_S", "IQ3_XXS", "IQ2_S", "IQ2_XS", "IQ2_XXS", "IQ1_M", "IQ1_S"),
+    *("TQ2_0", "TQ1_0", "MXFP4", "NVFP4"),
+)
 ENCODINGS: dict[str, NumberEncoding] = {
-    "F32": plain_encoding(torch.float32),
-    "F16": plain_encoding(torch.float16),
-    "BF16": plain_encoding(torch.bfloat16),
-    "Q8_0": block_encoding("Q8_0"),
-    "Q4_0": block_encoding("Q4_0"),
-    "Q4_1": block_encoding("Q4_1"),
-    "Q5_0": block_encoding("Q5_0"),
-    "Q5_1": block_encoding("Q5_1"),
-    "Q2_K": block_encoding("Q2_K"),
-    "Q3_K": block_encoding("Q3_K"),
-    "Q4_K": block_encoding("Q4_K"),
-    "Q5_K": block_encoding("Q5_K"),
-    "Q6_K": block_encoding("Q6_K"),
-}
+    **FLOAT_ENCODINGS,
+    **INTEGER_ENCODINGS,
+    **{kind: block_encoding(kind) for kind in BLOCK_FORMATS},
+}  # Q8_1 and Q8_K are formats of activations, which no file has
 
 
-def read_header(path: Path) -> tuple[dict[str, Any], dict[str, TensorEntry]]:
+def read_header(
+    path: Path, open_file: Callable[[Path], BinaryIO] = open_regular
+) -> tuple[dict[str, Any], dict[str, TensorEntry]]:
     """The metadata by key, and the tensors by name."""
     try:
-        with open_regular(path) as file:
+        with open_file(path) as file:
             return _HeaderReader(path, file).parse()
     except OSError as error:
         raise CheckpointError(f"cannot be read: {error.strerror}", file=str(path)) from None

@@ -21,8 +21,7 @@ from .tensor_slices import locate_pieces
 TOKEN_BYTES = 300  # bytes that a tokenizer takes for an entry of its vocabulary, merges included
 CHARACTER_BYTES = 50  # bytes for each character of long tokens: most are nodes of the tree for grammars
 STORED_BITS = {
-    "Q4_0": INT4,
-    "int4": INT4,
+    **dict.fromkeys(("Q4_0", "Q1_0", "TQ1_0", "TQ2_0", "int4"), INT4),
     "int4 with zero points": INT4_SHIFTED,
     "Q4_1": INT4_SHIFTED,
     "Q4_K": INT4_SHIFTED,

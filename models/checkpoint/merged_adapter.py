@@ -21,8 +21,7 @@ from ..core.errors import CheckpointError, UnsupportedError, show_value, truncat
 from .folder_files import FolderParts, JsonObject, read_json
 from .hub import is_id
 from .module_patterns import MAX_PATTERN_LENGTH, UnsupportedPattern, matches, parse_pattern
-from .quantized.quantized_entry import QuantizedEntry
-from .tensor_files import TensorEntry, check_readable, ignore_bytes, read_safetensors
+from .tensor_files import FLOAT_ENCODINGS, TensorEntry, check_readable, ignore_bytes, read_safetensors
 
 CONFIG, WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
 PREFIX = "base_model.model."
@@ -279,7 +278,8 @@ def merge_entries(adapter: Adapter, family: Family, base: Mapping[str, TensorEnt
             message = f"the base has no tensor {module}.weight to merge it into"
             raise CheckpointError(message, file=str(pair[0].file), tensor=pair[0].name)
         scale = lora_scale(adapter, module, pair[0].shape[0], steps)
-        entries[place] = build_merged_entry(adapter, base[place], pair, scale)
+        transposed = bool(adapter.settings.get("fan_in_fan_out"))
+        entries[place] = build_merged_entry(base[place], pair, scale, transposed=transposed)
     return entries
 
 
@@ -289,9 +289,9 @@ def strip_prefix(family: Family, name: str) -> str:
 
 
 def build_merged_entry(
-    adapter: Adapter, base: TensorEntry, pair: tuple[TensorEntry, TensorEntry], scale: float
+    base: TensorEntry, pair: tuple[TensorEntry, TensorEntry], scale: float, *, transposed: bool
 ) -> MergedEntry:
-    transposed = bool(adapter.settings.get("fan_in_fan_out"))
+    """The base's tensor with an update. CheckpointError if its shape is another."""
     a, b = pair
     shape = (b.shape[0], a.shape[1])
     if base.shape != (shape[::-1] if transposed else shape):
@@ -300,7 +300,7 @@ def build_merged_entry(
             file=str(a.file),
             tensor=a.name,
         )
-    kind = "F32" if isinstance(base, QuantizedEntry) else base.kind  # the sum is no longer whole multiples of a scale
+    kind = base.kind if base.kind in FLOAT_ENCODINGS else "F32"  # the sum is no longer whole multiples of a scale
     return MergedEntry(base.file, base.name, kind, base.shape, base.start, base.encoding, base, pair, scale, transposed)
 
 

@@ -151,6 +151,7 @@ FLOAT_ENCODINGS: dict[str, NumberEncoding] = {
 INTEGER_ENCODINGS: dict[str, NumberEncoding] = {
     "U8": plain_encoding(torch.uint8),
     "I8": plain_encoding(torch.int8),
+    "I16": plain_encoding(torch.int16),
     "I32": plain_encoding(torch.int32),
     "I64": plain_encoding(torch.int64),
 }

@@ -1,4 +1,5 @@
-"""Loads a PEFT LoRA folder as low-rank matrices and a head for a base model that is already served, without merging it.
+"""Loads a LoRA adapter, a PEFT folder or a GGUF file, as low-rank matrices and a head for a base model that is already
+served, without merging it.
 
 The adapter is described as if it were merged, from its own small files and the base's description. So it is refused for
 the same reasons as a merged one, and only its own numbers are read.
@@ -19,8 +20,10 @@ from ..network.lora import Lora, LowRank, adaptable_shapes
 from . import folder
 from . import merged_adapter as adapter
 from .description import Description, build_on_meta, match_entries, translate_shape
+from .gguf_adapter import apply_gguf_adapter, read_gguf_adapter
 from .merged_adapter import MergedEntry
 from .tensor_files import TensorEntry
+from .unread_formats import check_file
 
 MAX_RANK = 256  # of one matrix; larger ones are not low-rank
 MERGE_HINT = "load it merged (BASE+ADAPTER, or merge: true)"
@@ -58,16 +61,12 @@ class BaseModel:
     def plan_adapter(self, source: Path) -> LoraPlan:
         """Describe an adapter. Raises what loading it merged would raise, and UnsupportedError if it can only be
         merged."""
-        if self.description.parts is None:
-            message = "an adapter needs a base in a safetensors folder; serve the one this file was made from"
-            raise UnsupportedError(message, file=self.description.file)
-        base_entries = self.description.parts.entries
-        parts = adapter.apply_adapter(adapter.read_adapter(source), self.description.parts)
-        merged = folder.describe_changed(parts, self.description)
+        merged = self._describe_merged(source)
+        base_entries = self.description.entries
         check_same_task(source, self.description, merged)
         network, head = build_on_meta(merged)
         entries = match_entries(merged, network, head)
-        changed = {name: entry for name, entry in parts.entries.items() if base_entries.get(name) is not entry}
+        changed = {name: entry for name, entry in merged.entries.items() if base_entries.get(name) is not entry}
         check_targets(merged, changed)
         own = {name: entry for name, entry in entries.items() if belongs_to_head(merged, name, entry)}
         updates = {
@@ -75,13 +74,24 @@ class BaseModel:
             for name, entry in changed.items()
             if isinstance(entry, MergedEntry) and name in entries.keys() - own.keys()
         }
-        same = parts.spec is self.description.parts.spec and parts.config == self.description.parts.config
+        same = has_same_head(self.description, merged)
         if merged.head.task == "generate" or (same and not own.keys() & changed.keys()):
             return LoraPlan(merged, updates, {}, frozenset(), None)
         if {*head.parameters()} & {*network.parameters()}:
             message = f"it changes a head that is tied to the token embeddings, which needs a merge: {MERGE_HINT}"
             raise UnsupportedError(message, file=str(source))
         return LoraPlan(merged, updates, own, own.keys() - changed.keys(), head)
+
+    def _describe_merged(self, source: Path) -> Description:
+        """The base with the adapter merged into it. UnsupportedError for a source that is no adapter of this base."""
+        if not source.is_dir():
+            check_file(source)
+            return apply_gguf_adapter(read_gguf_adapter(source), self.description)
+        if self.description.parts is None:
+            message = "an adapter folder needs a base in a safetensors folder; serve the one this file was made from"
+            raise UnsupportedError(message, file=self.description.file)
+        parts = adapter.apply_adapter(adapter.read_adapter(source), self.description.parts)
+        return folder.describe_changed(parts, self.description)
 
     def load_adapter(self, plan: LoraPlan, dtype: torch.dtype, device: torch.device) -> tuple[Lora, nn.Module | None]:
         """The low-rank matrices in float32, and the head as `dtype` on `device`. CheckpointError if a file cannot be
@@ -111,6 +121,13 @@ class BaseModel:
                 head.get_submodule(owner).register_parameter(leaf, parameter)
                 if common and parameter is not None:
                     self._shared[f"{dtype} {name} {place}"] = parameter
+
+
+def has_same_head(base: Description, merged: Description) -> bool:
+    """Whether the heads have the same task, labels and settings; their numbers may differ."""
+    if base.parts is None or merged.parts is None:
+        return True  # an adapter in a GGUF file changes numbers alone
+    return merged.parts.spec is base.parts.spec and merged.parts.config == base.parts.config
 
 
 def belongs_to_head(merged: Description, name: str, entry: TensorEntry) -> bool:

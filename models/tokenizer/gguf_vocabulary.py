@@ -5,14 +5,16 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
-from tokenizers import AddedToken, Tokenizer
+from tokenizers import AddedToken, Regex, Tokenizer, pre_tokenizers
 
 from ..core.errors import CheckpointError, UnsupportedError, show_value
 from .added_tokens import check_added_contents
+from .gguf_splits import SPLITS, close_names
+from .sentencepiece import UnigramRules, build_unigram
 from .vocabulary import (
     MAX_PIECE_LENGTH,
     SPACE,
-    SPLITS,
+    SplitRules,
     Vocabulary,
     WordPieceOptions,
     add_boundary_tokens,
@@ -22,10 +24,11 @@ from .vocabulary import (
     word_piece_backend,
 )
 
-NORMAL, UNKNOWN, CONTROL, USER_DEFINED = 1, 2, 3, 4  # values of tokenizer.ggml.token_type
+NORMAL, UNKNOWN, CONTROL, USER_DEFINED, UNUSED, BYTE = 1, 2, 3, 4, 5, 6  # values of tokenizer.ggml.token_type
 MAX_SPLIT_CHARACTERS = (
     1 << 27
 )  # characters of all pieces, each split at every place; 262,144 published ones have 15 million
+MAX_CHARSMAP_BYTES = 1 << 22  # bytes of tokenizer.ggml.precompiled_charsmap; published ones have 320,000
 MAX_DERIVED_MERGES = 1 << 21  # merges made of splits; 262,144 published pieces have about half a million
 _ROLES = (
     "bos",
@@ -43,8 +46,9 @@ _ROLES = (
 READ_FIELDS = frozenset(
     f"tokenizer.ggml.{name}"
     for name in (
-        *("add_bos_token", "add_eos_token", "add_space_prefix", "merges", "model", "normalizer.lowercase"),
-        *("normalizer.strip_accents", "pre", "scores", "token_type", "tokens"),
+        *("add_bos_token", "add_eos_token", "add_sep_token", "add_space_prefix", "merges", "model"),
+        *("normalizer.lowercase", "normalizer.strip_accents", "pre", "precompiled_charsmap"),
+        *("remove_extra_whitespaces", "scores", "token_type", "tokens"),
         *(f"{role}_token_id" for role in _ROLES),
     )
 )
@@ -181,14 +185,57 @@ def _roles(fields: _Fields, pieces: list[str]) -> dict[str, str]:
 def _from_gpt2(data: _Data) -> Vocabulary:
     name = data.fields.read("pre", str, "default") or "default"
     if name not in SPLITS:
-        raise CheckpointError(
-            f"the text is to be split as {show_value(name)} (tokenizer.ggml.pre); known: {', '.join(sorted(SPLITS))}"
-        )
-    split, merges = SPLITS[name], _merges(data.fields)
-    backend = run_build(lambda: byte_level_merges(data.piece_ids(), merges, split))
+        message = f"the text is to be split as {show_value(name)} (tokenizer.ggml.pre), which is not known"
+        raise UnsupportedError(f"{message}; close to it or known: {', '.join(close_names(name))}")
+    return _from_merges(data, SPLITS[name])
+
+
+def _from_merges(data: _Data, split: SplitRules) -> Vocabulary:
+    merges, unknown = _merges(data.fields), data.roles.get("unknown", "")
+    if split.spelled_space:
+        backend = run_build(lambda: sentencepiece_merges(data.piece_ids(), merges, unknown=unknown, prefix_space=False))
+        cuts = [pre_tokenizers.Split(Regex(each), "isolated") for each in split.patterns]
+        backend.pre_tokenizer = pre_tokenizers.Sequence(cuts)
+    else:
+        backend = run_build(lambda: byte_level_merges(data.piece_ids(), merges, split))
+    pair = data.fields.read("add_sep_token", bool, split.pair)
     before = data.boundary_piece("bos", default=split.bos or split.pair)
     after = data.boundary_piece("eos", default=split.pair)
-    add_boundary_tokens(backend, before, after, double=split.pair)
+    add_boundary_tokens(backend, before, after, double=pair)
+    return data.build_vocabulary(backend, data.roles.get("bos", ""), data.roles.get("eos", ""))
+
+
+def _from_gemma4(data: _Data) -> Vocabulary:
+    """Merges over text with spelled spaces; the kind implies how text is split."""
+    return _from_merges(data, SPLITS["gemma4"])
+
+
+def _from_t5(data: _Data) -> Vocabulary:
+    """Unigram pieces of SentencePiece. Pieces that are no text have the least score of the others, so that the penalty
+    of unknown characters is measured from the same score as in SentencePiece."""
+    usual = {"padding": 0, "eos": 1, "unknown": 2}
+    pieces = {role: data.pieces[index] for role, index in usual.items() if index < len(data.pieces)}
+    data = replace(data, roles={**pieces, **data.roles})
+    if "unknown" not in data.roles:
+        raise CheckpointError("tokenizer.ggml.unknown_token_id is missing, which this kind of vocabulary needs")
+    scores = data.fields.array("scores", (int, float), len(data.pieces))
+    least = min((score for score, kind in zip(scores, data.types, strict=True) if kind == NORMAL), default=0.0)
+    charsmap = data.fields.array("precompiled_charsmap", int) if data.fields.has("precompiled_charsmap") else []
+    if len(charsmap) > MAX_CHARSMAP_BYTES or any(not -128 <= byte < 256 for byte in charsmap):
+        message = f"tokenizer.ggml.precompiled_charsmap has {len(charsmap)} values; bytes belong there"
+        raise CheckpointError(f"{message}, {MAX_CHARSMAP_BYTES} at most")
+    rules = UnigramRules(
+        charsmap=bytes(byte & 255 for byte in charsmap),
+        space_first=data.fields.read("add_space_prefix", bool, False),
+        one_space=data.fields.read("remove_extra_whitespaces", bool, False),
+    )
+    scored = [
+        (piece, 0.0 if kind == USER_DEFINED else float(score) if kind == NORMAL else least)
+        for piece, score, kind in zip(data.pieces, scores, data.types, strict=True)
+    ]
+    backend = run_build(lambda: build_unigram(scored, data.pieces.index(data.roles["unknown"]), rules))
+    before, after = data.boundary_piece("bos", default=False), data.boundary_piece("eos", default=True)
+    add_boundary_tokens(backend, before, after, double=data.fields.read("add_sep_token", bool, False))
     return data.build_vocabulary(backend, data.roles.get("bos", ""), data.roles.get("eos", ""))
 
 
@@ -259,4 +306,10 @@ def _as_word_piece(piece: str, kind: int) -> str:
     return piece if kind in (UNKNOWN, CONTROL) or (piece[:1], piece[-1:]) == ("[", "]") else f"##{piece}"
 
 
-_KINDS = {"gpt2": _from_gpt2, "llama": _from_llama, "bert": _from_bert}
+_KINDS = {
+    "gpt2": _from_gpt2,
+    "gemma4": _from_gemma4,
+    "llama": _from_llama,
+    "bert": _from_bert,
+    "t5": _from_t5,
+}

@@ -256,6 +256,37 @@ def read_varint(raw: bytes, at: int) -> tuple[int, int]:
     raise ValueError(f"a number without an end at byte {at}")
 
 
+@dataclass(frozen=True)
+class UnigramRules:
+    """How texts are normalized: the compiled map of characters, a space before the text, and runs of spaces as one,
+    with none at the ends."""
+
+    charsmap: bytes
+    space_first: bool
+    one_space: bool
+
+
+def build_unigram(scored: list[tuple[str, float]], unknown: int, rules: UnigramRules) -> Tokenizer:
+    """A tokenizer of pieces with log-probabilities, in the order of their ids; `unknown` is an id.
+
+    Unless a piece has a space inside, text is split at spaces first, which changes no result and takes less time.
+    """
+    bytes_there = {f"<0x{byte:02X}>" for byte in range(256)} <= {piece for piece, _ in scored}
+    backend = Tokenizer(models.Unigram(scored, unk_id=unknown, byte_fallback=bytes_there))
+    steps: list[normalizers.Normalizer] = [normalizers.Precompiled(rules.charsmap)] if rules.charsmap else []
+    if rules.one_space:
+        steps += [normalizers.Replace(Regex("^ +| +$"), ""), normalizers.Replace(Regex(" {2,}"), " ")]
+    prefix = rules.space_first or rules.one_space
+    backend.normalizer = normalizers.Sequence([*steps, normalizers.Prepend(SPACE)] if prefix else steps)
+    split = not any(SPACE in piece[1:] for piece, _ in scored)
+    backend.pre_tokenizer = pre_tokenizers.Metaspace(replacement=SPACE, prepend_scheme="never", split=split)
+    steps_back: list[decoders.Decoder] = [decoders.Replace(SPACE, " "), decoders.ByteFallback(), decoders.Fuse()]
+    if prefix:
+        steps_back.append(decoders.Strip(content=" ", left=1))
+    backend.decoder = decoders.Sequence(steps_back)
+    return backend
+
+
 def build_unigram_backend(model: Unigram, ids: Mapping[str, int], unknown: str) -> Tokenizer:
     """A tokenizer that splits texts as the model does, with ids from a vocabulary of both sides.
 

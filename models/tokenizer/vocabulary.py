@@ -39,7 +39,8 @@ class SplitRules:
     """How byte-level text is split before merging: each pattern splits what the patterns before it left whole.
 
     `whole` keeps a split that is itself in the vocabulary as one token, even if the merges would split it. `bos` and
-    `pair` are the defaults for what is added around a text: a first token; RoBERTa's separators.
+    `pair` are the defaults for what is added around a text: a first token; RoBERTa's separators. `spelled_space`:
+    pieces are text in which each space is U+2581, with byte pieces for what has none, as in SentencePiece.
     """
 
     patterns: tuple[str, ...]
@@ -47,57 +48,19 @@ class SplitRules:
     bos: bool = False
     pair: bool = False
     nfc: bool = False
+    spelled_space: bool = False
 
 
 # The patterns are published by the makers of the vocabularies, in their tokenizer.json or merge tables.
-_WORDS = r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+"
-_CASED = (
+WORDS = r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+"
+CASED = (
     r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|DIGITS"
     r"| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
-)
-_CAMEL = (
-    r"[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]*[\p{Ll}\p{Lm}\p{Lo}\p{M}]+ENDING"
-    r"|[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]+[\p{Ll}\p{Lm}\p{Lo}\p{M}]*ENDING"
-    r"|DIGITS| ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+"
-)
-_ENDING = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)?"
-_LETTER_OR_MARK = (
-    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?[\p{L}\p{M}]+|\p{N}"
-    r"| ?[^\s\p{L}\p{M}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
-)
-_PUNCTUATED = (
-    r"""[!"#$%&'()*+,\-./:;<=>?@\[\\\]^_`{|}~][A-Za-z]+|[^\r\n\p{L}\p{P}\p{S}]?[\p{L}\p{M}]+"""
-    r"| ?[\p{P}\p{S}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
-)
-_HAN = "[\u4e00-\u9fa5\u0800-\u4e00\uac00-\ud7ff]+"
+)  # DIGITS is a pattern of numbers
 
-GPT2_SPLIT = SplitRules((_WORDS,))
-ROBERTA_SPLIT = SplitRules((_WORDS,), pair=True)
-QWEN2_SPLIT = SplitRules((_CASED.replace("DIGITS", r"\p{N}"),), nfc=True)
-_SINGLE_DIGITS = SplitRules((r"\p{N}", _WORDS))
-_THREE_DIGITS = (_CASED.replace("DIGITS", r"\p{N}{1,3}"),)
-_LLAMA3 = SplitRules(_THREE_DIGITS, whole=True, bos=True)
-_GPT4O = SplitRules((_CAMEL.replace("DIGITS", r"\p{N}{1,3}").replace("ENDING", _ENDING),))
-_DEEPSEEK3 = SplitRules((r"\p{N}{1,3}", "[\u4e00-\u9fa5\u3040-\u309f\u30a0-\u30ff]+", _PUNCTUATED))
-
-# The split rules by the value of `tokenizer.ggml.pre` in a GGUF file.
-SPLITS: dict[str, SplitRules] = {
-    "default": SplitRules((r"[\p{P}\$\+<=>\^~\|]+", _WORDS, r"\p{N}+", "[0-9][0-9][0-9]")),
-    **dict.fromkeys(("gpt-2", "phi-2", "mpt", "olmo", "jais", "trillion", "exaone4", "modern-bert"), GPT2_SPLIT),
-    **dict.fromkeys(("roberta-bpe", "jina-v1-en", "jina-v2-code"), ROBERTA_SPLIT),
-    **dict.fromkeys(("jina-es", "jina-de", "jina-v2-es", "jina-v2-de"), GPT2_SPLIT),
-    **dict.fromkeys(("smollm", "starcoder", "refact", "command-r", "codeshell", "exaone"), _SINGLE_DIGITS),
-    **dict.fromkeys(("llama-bpe", "llama3", "llama-v3", "falcon3", "pixtral", "lfm2"), _LLAMA3),
-    **dict.fromkeys(("dbrx", "smaug-bpe", "glm4", "chatglm-bpe"), SplitRules(_THREE_DIGITS)),
-    **dict.fromkeys(("qwen2", "megrez"), QWEN2_SPLIT),
-    **dict.fromkeys(("deepseek-r1-qwen", "stablelm2", "hunyuan"), SplitRules(QWEN2_SPLIT.patterns)),
-    "qwen35": SplitRules((_LETTER_OR_MARK,), nfc=True),
-    **dict.fromkeys(("gpt-4o", "llama4", "kanana2"), _GPT4O),
-    "tekken": SplitRules((_CAMEL.replace("DIGITS", r"\p{N}").replace("ENDING", ""),), whole=True, bos=True),
-    "falcon": SplitRules((r"[\p{P}\$\+<=>\^~\|`]+", _WORDS, "[0-9][0-9][0-9]")),
-    "deepseek-coder": SplitRules((r"[\r\n]", r"\s?\p{L}+", r"\s?\p{P}+", _HAN, r"\p{N}")),
-    **dict.fromkeys(("deepseek-v3", "hunyuan-dense"), _DEEPSEEK3),
-}
+GPT2_SPLIT = SplitRules((WORDS,))
+ROBERTA_SPLIT = SplitRules((WORDS,), pair=True)
+QWEN2_SPLIT = SplitRules((CASED.replace("DIGITS", r"\p{N}"),), nfc=True)
 
 
 def run_build(make: Callable[[], T], file: str = "") -> T:
@@ -121,7 +84,7 @@ def byte_level_merges(
     backend = Tokenizer(models.BPE(vocab=dict(pieces), merges=list(merges), ignore_merges=split.whole))
     if split.nfc:
         backend.normalizer = normalizers.NFC()
-    ends_in_words = split.patterns[-1] == _WORDS  # which the library has built in
+    ends_in_words = split.patterns[-1] == WORDS  # which the library has built in
     patterns = split.patterns[:-1] if ends_in_words else split.patterns
     cuts: list[pre_tokenizers.PreTokenizer] = [pre_tokenizers.Split(Regex(each), "isolated") for each in patterns]
     cuts.append(pre_tokenizers.ByteLevel(add_prefix_space=prefix_space, use_regex=ends_in_words))

@@ -12,8 +12,9 @@ from pydantic_core import PydanticUndefined
 
 from .settings import Settings, SettingsError, describe_unknown_setting
 
-DESCRIPTION = """Serve models: NAME=SOURCE, where a source is a folder, a GGUF file or a hub id; "+FOLDER" after it
-merges a PEFT adapter. NAME:OTHER=FOLDER lays one over the model NAME, beside others: one network for all of them.
+DESCRIPTION = """Serve models: NAME=SOURCE, where a source is a folder, a GGUF file or a hub id; "+ADAPTER" after it
+merges a LoRA, a PEFT folder or a GGUF file. NAME:OTHER=ADAPTER lays one over the model NAME, beside others: one network
+for all of them.
 Without any, the quick-start models are fetched and served."""
 EPILOG = """Flags go over the environment (POLYHEAD_PORT=8000), that over the file of --config, that over the
 defaults."""

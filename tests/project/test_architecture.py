@@ -70,12 +70,13 @@ BROAD_EXCEPTS = {
 FAMILY_WORDS = {
     "models/checkpoint/sentence_modules.py": "sentence_bert_config.json is what a file of an embedder is called",
     "models/checkpoint/late_interaction.py": "ColBERT is what a method, and the kind of its checkpoints, is called",
-    "models/checkpoint/gguf_file.py": "the tool llama-gguf-split; Llama 3's scaling, which GGUF keeps in a tensor",
+    "models/checkpoint/gguf_file.py": "Llama 3's scaling, which GGUF keeps in a tensor",
     "models/network/model_config.py": "llama3 is what checkpoints call that way of scaling, whatever the family",
     "models/tokenizer/tokenizer_files.py": "the names that vocab.txt folders give their tokenizer classes",
     "models/tokenizer/sentencepiece_folder.py": "the names that folders give their tokenizer classes",
-    "models/tokenizer/gguf_vocabulary.py": "GGUF names its three kinds of vocabulary after families",
-    "models/tokenizer/vocabulary.py": "a table of data: GGUF names the ways to split text after families",
+    "models/tokenizer/gguf_vocabulary.py": "GGUF names its kinds of vocabulary after families",
+    "models/tokenizer/gguf_splits.py": "a table of data: GGUF names the ways to split text after families",
+    "models/tokenizer/vocabulary.py": "the ways to split text that several formats have, named after families",
     "service/config/setting_types.py": "an example of a model's name, for people",
 }
 

@@ -149,14 +149,28 @@ def word_piece_metadata(tokenizer: PreTrainedTokenizerFast) -> dict[str, Any]:
     }
 
 
+SCALE_OFFSETS = {
+    "Q6_K": (208,),
+    "Q2_K": (80, 82),
+    "Q3_K": (108,),
+    "TQ1_0": (52,),
+    "TQ2_0": (64,),
+    **dict.fromkeys(("Q4_1", "Q5_1", "Q4_K", "Q5_K"), (0, 2)),
+    **dict.fromkeys(("IQ1_M", "MXFP4", "NVFP4"), ()),
+}  # bytes of a block before each scale in half precision, where it is not the first two
+
+
 def random_blocks(kind: str, rows: int, columns: int, seed: int = 0) -> numpy.ndarray[Any, Any]:
     """Random bytes as quantised blocks, with small and finite scales."""
     items, size = gguf.GGML_QUANT_SIZES[GGMLQuantizationType[kind]]
     raw = numpy.random.default_rng(seed).integers(0, 256, (rows * columns // items, size), dtype=numpy.uint8)
     scale = numpy.frombuffer(numpy.float16(0.01).tobytes(), dtype=numpy.uint8)
-    halves = {"Q4_K": (0, 2), "Q5_K": (0, 2), "Q6_K": (size - 2,), "Q2_K": (size - 4, size - 2), "Q3_K": (size - 2,)}
-    for offset in halves.get(kind, (0, 2) if kind in ("Q4_1", "Q5_1") else (0,)):
+    for offset in SCALE_OFFSETS.get(kind, (0,)):
         raw[:, offset : offset + 2] = scale
+    if kind == "MXFP4":
+        raw[:, 0] = 120  # a power of two, 2 ** (120 - 127)
+    if kind == "IQ1_M":  # four bits of the scale are above those of other numbers in each of the last four 16-bit words
+        raw[:, 49::2] = raw[:, 49::2] & 15 | numpy.array([15, 1, 1, 2], dtype=numpy.uint8) << 4
     return raw.reshape(rows, columns // items * size)
 
 

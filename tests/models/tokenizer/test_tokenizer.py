@@ -669,7 +669,7 @@ def test_a_large_vocabulary_is_built_fast() -> None:
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"model": "t5"}, "'t5'.*bert, gpt2, llama"),
+        ({"model": "rwkv"}, "'rwkv'.*bert, gemma4, gpt2, llama, t5"),
         ({"model": None}, "tokenizer.ggml.model is missing"),
         ({"pre": "nosuch"}, "'nosuch'.*gpt-2.*qwen2.*smollm"),
         ({"tokens": None}, "tokenizer.ggml.tokens is missing"),
