@@ -7,38 +7,54 @@ from .bert_variants import DATA2VEC, ERNIE, MEGATRON_BERT, PRE_NORM_ROBERTA, REM
 from .biogpt import BIOGPT, XGLM
 from .blenderbot import BLENDERBOT, BLENDERBOT_SMALL
 from .bloom import BLOOM
+from .cohere import COHERE, COHERE2
 from .deberta import DEBERTA, DEBERTA_FIRST
 from .electra import ELECTRA
 from .eurobert import EUROBERT
+from .exaone import EXAONE4
 from .falcon import FALCON
 from .family import Family, HeadSpec, rename_weight
-from .gemma import GEMMA3
+from .gemma import GEMMA, GEMMA2, GEMMA3, GEMMA3_IMAGES
+from .glm import GLM, GLM4
 from .gpt import GPT
 from .gpt2 import GPT2
 from .gpt_neo import GPT_NEO
 from .gpt_neox import GPT_NEOX
 from .gpt_oss import GPT_OSS
 from .gptj import CODEGEN, GPTJ
+from .granite import GRANITE, MINICPM
 from .gte import GTE, GTE_PUBLISHED
+from .helium import ERNIE, HELIUM
+from .hunyuan import HUNYUAN
+from .internlm import INTERNLM2, INTERNLM3
 from .jina import BERT, JINA_EMBEDDINGS_V3, XLM_ROBERTA
 from .led import LED
 from .llama import LLAMA, MISTRAL, QWEN2, QWEN3
 from .long_bert import BIG_BIRD, LONGFORMER, XLM_ROBERTA_XL
 from .marian import MARIAN
 from .mbart import M2M_100, MBART
+from .mistral import MINISTRAL, MINISTRAL3, MISTRAL_IMAGES
 from .mixtral import MIXTRAL
 from .modernbert import MODERNBERT
 from .mpnet import MPNET
 from .mpt import MPT
+from .nemotron import ARCEE, NEMOTRON
 from .neobert import NEOBERT
 from .nomic import NOMIC_BERT
+from .olmo import OLMO, OLMO2, OLMO3
 from .opt import OPT
 from .pegasus import PEGASUS
 from .persimmon import PERSIMMON
+from .phi import PHI
+from .phi3 import PHI3
 from .plbart import PLBART
+from .qwen_images import QWEN2_5_IMAGES, QWEN2_IMAGES, QWEN3_IMAGES
 from .qwen_moe import DOTS1, GLM4_MOE, OLMOE, QWEN2_MOE, QWEN3_MOE
 from .roformer import ROFORMER
+from .seed_oss import SEED_OSS
+from .smollm3 import SMOLLM3
 from .squeezebert import SQUEEZEBERT
+from .stablelm import STABLELM
 from .starcoder import GPT_BIG_CODE, STARCODER2
 from .t5 import MT5, T5, UMT5
 
@@ -78,6 +94,8 @@ FAMILIES: dict[str, Family] = {
         MISTRAL,
         QWEN2,
         QWEN3,
+        GEMMA,
+        GEMMA2,
         GEMMA3,
         MIXTRAL,
         QWEN2_MOE,
@@ -99,6 +117,35 @@ FAMILIES: dict[str, Family] = {
         BIOGPT,
         XGLM,
         PERSIMMON,
+        GEMMA3_IMAGES,
+        PHI,
+        PHI3,
+        SMOLLM3,
+        GRANITE,
+        MINICPM,
+        OLMO,
+        OLMO2,
+        OLMO3,
+        COHERE,
+        COHERE2,
+        STABLELM,
+        GLM,
+        GLM4,
+        EXAONE4,
+        MINISTRAL,
+        MINISTRAL3,
+        MISTRAL_IMAGES,
+        INTERNLM2,
+        INTERNLM3,
+        SEED_OSS,
+        HELIUM,
+        ERNIE,
+        NEMOTRON,
+        ARCEE,
+        HUNYUAN,
+        QWEN2_IMAGES,
+        QWEN2_5_IMAGES,
+        QWEN3_IMAGES,
         T5,
         MT5,
         UMT5,

@@ -1,14 +1,23 @@
-"""Gemma 3 (text): Llama with norms before and after each part, normed queries and keys, and sliding windows in most
-layers."""
+"""Gemma 1, 2 and 3 (text): Llama with scaled embeddings and norms stored as their difference from one; Gemma 2 and 3
+with norms before and after each part and sliding windows in many layers."""
 
+from collections.abc import Callable
 from dataclasses import replace
 
 from torch import Tensor
 
 from ..core.errors import UnsupportedError, show_value
 from ..network.model_config import ModelConfig
-from . import llama
-from .family import LAST_TOKEN_HEAD, Family, HeadSpec, Json, NamedTensors, activation_name, layer_numbers, read_rope
+from . import llama, text_part
+from .family import (
+    LAST_TOKEN_HEAD,
+    Family,
+    HeadSpec,
+    Json,
+    NamedTensors,
+    layer_numbers,
+    read_rope,
+)
 
 RENAMES = (
     (r"\.post_attention_layernorm\.", ".attention_post_norm."),
@@ -16,6 +25,16 @@ RENAMES = (
     (r"\.post_feedforward_layernorm\.", ".mlp_post_norm."),
     *llama.RENAMES,
 )
+# What the first published configurations of the wrapper leave out of `text_config`.
+TEXT_DEFAULTS: Json = {
+    "vocab_size": 262_208,
+    "hidden_size": 2304,
+    "intermediate_size": 9216,
+    "num_hidden_layers": 26,
+    "num_attention_heads": 8,
+    "num_key_value_heads": 4,
+    "max_position_embeddings": 131_072,
+}
 
 
 def convert_weight(name: str, tensor: Tensor) -> NamedTensors:
@@ -23,48 +42,80 @@ def convert_weight(name: str, tensor: Tensor) -> NamedTensors:
     return [(name, tensor + 1)] if name.endswith("norm.weight") else [(name, tensor)]
 
 
-def model_config(hf: Json) -> ModelConfig:
-    for cap in ("final_logit_softcapping", "attn_logit_softcapping"):
-        if hf.get(cap):
-            raise UnsupportedError(
-                f"{cap} {show_value(hf[cap])} is not known here: only checkpoints without it are loaded"
-            )
+def gemma_config(hf: Json) -> ModelConfig:
+    """Gemma 1. Its first configurations say "gelu" and mean the approximation by tanh."""
+    check_causal(hf)
+    activation = hf.get("hidden_activation") or hf.get("hidden_act") or "gelu_pytorch_tanh"
+    hf = {"head_dim": 256, **hf, "hidden_act": "gelu_pytorch_tanh" if activation == "gelu" else activation}
+    return replace(llama.model_config(hf), window=0, windowed=(), embedding_scale=hf["hidden_size"] ** 0.5)
+
+
+def gemma2_config(hf: Json) -> ModelConfig:
+    """Gemma 2: every other layer has a window, scores and logits have a cap."""
+    check_causal(hf)
+    caps = {"attn_logit_softcapping": 50.0, "final_logit_softcapping": 30.0}
+    return _windowed_config({**caps, **hf}, 2)
+
+
+def gemma3_config(hf: Json) -> ModelConfig:
+    """Gemma 3: five of six layers have a window and a rotary base of their own."""
     bidirectional = hf.get("use_bidirectional_attention", False)
     if not isinstance(bidirectional, bool):
         raise UnsupportedError(
             f"use_bidirectional_attention is {show_value(bidirectional)}, which should be true or false"
         )
-    hf = {"head_dim": 256, "rope_theta": 1_000_000.0, "sliding_window": 4096, **hf}
-    depth, every = hf["num_hidden_layers"], hf.get("sliding_window_pattern") or 6
-    local_base, _ = read_rope(hf, "sliding_attention")
-    if "rope_parameters" not in hf or "sliding_attention" not in hf["rope_parameters"]:
-        local_base = float(hf.get("rope_local_base_freq", 10_000.0))
-    shape = llama.model_config({**hf, "hidden_act": hf.get("hidden_activation", "gelu_pytorch_tanh")})
+    hf = {"rope_theta": 1_000_000.0, **hf}
+    local_base, scaling = read_rope(hf, "sliding_attention")
+    if "sliding_attention" not in (hf.get("rope_parameters") or {}):
+        local_base, scaling = float(hf.get("rope_local_base_freq", 10_000.0)), None
+    if scaling is not None:
+        raise UnsupportedError("rope_parameters: a scaling of sliding_attention is not known here")
+    shape = _windowed_config(hf, hf.get("sliding_window_pattern") or 6)
     return replace(
         shape,
         causal=not bidirectional,
         # Of a bidirectional network half of the window lies on each side of a row.
         window=shape.window // 2 + 1 if bidirectional else shape.window,
-        windowed=shape.windowed or tuple(bool((layer + 1) % every) for layer in layer_numbers(depth)),
         window_rope_base=local_base,
-        norm_order="sandwich",
-        embedding_scale=hf["hidden_size"] ** 0.5,
         query_key_norm="shared",
-        score_scale=float(hf.get("query_pre_attn_scalar", 256)) ** -0.5,
-        activation=activation_name(hf.get("hidden_activation", "gelu_pytorch_tanh")),
     )
 
 
-GEMMA3 = Family(
-    name="gemma3_text",
-    prefix="model",
-    config=model_config,
-    renames=RENAMES,
-    heads={
+def check_causal(hf: Json) -> None:
+    if hf.get("use_bidirectional_attention"):
+        raise UnsupportedError("use_bidirectional_attention is not known here")
+
+
+def _windowed_config(hf: Json, every: int) -> ModelConfig:
+    """The common part of Gemma 2 and 3; one layer in `every` has full attention unless `layer_types` lists them."""
+    hf = {"head_dim": 256, "sliding_window": 4096, "query_pre_attn_scalar": 256, **hf}
+    hf["hidden_act"] = hf.get("hidden_activation", "gelu_pytorch_tanh")
+    shape, layers = llama.model_config(hf), layer_numbers(hf["num_hidden_layers"])
+    return replace(
+        shape,
+        windowed=shape.windowed or tuple(bool((layer + 1) % every) for layer in layers),
+        norm_order="sandwich",
+        embedding_scale=hf["hidden_size"] ** 0.5,
+        score_scale=float(hf["query_pre_attn_scalar"]) ** -0.5,
+        score_cap=float(hf.get("attn_logit_softcapping") or 0.0),
+        logit_cap=float(hf.get("final_logit_softcapping") or 0.0),
+    )
+
+
+def _family(name: str, read_config: Callable[[Json], ModelConfig], heads: dict[str, HeadSpec]) -> Family:
+    renames = llama.RENAMES if name == "gemma" else RENAMES
+    return Family(name, "model", read_config, renames, heads, convert_weight, llama.DROP)
+
+
+GEMMA = _family("gemma", gemma_config, llama.llama_heads("Gemma", llama.LABELS))
+GEMMA2 = _family("gemma2", gemma2_config, llama.llama_heads("Gemma2", llama.LABELS))
+GEMMA3 = _family(
+    "gemma3_text",
+    gemma3_config,
+    {
         "Gemma3ForCausalLM": HeadSpec("generate", llama.LANGUAGE_HEAD),
         "Gemma3TextModel": HeadSpec("embed"),
         "Gemma3TextForSequenceClassification": LAST_TOKEN_HEAD,
     },
-    convert=convert_weight,
-    drop=llama.DROP,
 )
+GEMMA3_IMAGES = text_part.wrap_family("gemma3", "Gemma3", (GEMMA3,), TEXT_DEFAULTS)

@@ -32,6 +32,8 @@ RENAMES = (
     (r"\.self_attn\.k_norm\.", ".attention.key_norm."),
     (r"\.mlp\.(up|gate|down)_proj\.", r".mlp.\1."),
 )
+TEXT_LABELS = ("ForSequenceClassification",)
+LABELS = ("ForSequenceClassification", "ForTokenClassification")
 LANGUAGE_HEAD = ((r"^lm_head\.", "head.output."),)
 DROP = r"^lm_head\.|rotary_emb\.inv_freq$"
 

@@ -56,6 +56,7 @@ def unsupported_reason(config: ModelConfig) -> str:
         (config.convolution, "a convolution is beside its first layer"),
         (config.shared and not config.opening_norm, "its layers share their weights except for the first norm"),
         (config.has_cross_attention, "its layers have cross-attention"),
+        (config.norm_after_rotation, "its queries and keys are normed after their rotation"),
         (config.hides_rows, "its queries end in tokens that no token attends to"),
         (config.position_last, "its positions are added after the norm or the projection of the embeddings"),
         (config.output_width, f"its states are {config.output_width} wide, its layers {config.width}"),

@@ -273,12 +273,15 @@ class Attention(nn.Module):
         """[T, W] to [T, W]."""
         width = self.config.head_width
         through = frame.linear_function()
-        query = self.query_norm(through(self.query, x).view(len(x), -1, width))
-        key = self.key_norm(through(self.key, x).view(len(x), -1, width))
+        query, key = (through(part, x).view(len(x), -1, width) for part in (self.query, self.key))
+        if not self.config.norm_after_rotation:
+            query, key = self.query_norm(query), self.key_norm(key)
         value = through(self.value, x).view(len(x), -1, width)
         turns = frame.window_rotation if self.config.is_windowed(self.layer) else frame.rotation
         if turns is not None and self.config.is_rotated(self.layer):
             query, key = rotate(query, turns), rotate(key, turns)
+        if self.config.norm_after_rotation:
+            query, key = self.query_norm(query), self.key_norm(key)
         mixed = frame.attend(self, (query, key, value))
         return through(self.output, mixed)
 

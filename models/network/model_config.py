@@ -125,6 +125,7 @@ class ModelConfig:
     # all heads together [H * D].
     query_key_norm: Literal["", "shared", "per_head", "joint"] = ""
     query_key_norm_bias: bool = False  # of "layer"
+    norm_after_rotation: bool = False  # queries and keys are normed after their rotation, not before
     score_scale: float = 0.0  # 0: 1 / sqrt(head_width)
     score_cap: float = 0.0  # scores s become cap * tanh(s / cap); 0: no cap
     sinks: bool = False  # each head has a learned score for no key, which takes a share of the softmax

@@ -1,0 +1,75 @@
+"""InternLM 2 and 3: Llama under other names, the second generation with one matrix of queries, keys and values."""
+
+from dataclasses import replace
+from functools import partial
+
+from torch import Tensor
+
+from ..network.model_config import ModelConfig
+from . import llama
+from .family import LAST_TOKEN_HEAD, Family, HeadSpec, Json, NamedTensors, read_sizes
+
+RENAMES = (
+    (r"^tok_embeddings\.", "embed_tokens."),
+    (r"\.attention_norm\.", ".input_layernorm."),
+    (r"\.ffn_norm\.", ".post_attention_layernorm."),
+    (r"\.attention\.(q|k|v)_proj\.", r".self_attn.\1_proj."),
+    (r"\.attention\.wo\.", ".self_attn.o_proj."),
+    (r"\.feed_forward\.w1\.", ".mlp.gate_proj."),
+    (r"\.feed_forward\.w2\.", ".mlp.down_proj."),
+    (r"\.feed_forward\.w3\.", ".mlp.up_proj."),
+    *llama.RENAMES,
+)
+
+
+def internlm2_config(hf: Json) -> ModelConfig:
+    hf = {"attention_bias": hf.get("bias", False), **hf, "mlp_bias": False}
+    return llama.llama_config(hf)
+
+
+def internlm3_config(hf: Json) -> ModelConfig:
+    """`qkv_bias` is that of queries, keys and values, `bias` that of all other projections."""
+    others = bool(hf.get("bias", hf.get("mlp_bias", False)))
+    biased = bool(hf.get("qkv_bias", hf.get("attention_bias", False)))
+    shape = llama.llama_config({"head_dim": 128, **hf, "attention_bias": biased, "mlp_bias": others})
+    return replace(shape, output_bias=others)
+
+
+def split_groups(heads: int, kv_heads: int, name: str, tensor: Tensor) -> NamedTensors:
+    """Split the matrix in which the queries of each key head are followed by that key and its value."""
+    if ".wqkv." not in name:
+        return [(name, tensor)]
+    shared = heads // kv_heads
+    groups = tensor.unflatten(0, (kv_heads, shared + 2, -1))  # [KV, S + 2, D, ...]
+    parts = (groups[:, :shared], groups[:, shared], groups[:, shared + 1])
+    depths = (2, 1, 1)
+    return [
+        (name.replace("wqkv", f"{part}_proj"), piece.flatten(0, depth))
+        for part, piece, depth in zip("qkv", parts, depths, strict=True)
+    ]
+
+
+def choose_variant(family: Family, hf: Json) -> Family:
+    hf = {**hf, "num_key_value_heads": hf.get("num_key_value_heads") or hf["num_attention_heads"]}
+    return replace(family, convert=partial(split_groups, *read_sizes(hf, "num_attention_heads", "num_key_value_heads")))
+
+
+INTERNLM2 = Family(
+    name="internlm2",
+    prefix="model",
+    config=internlm2_config,
+    renames=RENAMES,
+    heads={
+        "InternLM2ForCausalLM": HeadSpec("generate", ((r"^output\.", "head.output."),)),
+        "InternLM2Model": HeadSpec("embed"),
+        "InternLM2ForSequenceClassification": LAST_TOKEN_HEAD,
+    },
+    drop=r"^output\.|rotary_emb\.inv_freq$",
+    variant=choose_variant,
+)
+INTERNLM3 = replace(
+    llama.LLAMA,
+    name="internlm3",
+    config=internlm3_config,
+    heads=llama.llama_heads("InternLM3", ()) | {"LlamaForCausalLM": HeadSpec("generate", llama.LANGUAGE_HEAD)},
+)

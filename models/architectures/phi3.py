@@ -1,0 +1,55 @@
+"""Phi-3, Phi-3.5 and Phi-4: Llama with fused projections, LongRoPE and, in small ones, partial rotation."""
+
+from dataclasses import replace
+from functools import partial
+
+from torch import Tensor
+
+from ..network.model_config import ModelConfig
+from . import llama
+from .family import ORIGINAL, Family, Json, NamedTensors, read_sizes, rope_parameters, rope_type
+
+OLDER_TYPES = ("su", "yarn")  # names of LongRoPE in the first published configurations
+
+
+def model_config(hf: Json) -> ModelConfig:
+    parameters = {ORIGINAL: hf["max_position_embeddings"], **rope_parameters(hf)}
+    if hf.get(ORIGINAL):  # outside of the parameters it goes before the one inside
+        parameters[ORIGINAL] = hf[ORIGINAL]
+    if rope_type(parameters) in OLDER_TYPES:
+        parameters["rope_type"] = "longrope"
+    hf = {"rms_norm_eps": 1e-5, **hf, "rope_parameters": parameters, "attention_bias": False, "mlp_bias": False}
+    return replace(llama.model_config(hf), windowed=())
+
+
+def split_fused(heads: int, kv_heads: int, name: str, tensor: Tensor) -> NamedTensors:
+    """Split the matrix of queries, keys and values, and that of gate and up projection."""
+    if ".qkv_proj." in name:
+        width = len(tensor) // (heads + 2 * kv_heads)
+        parts, names = tensor.split([heads * width, kv_heads * width, kv_heads * width]), ("q_proj", "k_proj", "v_proj")
+        return [(name.replace("qkv_proj", part), piece) for part, piece in zip(names, parts, strict=True)]
+    return split_gate(name, tensor)
+
+
+def split_gate(name: str, tensor: Tensor) -> NamedTensors:
+    """Split the matrix of gate and up projection."""
+    if ".gate_up_proj." in name:
+        parts = zip(("gate_proj", "up_proj"), tensor.chunk(2), strict=True)
+        return [(name.replace("gate_up_proj", part), piece) for part, piece in parts]
+    return [(name, tensor)]
+
+
+def choose_variant(family: Family, hf: Json) -> Family:
+    hf = {**hf, "num_key_value_heads": hf.get("num_key_value_heads") or hf["num_attention_heads"]}
+    return replace(family, convert=partial(split_fused, *read_sizes(hf, "num_attention_heads", "num_key_value_heads")))
+
+
+PHI3 = Family(
+    name="phi3",
+    prefix="model",
+    config=model_config,
+    renames=llama.RENAMES,
+    heads=llama.llama_heads("Phi3", llama.LABELS),
+    drop=llama.DROP,
+    variant=choose_variant,
+)

@@ -1,0 +1,28 @@
+"""SmolLM3: Llama in which every fourth layer has no positions."""
+
+from dataclasses import replace
+
+from ..network.model_config import ModelConfig
+from . import llama
+from .family import Family, Json, layer_numbers, read_windowed_layers
+
+
+def model_config(hf: Json) -> ModelConfig:
+    layers = layer_numbers(hf["num_hidden_layers"])
+    every = hf.get("no_rope_layer_interval") or 4
+    listed = hf.get("no_rope_layers")  # 1 for a layer that is rotated, in spite of its name
+    rotated = tuple((layer + 1) % every != 0 for layer in layers) if listed is None else tuple(map(bool, listed))
+    window = (hf.get("sliding_window") or 0) if hf.get("use_sliding_window") else 0
+    windowed = read_windowed_layers(hf) or tuple(not turned for turned in rotated)
+    shape = llama.model_config({"rope_theta": 2_000_000.0, **hf})
+    return replace(shape, rotated=rotated, window=window, windowed=windowed if window else ())
+
+
+SMOLLM3 = Family(
+    name="smollm3",
+    prefix="model",
+    config=model_config,
+    renames=llama.RENAMES,
+    heads=llama.llama_heads("SmolLM3"),
+    drop=llama.DROP,
+)
