@@ -16,11 +16,23 @@ from torch import Tensor
 from ..core.errors import UnsupportedError, show_value
 from ..network.model_config import ModelConfig
 from .family import NamedTensors, Renames, deinterleave_heads
+from .gguf_generators import (
+    read_cohere,
+    read_decoder,
+    read_gemma2,
+    read_gemma3,
+    read_granite,
+    read_llama,
+    read_minicpm,
+    read_olmo2,
+    read_rope_scaling,
+    read_seed_oss,
+    read_stablelm,
+    read_windowed,
+)
 
 Json = dict[str, Any]
 Shapes = Mapping[str, tuple[int, ...]]
-LOCAL_BASE = 10_000.0  # of Gemma 3's windowed layers; older files do not store it
-GEMMA_27B_LAYERS = 62  # layers of the one Gemma 3 whose scores are scaled by width / heads instead of the head width
 
 DECODER: Renames = (
     (r"^token_embd\.", "tokens."),
@@ -58,7 +70,13 @@ FALCON_NORMS: Renames = (
     (r"\.attn_norm\.", ".mlp_norm."),
     (r"\.attn_norm_2\.", ".attention_norm."),
 )  # where a block has two
-DROP = r"^rope_freqs\.|\.attn_rot_embd\."  # constants that follow from the configuration
+INNER: Renames = (
+    (r"\.post_attention_norm\.", ".attention_norm."),
+    (r"\.post_ffw_norm\.", ".mlp_norm."),
+    *DECODER,
+)
+SEED_OSS: Renames = ((r"\.post_attention_norm\.", ".mlp_norm."), *DECODER)
+DROP = r"^rope_(freqs|factors_long|factors_short)\.|\.attn_rot_embd\."  # what the configuration is read from
 
 
 def keep_dialect(dialect: "GgufArchitecture", shapes: Shapes) -> "GgufArchitecture":  # noqa: ARG001
@@ -95,68 +113,40 @@ def rename_tensor(dialect: GgufArchitecture, config: ModelConfig, name: str, ten
     """A tensor under our names: an empty list if it is not used, several tensors if it is fused."""
     if re.search(DROP, name):
         return []
-    pieces = [(name, tensor)]
+    pieces = split_tensor(dialect, config, name, tensor)
+    if dialect.interleaved:
+        pieces = [(piece, order_pairs(config, piece, value)) for piece, value in pieces]
+    return [(_apply_renames(piece, dialect.renames), value) for piece, value in pieces]
+
+
+def split_tensor(dialect: GgufArchitecture, config: ModelConfig, name: str, tensor: Tensor) -> NamedTensors:
+    """A tensor, or the parts of a fused one, under the file's names of parts."""
     if ".attn_qkv." in name:
         sizes = [heads * config.head_width for heads in (config.heads, config.kv_heads, config.kv_heads)]
         parts = zip(("attn_q", "attn_k", "attn_v"), torch.split(tensor, sizes), strict=True)
-        pieces = [(name.replace("attn_qkv", part), piece) for part, piece in parts]
-    elif dialect.one_norm and ".attn_norm." in name:
-        pieces.append((name.replace("attn_norm", "ffn_norm"), tensor))
-    elif dialect.interleaved and (found := re.search(r"\.attn_([qk])\.", name)):
-        pieces = [(name, deinterleave_heads(tensor, config.heads if found[1] == "q" else config.kv_heads))]
-    return [(_apply_renames(piece, dialect.renames), value) for piece, value in pieces]
+        return [(name.replace("attn_qkv", part), piece) for part, piece in parts]
+    if ".ffn_up." in name and config.gated_mlp and len(tensor) == 2 * config.mlp_width:
+        gate, up = tensor.chunk(2)
+        return [(name.replace("ffn_up", "ffn_gate"), gate), (name, up)]
+    if dialect.one_norm and ".attn_norm." in name:
+        return [(name, tensor), (name.replace("attn_norm", "ffn_norm"), tensor)]
+    return [(name, tensor)]
+
+
+def order_pairs(config: ModelConfig, name: str, tensor: Tensor) -> Tensor:
+    """Queries, keys or their norms, with the two features of a pair half of the rotated features apart."""
+    found = re.search(r"\.attn_([qk])(_norm)?\.", name)
+    if found is None or (found[2] and config.query_key_norm != "per_head"):
+        return tensor
+    heads = config.heads if found[1] == "q" else config.kv_heads
+    rows = tensor.flatten() if found[2] else tensor
+    return deinterleave_heads(rows, heads, config.rotary_width).view_as(tensor)
 
 
 def _apply_renames(name: str, renames: Renames) -> str:
     for pattern, ours in renames:
         name = re.sub(pattern, ours, name)
     return name
-
-
-def read_llama(fields: Json, shapes: Shapes) -> Json:
-    """The configuration of Llama and related families, with Hugging Face's field names."""
-    heads, width = fields["attention.head_count"], fields["embedding_length"]
-    head_width = fields.get("attention.key_length", width // heads)
-    for key in ("rope.dimension_count", "attention.value_length"):
-        if fields.get(key, head_width) != head_width:
-            raise UnsupportedError(
-                f"{key} {show_value(fields[key])} differs from the head width {show_value(head_width)}"
-            )
-    return {
-        "vocab_size": shapes["token_embd.weight"][0],
-        "hidden_size": width,
-        "num_hidden_layers": fields["block_count"],
-        "num_attention_heads": heads,
-        "num_key_value_heads": fields.get("attention.head_count_kv", heads),
-        "head_dim": head_width,
-        "intermediate_size": fields["feed_forward_length"],
-        "max_position_embeddings": fields["context_length"],
-        "rms_norm_eps": fields["attention.layer_norm_rms_epsilon"],
-        "rope_parameters": {"rope_theta": fields.get("rope.freq_base", 10_000.0), **read_rope_scaling(fields)},
-        "attention_bias": "blk.0.attn_output.bias" in shapes,
-    }
-
-
-def read_rope_scaling(fields: Json) -> Json:
-    """Linear scaling of rotary frequencies. Llama 3's scaling is stored in a tensor, not in the metadata."""
-    factor = fields.get("rope.scaling.factor", fields.get("rope.scale_linear", 1.0))
-    kind = fields.get("rope.scaling.type", "linear")
-    if kind not in ("linear", "none"):
-        raise UnsupportedError(f"rope.scaling.type {show_value(kind)} is not known; known are none and linear")
-    return {} if kind == "none" or factor in (0.0, 1.0) else {"rope_type": "linear", "factor": factor}
-
-
-def read_gemma3(fields: Json, shapes: Shapes) -> Json:
-    """The configuration of Gemma 3. The converter does not write that one layer in six has full attention; it is the
-    family's default."""
-    shape = read_llama(fields, shapes)
-    window = fields.get("attention.sliding_window", 0)
-    scores = shape["hidden_size"] // shape["num_attention_heads"]
-    return shape | {
-        "sliding_window": window,
-        "rope_local_base_freq": fields.get("rope.freq_base_swa", LOCAL_BASE),
-        "query_pre_attn_scalar": scores if fields["block_count"] == GEMMA_27B_LAYERS else shape["head_dim"],
-    }
 
 
 def read_gpt2(fields: Json, shapes: Shapes) -> Json:
@@ -245,6 +235,11 @@ def choose_falcon_norms(dialect: GgufArchitecture, shapes: Shapes) -> GgufArchit
     return replace(dialect, one_norm=False, renames=(*FALCON_NORMS, *dialect.renames))
 
 
+def share_one_norm(dialect: GgufArchitecture, shapes: Shapes) -> GgufArchitecture:
+    """Files without norms of MLPs have one norm for attention and MLP."""
+    return replace(dialect, one_norm="blk.0.ffn_norm.weight" not in shapes)
+
+
 def read_mpt(fields: Json, shapes: Shapes) -> Json:
     heads, rate = fields["attention.head_count"], fields.get("attention.max_alibi_bias", 0.0)
     if fields.get("attention.head_count_kv", heads) != heads:
@@ -280,7 +275,34 @@ GGUF_ARCHITECTURES: dict[str, GgufArchitecture] = {
     "llama": GgufArchitecture("llama", read_llama, interleaved=True),
     "qwen2": GgufArchitecture("qwen2", read_llama),
     "qwen3": GgufArchitecture("qwen3", read_llama),
+    "qwen2vl": GgufArchitecture("qwen2", read_llama),
+    "qwen3vl": GgufArchitecture("qwen3", read_llama),
+    "gemma": GgufArchitecture("gemma", read_llama),
+    "gemma2": GgufArchitecture("gemma2", read_gemma2, unsupported_keys=("expert_count", "logit_scale")),
     "gemma3": GgufArchitecture("gemma3_text", read_gemma3),
+    "phi2": GgufArchitecture("phi", read_decoder, one_norm=True),
+    "phi3": GgufArchitecture("phi3", read_windowed),
+    "smollm3": GgufArchitecture("smollm3", read_llama, interleaved=True),
+    "granite": GgufArchitecture("granite", read_granite, interleaved=True, unsupported_keys=("expert_count",)),
+    "minicpm": GgufArchitecture("minicpm", read_minicpm, interleaved=True, unsupported_keys=("expert_count",)),
+    "olmo": GgufArchitecture("olmo", read_decoder, interleaved=True),
+    "olmo2": GgufArchitecture("olmo3", read_olmo2, INNER),
+    "command-r": GgufArchitecture(
+        "cohere", read_cohere, interleaved=True, one_norm=True, unsupported_keys=("expert_count",)
+    ),
+    "cohere2": GgufArchitecture(
+        "cohere2", read_cohere, interleaved=True, one_norm=True, unsupported_keys=("expert_count",)
+    ),
+    "stablelm": GgufArchitecture("stablelm", read_stablelm, variant=share_one_norm),
+    "chatglm": GgufArchitecture("glm", read_decoder, interleaved=True),
+    "glm4": GgufArchitecture("glm4", read_decoder, interleaved=True),
+    "exaone4": GgufArchitecture("exaone4", read_windowed, INNER),
+    "internlm2": GgufArchitecture("internlm2", read_llama, interleaved=True),
+    "seed_oss": GgufArchitecture("seed_oss", read_seed_oss, SEED_OSS),
+    "nemotron": GgufArchitecture("nemotron", read_decoder),
+    "arcee": GgufArchitecture("arcee", read_llama, interleaved=True),
+    "hunyuan-dense": GgufArchitecture("hunyuan_v1_dense", read_llama),
+    "ernie4_5": GgufArchitecture("ernie4_5", read_decoder, interleaved=True),
     "gpt2": GgufArchitecture("gpt2", read_gpt2),
     "gptneox": GgufArchitecture("gpt_neox", read_gpt_neox),
     "bloom": GgufArchitecture("bloom", read_bloom, BLOOM),

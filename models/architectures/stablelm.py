@@ -9,13 +9,6 @@ from .phi import share_norm
 
 
 def model_config(hf: Json) -> ModelConfig:
-    """The norms of queries and keys have a tensor for each head in a folder, which are not joined; GGUF files join
-    them."""
-    check_required_values(hf, {"qk_layernorm": False})
-    return joined_norm_config(hf)
-
-
-def joined_norm_config(hf: Json) -> ModelConfig:
     hf = {"partial_rotary_factor": 0.25, "layer_norm_eps": 1e-5, **hf}
     hf |= {"rms_norm_eps": hf["layer_norm_eps"], "attention_bias": False, "mlp_bias": False}
     return replace(
@@ -28,6 +21,9 @@ def joined_norm_config(hf: Json) -> ModelConfig:
 
 
 def choose_variant(family: Family, hf: Json) -> Family:
+    """In folders the norms of queries and keys have a tensor for each head, which are not joined; GGUF files have one
+    tensor."""
+    check_required_values(hf, {"qk_layernorm": False})
     return replace(family, convert=share_norm) if hf.get("use_parallel_residual") else family
 
 

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from ..architectures import FAMILIES
-from ..architectures.family import MAX_HEAD_WIDTH, read_rope
+from ..architectures.family import MAX_HEAD_WIDTH, read_rope, read_rotary_width
 from ..architectures.gguf_architectures import GGUF_ARCHITECTURES, GgufArchitecture, rename_tensor
 from ..chat import ChatTemplate
 from ..core.errors import CheckpointError, UnsupportedError, show_value
@@ -27,6 +27,7 @@ from .head_config import check_names, language_head, pooler_head
 from .tensor_files import TensorEntry
 
 FREQUENCIES = "rope_freqs.weight"
+SHORT_FACTORS = "rope_factors_short.weight"
 POOLINGS: dict[int, Pooling] = {1: "mean", 2: "cls", 3: "last"}
 RANK_POOLING = 4
 SCORES, OUTPUT_LABELS = "cls.output.weight", "classifier.output_labels"
@@ -95,7 +96,27 @@ def read_config(dialect: GgufArchitecture, fields: Json, entries: Mapping[str, T
     hf = dialect.config(fields, shapes)
     if FREQUENCIES in entries:
         hf["rope_parameters"] |= infer_rope_scaling(entries[FREQUENCIES], hf, fields)
+    if SHORT_FACTORS in entries:
+        hf["rope_parameters"] |= read_short_factors(entries[SHORT_FACTORS], hf, fields)
     return FAMILIES[dialect.family].config(hf)
+
+
+def read_short_factors(entry: TensorEntry, hf: Json, fields: Json) -> Json:
+    """LongRoPE within the original context, from the factors that the file has for its frequencies.
+
+    The factors are read while the file is described, so their number is limited.
+    """
+    width = read_rotary_width(hf, hf["head_dim"]) or hf["head_dim"]
+    if entry.shape != (width // 2,) or width > MAX_HEAD_WIDTH:
+        message = f"its shape is {list(entry.shape)}, but the rotated features ask for {[width // 2]}"
+        raise CheckpointError(message, file=str(entry.file), tensor=SHORT_FACTORS)
+    original = fields.get("rope.scaling.original_context_length", hf["max_position_embeddings"])
+    return {
+        "rope_type": "longrope",
+        "short_factor": entry.read(torch.float32, torch.device("cpu")).tolist(),
+        "attention_factor": fields.get("rope.scaling.attn_factor"),
+        "original_max_position_embeddings": original,
+    }
 
 
 def infer_rope_scaling(entry: TensorEntry, hf: Json, fields: Json) -> Json:

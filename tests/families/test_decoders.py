@@ -1,4 +1,4 @@
-"""Decoder families of the first years equal their reference: packed, over the cache, greedily, as GGUF, natively."""
+"""Decoder families equal their reference: packed, over the cache, greedily, as GGUF, natively."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -20,11 +20,15 @@ from polyhead.models.native.library import runnable_targets
 from polyhead.models.native.native_executor import NativeExecutor
 from polyhead.models.native.packed_network import unsupported_reason
 from polyhead.models.network.ragged import RaggedBatch
-from tests.families.classic_decoders import HEADS, REFUSED, ROWS, Row
+from tests.families import classic_decoders, modern_decoders
+from tests.families.classic_decoders import Row
 from tests.support import gguf_files
 from tests.support.checkpoints import byte_level_bpe
 from tests.support.edits import edited
 
+ROWS = {**classic_decoders.ROWS, **modern_decoders.ROWS}
+HEADS = {**classic_decoders.HEADS, **modern_decoders.HEADS}
+REFUSED = [*classic_decoders.REFUSED, *modern_decoders.REFUSED]
 SEQUENCES = [[5, 6, 7, 8, 9, 10, 11, 12, 13], [20, 21, 22], [30, 31, 32, 33, 34], [40]]
 CHUNKS = [{0: 4}, {0: 1, 1: 2}, {0: 2, 1: 1, 2: 3, 3: 1}, {0: 1, 2: 1}, {0: 1, 2: 1}]
 PROMPTS, PROMPT_LENGTH, ANSWER = 20, 5, 40
@@ -64,7 +68,7 @@ def case_of(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Case]:
 
     def make(name: str) -> Case:
         if name not in cases:
-            row, folder = ROWS[name], tmp_path_factory.mktemp("classic") / name
+            row, folder = ROWS[name], tmp_path_factory.mktemp("decoders") / name
             theirs = save_reference(row.kind, row.make_config(), folder)
             cases[name] = Case(row, theirs, folder, load(str(folder)))
         return cases[name]
