@@ -3,7 +3,7 @@
 from .albert import ALBERT
 from .bart import BART
 from .bert import CAMEMBERT, DISTILBERT, ROBERTA
-from .bert_variants import DATA2VEC, ERNIE, MEGATRON_BERT, PRE_NORM_ROBERTA, REMBERT
+from .bert_variants import DATA2VEC, ERNIE_BERT, MEGATRON_BERT, PRE_NORM_ROBERTA, REMBERT
 from .biogpt import BIOGPT, XGLM
 from .blenderbot import BLENDERBOT, BLENDERBOT_SMALL
 from .bloom import BLOOM
@@ -67,7 +67,7 @@ FAMILIES: dict[str, Family] = {
         CAMEMBERT,
         DISTILBERT,
         DATA2VEC,
-        ERNIE,
+        ERNIE_BERT,
         MEGATRON_BERT,
         REMBERT,
         PRE_NORM_ROBERTA,

@@ -59,7 +59,7 @@ DATA2VEC = Family(
     "data2vec-text", "data2vec_text", bert.roberta_config, bert.RENAMES, bert.roberta_heads("Data2VecText"),
     drop=bert.DROP,
 )  # fmt: skip
-ERNIE = Family("ernie", "ernie", ernie_config, bert.RENAMES, bert.bert_heads("Ernie"), drop=bert.DROP)
+ERNIE_BERT = Family("ernie", "ernie", ernie_config, bert.RENAMES, bert.bert_heads("Ernie"), drop=bert.DROP)
 MEGATRON_BERT = Family(
     "megatron-bert", "bert", megatron_config, MEGATRON_RENAMES, bert.bert_heads("MegatronBert"), drop=bert.DROP
 )

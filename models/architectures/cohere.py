@@ -14,7 +14,7 @@ from .family import (
     NamedTensors,
     deinterleave_heads,
     layer_numbers,
-    read_sizes,
+    read_head_counts,
 )
 from .phi import share_norm
 
@@ -52,10 +52,8 @@ def convert_weight(heads: int, kv_heads: int, name: str, tensor: Tensor) -> Name
 
 
 def choose_variant(family: Family, hf: Json) -> Family:
-    hf = {**hf, "num_key_value_heads": hf.get("num_key_value_heads") or hf["num_attention_heads"]}
-    return replace(
-        family, convert=partial(convert_weight, *read_sizes(hf, "num_attention_heads", "num_key_value_heads"))
-    )
+    heads, kv_heads = read_head_counts(hf)
+    return replace(family, convert=partial(convert_weight, heads, kv_heads))
 
 
 COHERE = Family(

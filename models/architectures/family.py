@@ -20,7 +20,6 @@ NamedTensors = list[tuple[str, Tensor]]
 MAX_LAYERS = 1024  # the deepest published networks have about a hundred; each layer takes 40 KB when it is built
 MAX_SHARED_LAYERS = 48  # layers with one set of tensors, which take time and no bytes; published networks have 24
 ORIGINAL = "original_max_position_embeddings"
-MAX_HEADS = 1 << 12  # of a layer, if a matrix is taken apart by heads; published networks have 128 at most
 MAX_SIZE = 1 << 24  # of a width or a number of heads by which a weight is split
 MAX_HEAD_WIDTH = 1 << 14  # features of a head with rotary positions; published heads have 512 at most
 ActivationName = Literal["gelu", "gelu_tanh", "gelu_sigmoid", "silu", "relu", "relu_squared"]
@@ -276,18 +275,15 @@ def layer_numbers(depth: int) -> range:
 
 
 def read_head_count(hf: Json) -> int:
-    """The heads of a layer, by which a fused or paired matrix is taken apart."""
-    heads = hf["num_attention_heads"]
-    if type(heads) is not int or not 0 < heads <= MAX_HEADS:
-        raise UnsupportedError(f"num_attention_heads is {show_value(heads)}: 1 to {MAX_HEADS} are known")
-    return heads
+    """The heads of a layer, by which a fused or paired matrix is split."""
+    return read_sizes(hf, "num_attention_heads")[0]
 
 
-def join_rotary_pairs(tensor: Tensor, heads: int) -> Tensor:
-    """Query or key rows [H * D, ...] whose rotated features are side by side, in the order in which the two features
-    of a pair are half a head apart."""
-    pairs = tensor.view(heads, len(tensor) // heads // 2, 2, *tensor.shape[1:])
-    return pairs.transpose(1, 2).reshape(tensor.shape)
+def read_head_counts(hf: Json) -> tuple[int, int]:
+    """The query heads and key heads of a layer, by which a fused or paired matrix is split."""
+    keys = "num_attention_heads", "num_key_value_heads"
+    heads, kv_heads = read_sizes({**hf, keys[1]: hf.get(keys[1]) or hf[keys[0]]}, *keys)
+    return heads, kv_heads
 
 
 def read_windowed_layers(hf: Json) -> tuple[bool, ...]:

@@ -53,7 +53,7 @@ def read_rope_scaling(fields: Json) -> Json:
         raise UnsupportedError(f"rope.scaling.type {show_value(kind)} is not known; known are {known}")
     if kind == "longrope" or kind == "none" or factor in (0.0, 1.0):
         return {}
-    return read_yarn(fields, factor) if kind == "yarn" else {"rope_type": "linear", "factor": factor}
+    return read_yarn(fields, float(factor or 0.0)) if kind == "yarn" else {"rope_type": "linear", "factor": factor}
 
 
 def read_yarn(fields: Json, factor: float) -> Json:

@@ -7,7 +7,7 @@ from torch import Tensor
 
 from ..network.model_config import ModelConfig
 from . import llama
-from .family import LAST_TOKEN_HEAD, Family, HeadSpec, Json, NamedTensors, read_sizes
+from .family import LAST_TOKEN_HEAD, Family, HeadSpec, Json, NamedTensors, read_head_counts
 
 RENAMES = (
     (r"^tok_embeddings\.", "embed_tokens."),
@@ -40,7 +40,7 @@ def split_groups(heads: int, kv_heads: int, name: str, tensor: Tensor) -> NamedT
     if ".wqkv." not in name:
         return [(name, tensor)]
     shared = heads // kv_heads
-    groups = tensor.unflatten(0, (kv_heads, shared + 2, -1))  # [KV, S + 2, D, ...]
+    groups = tensor.view(kv_heads, shared + 2, -1, *tensor.shape[1:])  # [KV, S + 2, D, ...]
     parts = (groups[:, :shared], groups[:, shared], groups[:, shared + 1])
     depths = (2, 1, 1)
     return [
@@ -50,8 +50,8 @@ def split_groups(heads: int, kv_heads: int, name: str, tensor: Tensor) -> NamedT
 
 
 def choose_variant(family: Family, hf: Json) -> Family:
-    hf = {**hf, "num_key_value_heads": hf.get("num_key_value_heads") or hf["num_attention_heads"]}
-    return replace(family, convert=partial(split_groups, *read_sizes(hf, "num_attention_heads", "num_key_value_heads")))
+    heads, kv_heads = read_head_counts(hf)
+    return replace(family, convert=partial(split_groups, heads, kv_heads))
 
 
 INTERNLM2 = Family(

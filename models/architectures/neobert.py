@@ -13,8 +13,8 @@ from .family import (
     Json,
     NamedTensors,
     check_required_values,
+    deinterleave_heads,
     direct_scoring,
-    join_rotary_pairs,
     read_head_count,
 )
 
@@ -63,7 +63,7 @@ def convert_weight(heads: int, name: str, tensor: Tensor) -> NamedTensors:
     if ".qkv." not in name:
         return [(name, tensor)]
     query, key, value = (part.flatten(0, 1) for part in tensor.view(heads, 3, -1, tensor.size(1)).unbind(1))
-    parts = {"query": join_rotary_pairs(query, heads), "key": join_rotary_pairs(key, heads), "value": value}
+    parts = {"query": deinterleave_heads(query, heads), "key": deinterleave_heads(key, heads), "value": value}
     return [(name.replace("qkv", f"attention.{kind}"), part) for kind, part in parts.items()]
 
 

@@ -3,11 +3,12 @@
 from dataclasses import replace
 from functools import partial
 
+import torch
 from torch import Tensor
 
 from ..network.model_config import ModelConfig
 from . import llama
-from .family import ORIGINAL, Family, Json, NamedTensors, read_sizes, rope_parameters, rope_type
+from .family import ORIGINAL, Family, Json, NamedTensors, read_head_counts, rope_parameters, rope_type
 
 OLDER_TYPES = ("su", "yarn")  # names of LongRoPE in the first published configurations
 
@@ -26,7 +27,10 @@ def split_fused(heads: int, kv_heads: int, name: str, tensor: Tensor) -> NamedTe
     """Split the matrix of queries, keys and values, and that of gate and up projection."""
     if ".qkv_proj." in name:
         width = len(tensor) // (heads + 2 * kv_heads)
-        parts, names = tensor.split([heads * width, kv_heads * width, kv_heads * width]), ("q_proj", "k_proj", "v_proj")
+        parts, names = (
+            torch.split(tensor, [heads * width, kv_heads * width, kv_heads * width]),
+            ("q_proj", "k_proj", "v_proj"),
+        )
         return [(name.replace("qkv_proj", part), piece) for part, piece in zip(names, parts, strict=True)]
     return split_gate(name, tensor)
 
@@ -40,8 +44,8 @@ def split_gate(name: str, tensor: Tensor) -> NamedTensors:
 
 
 def choose_variant(family: Family, hf: Json) -> Family:
-    hf = {**hf, "num_key_value_heads": hf.get("num_key_value_heads") or hf["num_attention_heads"]}
-    return replace(family, convert=partial(split_fused, *read_sizes(hf, "num_attention_heads", "num_key_value_heads")))
+    heads, kv_heads = read_head_counts(hf)
+    return replace(family, convert=partial(split_fused, heads, kv_heads))
 
 
 PHI3 = Family(

@@ -17,7 +17,7 @@ from .family import (
     NamedTensors,
     activation_name,
     check_required_values,
-    join_rotary_pairs,
+    deinterleave_heads,
     read_head_count,
 )
 
@@ -50,7 +50,7 @@ def choice_scoring(hf: Json) -> LabelScoring:
 
 def convert_weight(heads: int, name: str, tensor: Tensor) -> NamedTensors:
     rotated = re.search(r"\.attention\.self\.(query|key)\.", name)
-    return [(name, join_rotary_pairs(tensor, heads) if rotated else tensor)]
+    return [(name, deinterleave_heads(tensor, heads) if rotated else tensor)]
 
 
 def choose_variant(family: Family, hf: Json) -> Family:

@@ -13,11 +13,11 @@ from typing import Literal
 from .tensor_files import TensorEntry
 
 PrecisionName = Literal["float32", "int8", "int4"]
-# int4 stores the codes of these exactly (of Q4_K nearly), and others in 8 bits. Of "int4 with zero points" the offset of a
-# group is rounded to a half, which adds 0.002 to 0.006 of the error that the format itself made.
+# int4 stores the codes of these exactly (of Q4_K nearly), and others in 8 bits. Of "int4 with zero points" the offset
+# of a group is rounded to a half, which adds 0.002 to 0.006 of the error that the format itself made.
 INT4_FORMATS = frozenset(("Q4_0", "Q4_1", "Q4_K", "Q1_0", "TQ1_0", "TQ2_0", "int4", "int4 with zero points"))
-# Stored exactly, or rounded to 8 bits in groups of 32. As a fraction of the error that the format itself made, that adds
-# nothing for MXFP4, 0.04 to 0.08 for the others of four bits, and 0.2 to 0.3 for FP8.
+# Stored exactly, or rounded to 8 bits in groups of 32. As a fraction of the error that the format itself made, that
+# adds nothing for MXFP4, 0.04 to 0.08 for the others of four bits, and 0.2 to 0.3 for FP8.
 INT8_FORMATS = frozenset(
     (
         *("Q8_0", "Q5_0", "Q5_1", "Q2_K", "Q3_K", "Q5_K", "Q6_K", "IQ4_NL", "IQ4_XS", "MXFP4", "NVFP4"),
