@@ -142,10 +142,13 @@ def _apply_renames(name: str, renames: Iterable[tuple[str, str]]) -> str:
 def deinterleave_heads(tensor: Tensor, heads: int, rotary_width: int = 0) -> Tensor:
     """Reorder the first R rows of each head [H * D, ...] from (pairs, 2) to (2, pairs), so that features d and
     d + R / 2 form a pair. R is `rotary_width`; 0: all rows."""
-    split = tensor.reshape(heads, -1, *tensor.shape[1:])  # [H, D, ...]
-    rotated, rest = split[:, : rotary_width or split.size(1)], split[:, rotary_width or split.size(1) :]
-    paired = rotated.reshape(heads, -1, 2, *tensor.shape[1:]).transpose(1, 2).flatten(1, 2)
-    return torch.cat((paired, rest), dim=1).flatten(0, 1)
+    rows = tensor.reshape(heads, -1, *tensor.shape[1:])  # [H, D, ...]
+    if tensor.is_meta:  # only the shape is asked for; arange and cat would import torch's compiler, which takes 70 MB
+        return torch.empty_like(tensor)
+    order = torch.arange(len(tensor), device=tensor.device).view(heads, -1)  # [H, D]
+    width = rotary_width or rows.size(1)
+    paired = order[:, :width].reshape(heads, -1, 2).transpose(1, 2).reshape(heads, width)
+    return tensor.index_select(0, torch.cat((paired, order[:, width:]), dim=1).flatten())
 
 
 def read_sizes(hf: Json, *keys: str) -> list[int]:

@@ -207,8 +207,8 @@ def test_heads_that_answer_for_tokens(kind: Any, tmp_path: Path) -> None:
 
 
 def test_networks_without_a_compiled_step_are_compared_on_torch(tmp_path: Path) -> None:
-    both("albert", tmp_path / "albert")
-    found = measured(tmp_path / "albert")
+    both("mpnet", tmp_path / "mpnet")
+    found = measured(tmp_path / "mpnet")
     assert (found["executor"], found["reference"]) == ("torch", "float32 by torch")
     assert found["probability_change_max"] == 0
     assert len(found["layer_errors"]) == 2
@@ -258,8 +258,8 @@ def test_an_encoder_decoder_is_rejected(tmp_path: Path) -> None:
 
 
 def test_networks_of_torch_alone_have_no_int8(tmp_path: Path) -> None:
-    both("albert", tmp_path / "albert")
-    assert "the compiled step cannot compute this network" in refused(tmp_path / "albert", "--precision", "int8")
+    both("mpnet", tmp_path / "mpnet")
+    assert "the compiled step cannot compute this network" in refused(tmp_path / "mpnet", "--precision", "int8")
 
 
 def test_nan_answers_are_rejected(tiny_generator: Path, tmp_path: Path) -> None:
