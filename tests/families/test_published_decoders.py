@@ -14,9 +14,10 @@ from torch import Tensor
 
 from polyhead.models.checkpoint import load
 from polyhead.models.core.errors import CheckpointError
+from polyhead.models.network.ragged import RaggedBatch
 from tests.families.classic_decoders import VOCABULARY
 from tests.families.modern_decoders import GEMMA3, LONG_ROPE, SHAPE, SIGLIP, interleave, shape_of
-from tests.families.test_decoders import assert_close, packed_logits, reference_logits, tokenizer
+from tests.families.test_decoders import ROWS, SEQUENCES, assert_close, packed_logits, reference_logits, tokenizer
 from tests.support import gguf_files
 from tests.support.checkpoints import write_json
 from tests.support.edits import edited
@@ -129,6 +130,38 @@ def test_text_parts_are_read_under_older_and_newer_names(tmp_path: Path, layout:
     kept = {key: value for key, value in text.items() if key != "rope_parameters"}
     folder = write_folder(tmp_path, {**fields, "text_config": kept}, weights)
     assert_close(packed_logits(load(str(folder))), reference_logits(theirs))
+
+
+@pytest.mark.parametrize("name", ["BaiChuanForCausalLM", "BaichuanForCausalLM"])
+@torch.no_grad()
+def test_baichuan_equals_a_llama_with_its_weights(tmp_path: Path, name: str) -> None:
+    """The second generation divides the rows of the output matrix by their lengths."""
+    shape = shape_of(num_key_value_heads=HEADS)
+    theirs = make_reference(tf.LlamaForCausalLM, tf.LlamaConfig(**shape, vocab_size=VOCABULARY))
+    weights = {}
+    for key, tensor in theirs.state_dict().items():
+        if ".q_proj." in key:
+            parts = [theirs.state_dict()[key.replace("q_proj", f"{part}_proj")] for part in "qkv"]
+            weights[key.replace("q_proj", "W_pack")] = torch.cat(parts)
+        elif ".k_proj." not in key and ".v_proj." not in key:
+            weights[key] = tensor.clone()
+    if name == "BaichuanForCausalLM":
+        theirs.lm_head.weight /= theirs.lm_head.weight.norm(dim=1, keepdim=True)
+    fields = {**shape, **published("Baichuan", "baichuan"), "architectures": [name], "rms_norm_eps": 1e-6}
+    folder = write_folder(tmp_path / "folder", {**fields, "tie_word_embeddings": False}, weights)
+    assert_close(packed_logits(load(str(folder))), reference_logits(theirs))
+
+
+@pytest.mark.parametrize("family", ["Gemma3", "Qwen2VL"])
+@torch.no_grad()
+def test_text_parts_give_states(tmp_path: Path, family: str) -> None:
+    name = "gemma3-images" if family == "Gemma3" else "qwen2-images"
+    theirs = make_reference(getattr(tf, f"{family}Model"), ROWS[name].make_config())
+    theirs.save_pretrained(tmp_path)
+    tokenizer().save_pretrained(tmp_path)
+    loaded = load(str(tmp_path))
+    expected = torch.cat([theirs(torch.tensor([each])).last_hidden_state[0] for each in SEQUENCES])
+    assert_close(loaded.network(RaggedBatch.of(SEQUENCES)), expected)
 
 
 def gguf_tensors(architecture: str, theirs: Any, convert: Callable[..., Tensor] | None = None) -> dict[str, Tensor]:

@@ -59,7 +59,15 @@ CASES: dict[str, tuple[Any, Any]] = {
 CAUSAL = [name for name, (_, kind) in CASES.items() if "CausalLM" in kind.__name__ or "LMHead" in kind.__name__]
 
 
-PUBLISHED_FAMILIES = ("new", "neobert")  # of which transformers has no class
+# Families of which transformers has no class.
+PUBLISHED_FAMILIES = ("new", "neobert", "internlm2", "internlm3", "minicpm", "baichuan")
+    "new",
+    "neobert",
+    "internlm2",
+    "internlm3",
+    "minicpm",
+    "baichuan",
+)  # of which transformers has no class
 CONFIG = FAMILIES["bert"].config(CASES["bert"][0].to_dict())
 
 
