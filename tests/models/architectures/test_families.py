@@ -61,13 +61,6 @@ CAUSAL = [name for name, (_, kind) in CASES.items() if "CausalLM" in kind.__name
 
 # Families of which transformers has no class.
 PUBLISHED_FAMILIES = ("new", "neobert", "internlm2", "internlm3", "minicpm", "baichuan")
-    "new",
-    "neobert",
-    "internlm2",
-    "internlm3",
-    "minicpm",
-    "baichuan",
-)  # of which transformers has no class
 CONFIG = FAMILIES["bert"].config(CASES["bert"][0].to_dict())
 
 
