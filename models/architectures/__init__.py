@@ -1,6 +1,7 @@
 """The supported model families. No module outside of this folder names a family."""
 
 from .albert import ALBERT
+from .baichuan import BAICHUAN
 from .bart import BART
 from .bert import CAMEMBERT, DISTILBERT, ROBERTA
 from .bert_variants import DATA2VEC, ERNIE_BERT, MEGATRON_BERT, PRE_NORM_ROBERTA, REMBERT
@@ -143,6 +144,7 @@ FAMILIES: dict[str, Family] = {
         NEMOTRON,
         ARCEE,
         HUNYUAN,
+        BAICHUAN,
         QWEN2_IMAGES,
         QWEN2_5_IMAGES,
         QWEN3_IMAGES,

@@ -46,7 +46,7 @@ def read_llama(fields: Json, shapes: Shapes) -> Json:
 
 def read_rope_scaling(fields: Json) -> Json:
     """The scaling of rotary frequencies. Those of Llama 3 and of LongRoPE are in tensors, not in the metadata."""
-    factor = fields.get("rope.scaling.factor", fields.get("rope.scale_linear", 1.0))
+    factor = float(fields.get("rope.scaling.factor") or fields.get("rope.scale_linear") or 1.0)
     kind = fields.get("rope.scaling.type", "linear")
     if kind not in ("linear", "none", "yarn", "longrope"):
         known = "none, linear, yarn and longrope"

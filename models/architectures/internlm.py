@@ -3,17 +3,15 @@
 from dataclasses import replace
 from functools import partial
 
-from torch import Tensor
-
 from ..network.model_config import ModelConfig
 from . import llama
-from .family import LAST_TOKEN_HEAD, Family, HeadSpec, Json, NamedTensors, read_head_counts
+from .family import LAST_TOKEN_HEAD, Family, HeadSpec, Json, read_head_counts
+from .fused_matrices import split_fused
 
 RENAMES = (
     (r"^tok_embeddings\.", "embed_tokens."),
     (r"\.attention_norm\.", ".input_layernorm."),
     (r"\.ffn_norm\.", ".post_attention_layernorm."),
-    (r"\.attention\.(q|k|v)_proj\.", r".self_attn.\1_proj."),
     (r"\.attention\.wo\.", ".self_attn.o_proj."),
     (r"\.feed_forward\.w1\.", ".mlp.gate_proj."),
     (r"\.feed_forward\.w2\.", ".mlp.down_proj."),
@@ -35,23 +33,9 @@ def internlm3_config(hf: Json) -> ModelConfig:
     return replace(shape, output_bias=others)
 
 
-def split_groups(heads: int, kv_heads: int, name: str, tensor: Tensor) -> NamedTensors:
-    """Split the matrix in which the queries of each key head are followed by that key and its value."""
-    if ".wqkv." not in name:
-        return [(name, tensor)]
-    shared = heads // kv_heads
-    groups = tensor.view(kv_heads, shared + 2, -1, *tensor.shape[1:])  # [KV, S + 2, D, ...]
-    parts = (groups[:, :shared], groups[:, shared], groups[:, shared + 1])
-    depths = (2, 1, 1)
-    return [
-        (name.replace("wqkv", f"{part}_proj"), piece.flatten(0, depth))
-        for part, piece, depth in zip("qkv", parts, depths, strict=True)
-    ]
-
-
 def choose_variant(family: Family, hf: Json) -> Family:
     heads, kv_heads = read_head_counts(hf)
-    return replace(family, convert=partial(split_groups, heads, kv_heads))
+    return replace(family, convert=partial(split_fused, "wqkv", kv_heads, heads // kv_heads))
 
 
 INTERNLM2 = Family(

@@ -27,10 +27,8 @@ def split_fused(heads: int, kv_heads: int, name: str, tensor: Tensor) -> NamedTe
     """Split the matrix of queries, keys and values, and that of gate and up projection."""
     if ".qkv_proj." in name:
         width = len(tensor) // (heads + 2 * kv_heads)
-        parts, names = (
-            torch.split(tensor, [heads * width, kv_heads * width, kv_heads * width]),
-            ("q_proj", "k_proj", "v_proj"),
-        )
+        sizes, names = [heads * width, kv_heads * width, kv_heads * width], ("q_proj", "k_proj", "v_proj")
+        parts = torch.split(tensor, sizes)
         return [(name.replace("qkv_proj", part), piece) for part, piece in zip(names, parts, strict=True)]
     return split_gate(name, tensor)
 

@@ -75,7 +75,9 @@ def build_chat_template(file: str, sources: Mapping[str, Any], tokenizer: Tokeni
 
 
 def valid_tokens(tokens: Iterable[object], vocab_size: int) -> frozenset[int]:
-    """The token ids among these values; booleans are no ids."""
+    """The token ids among these values; booleans are no ids. A size that is no number is refused with the network."""
+    if type(vocab_size) is not int:
+        return frozenset()
     return frozenset(token for token in tokens if type(token) is int and 0 <= token < vocab_size)
 
 

@@ -142,6 +142,8 @@ XGLM = dict(d_model=32, num_layers=2, attention_heads=4, ffn_dim=48, max_positio
 STARCODER2 = dict(NEOX, num_key_value_heads=2)
 
 ROWS: dict[str, Row] = {
+    "openai-gpt": Row(tf.OpenAIGPTConfig, tf.OpenAIGPTLMHeadModel, GPT),
+    "gpt2": Row(tf.GPT2Config, tf.GPT2LMHeadModel, GPT),
     "gpt_neox": Row(tf.GPTNeoXConfig, tf.GPTNeoXForCausalLM, NEOX, NEOX_FORM),
     "gpt_neox-serial": Row(
         tf.GPTNeoXConfig,

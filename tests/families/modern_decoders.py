@@ -334,6 +334,7 @@ HEADS: dict[str, tuple[str, ...]] = {
     "hunyuan": (MODEL, TEXT),
 }  # the classes beside that of a generator, by the row of the configuration
 REFUSED: list[tuple[str, dict[str, Any], str]] = [
+    ("llama", {"vocab_size": "384"}, "vocab_size is '384', which should be a whole number"),
     ("phi3", {"num_attention_heads": 0}, "num_attention_heads is 0"),
     ("phi3-longrope", {"rope_parameters": dict(LONG_ROPE, short_factor=[1.0])}, "with 2 factors, half of the rotated"),
     ("phi", {"hidden_act": "mish"}, "activation 'mish'"),

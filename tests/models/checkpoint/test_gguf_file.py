@@ -390,7 +390,7 @@ def test_wrong_and_missing_tensors_are_named(tmp_path: Path) -> None:
     ("metadata", "message"),
     [
         ({"expert_count": 8}, "expert_count 8"),
-        ({"rope.scaling.type": "su", "rope.scaling.factor": 4.0}, "rope.scaling.type 'su'"),
+        ({"rope.scaling.type": "ntk", "rope.scaling.factor": 4.0}, "rope.scaling.type 'ntk'"),
         ({"rope.dimension_count": 8}, "rope.dimension_count 8"),
         ({"attention.head_count_kv": [2, 1]}, "differs from layer to layer"),
         ({".split.count": 3}, "one of 3 parts.*NAME-00001-of-00003"),
