@@ -73,7 +73,25 @@ class Layer(Structure):
         ("output", Linear),
         ("up", Linear),
         ("down", Linear),
+        ("mixture", c_void_p),
     )
+
+
+class Routing(Structure):
+    _fields_ = (
+        *((name, c_int32) for name in ("count", "chosen", "groups", "chosen_groups")),
+        *((name, c_int32) for name in ("logistic", "normalised", "shared", "shared_gate")),
+        *((name, c_float) for name in ("normalised_eps", "scale", "clamp")),
+        ("unused", c_int32),
+    )
+
+
+class Expert(Structure):
+    _fields_ = (("up", Linear), ("down", Linear))
+
+
+class Mixture(Structure):
+    _fields_ = (("router", Linear), ("choice_bias", c_void_p), ("experts", POINTER(Expert)))
 
 
 class Plan(Structure):
@@ -90,6 +108,7 @@ class Plan(Structure):
         ("final_norm", Norm),
         ("projection", Linear),
         ("head", Linear),
+        ("routing", Routing),
         ("layers", POINTER(Layer)),
     )
 
@@ -166,7 +185,8 @@ def load_fastest() -> ctypes.CDLL | None:
 def open_library(path: Path) -> ctypes.CDLL:
     """Load a library. Raises OSError if the file is missing, or its structures have other sizes."""
     loaded = ctypes.CDLL(str(path))
-    for which, mirror in enumerate((Plan, Layer, Linear, StepStruct, LowRankStruct, SampleStruct)):
+    mirrors = (Plan, Layer, Linear, StepStruct, LowRankStruct, SampleStruct, Routing, Expert, Mixture)
+    for which, mirror in enumerate(mirrors):
         if loaded.polyhead_sizes(which) != ctypes.sizeof(mirror):
             raise OSError(f"{path} does not fit: it was compiled from other sources")
     loaded.polyhead_made_of.restype = c_char_p

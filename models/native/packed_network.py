@@ -17,13 +17,14 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from ..executors.bounds import TABLE_POSITIONS
+from ..network.experts import MixtureOfExperts
 from ..network.heads import LanguageHead
 from ..network.mlp import MLP
-from ..network.model_config import ModelConfig
+from ..network.model_config import ExpertConfig, ModelConfig
 from ..network.positions import LearnedPositions, LinearBias, Rotary, SinusoidalPositions
 from ..network.transformer import PreBlock, SandwichBlock, Transformer
 from .large_pages import PageAllocator
-from .library import Layer, Linear, Norm, Plan
+from .library import Expert, Layer, Linear, Mixture, Norm, Plan, Routing
 
 Precision = Literal["float32", "int8", "int4"]
 FLOAT32, INT8, INT4, INT4_SHIFTED, INT8_SHIFTED = range(5)  # formats of weights, as in src/gemm.hpp
@@ -31,6 +32,7 @@ WEIGHT_BITS = (32, 8.5, 4.5, 5, 9)  # of a weight in each format, scales include
 TABLE_FORMATS = (FLOAT32, INT8)  # formats of a tied output matrix that also serve as the embedding table
 INT8_FORMATS = (INT8, INT8_SHIFTED)  # formats tried for 8-bit weights; INT8 stores any others rounded
 PRECISION_FORMATS: dict[Precision, tuple[int, ...]] = {
+    "float32": (FLOAT32,),
     "int8": INT8_FORMATS,
     "int4": (INT4, INT4_SHIFTED, *INT8_FORMATS),
 }
@@ -52,7 +54,6 @@ def unsupported_reason(config: ModelConfig) -> str:
     reasons = (
         (config.position == "relative", "its keys and values depend on distances"),
         (config.distances, "its scores have a bias by distance"),
-        (config.experts is not None, "its MLPs are mixtures of experts"),
         (config.convolution, "a convolution is beside its first layer"),
         (config.shared and not config.opening_norm, "its layers share their weights except for the first norm"),
         (config.has_cross_attention, "its layers have cross-attention"),
@@ -70,6 +71,7 @@ class PackedNetwork:
     def __init__(self, library: ctypes.CDLL, config: ModelConfig, precision: Precision, threads: int = 1) -> None:
         self.library, self.config, self.precision, self.threads = library, config, precision, threads
         self.pool = ThreadPoolExecutor(threads, thread_name_prefix="pack")
+        self.formats = PRECISION_FORMATS[precision]
         self.plan = Plan()
         self.memory = PageAllocator()
         self.arrays: list[Any] = []
@@ -112,8 +114,11 @@ class PackedNetwork:
         self.token_table = out
         return self._keep_array(out)
 
-    def pack_linear(self, modules: list[nn.Linear], gated: bool = False) -> Linear:
-        """Several linear layers packed as one; `gated`: two, whose outputs alternate by HALF."""
+    def pack_linear(
+        self, modules: list[nn.Linear], gated: bool = False, formats: tuple[int, ...] | None = None
+    ) -> Linear:
+        """Several linear layers packed as one; `gated`: two, whose outputs alternate by HALF. `formats`: None for those
+        of the network's precision."""
         weights = [module.weight.detach().float().cpu().contiguous() for module in modules]
         inputs = weights[0].size(1)
         rows = [weight.data_ptr() + np.arange(weight.size(0), dtype=np.uint64) * 4 * inputs for weight in weights]
@@ -121,7 +126,8 @@ class PackedNetwork:
         addresses = np.pad(ordered, (0, -len(ordered) % COLUMNS))
         k = -(-inputs // PADDING) * PADDING
         unit = scale_unit(max(map(largest_magnitude, weights)))
-        format, out = self._choose_format(addresses, inputs, k, unit)
+        shape = addresses, inputs, k
+        format, out = self._choose_format(shape, unit, self.formats if formats is None else formats)
         return Linear(
             weights=self._keep_array(out),
             bias=self._pack_bias(modules, gated, len(addresses)),
@@ -131,15 +137,14 @@ class PackedNetwork:
             unit=unit,
         )
 
-    def _choose_format(self, addresses: NDArray[np.uint64], inputs: int, k: int, unit: float) -> tuple[int, Array]:
-        """The format and the packed weights: the smallest format that stores them exactly, else INT8, which rounds
-        them."""
-        shape = addresses, inputs, k
-        if self.precision == "float32":
+    def _choose_format(
+        self, shape: tuple[NDArray[np.uint64], int, int], unit: float, formats: tuple[int, ...]
+    ) -> tuple[int, Array]:
+        """The format and the packed weights: the smallest of `formats` that stores them exactly, else INT8, which rounds
+        them. FLOAT32 stores any weights."""
+        if FLOAT32 in formats:
             return FLOAT32, self._pack(shape, FLOAT32, unit, only_found=False)[0]
-        for format in sorted(
-            PRECISION_FORMATS[self.precision], key=WEIGHT_BITS.__getitem__
-        ):  # each overwrites the whole result of the one before
+        for format in sorted(formats, key=WEIGHT_BITS.__getitem__):  # each overwrites the whole result of the one before
             out, found = self._pack(shape, format, unit, only_found=True)
             if found:
                 return format, out
@@ -163,9 +168,10 @@ class PackedNetwork:
         return out, all([*self.pool.map(share, bounds[:-1], bounds[1:])])  # waits for all threads
 
     def _pack_bias(self, modules: list[nn.Linear], gated: bool, outputs: int) -> int:
-        if modules[0].bias is None:
+        if all(module.bias is None for module in modules):
             return 0
-        values = [module.bias.detach().float().numpy(force=True) for module in modules]
+        biases = [torch.zeros(module.out_features) if module.bias is None else module.bias for module in modules]
+        values = [bias.detach().float().numpy(force=True) for bias in biases]
         ordered = interleave(values) if gated else np.concatenate(values)
         return self.pack_floats(torch.from_numpy(np.pad(ordered, (0, outputs - len(ordered)))), COLUMNS)
 
@@ -215,8 +221,12 @@ def pack_network(
     rotations = [pack_rotation(pack, cast(Rotary, rotary)) for rotary in network.rotaries]
     for block in network.blocks:
         same = layers[0] if layers and network.config.shared else None
+        # Experts are loaded, packed and freed one after the other: together they may be larger than the packed network.
+        experts = pack_experts(pack, cast(PreBlock, block), load_part) if same is None else []
         with load_part(block) if same is None else nullcontext():
             layers.append(pack_layer(pack, cast(PreBlock, block), rotations, same))
+            if experts:
+                layers[-1].mixture = pack_mixture(pack, block.mlp, experts)
     array = (Layer * len(layers))(*layers)
     pack.arrays.append(array)
     plan.layers = array
@@ -253,6 +263,17 @@ def fill_plan(plan: Plan, config: ModelConfig, generates: bool, block_count: int
     plan.segment_count, plan.embedding_width = config.segments, config.embedding_width or config.width
     plan.rotary_width, plan.head_norms = rotary_width(config), HEAD_NORM_CODES[config.query_key_norm]
     plan.eps, plan.score_scale = config.norm_eps, config.score_scale or config.head_width**-0.5
+    if config.experts is not None:
+        fill_routing(plan.routing, config.experts)
+
+
+def fill_routing(routing: Routing, experts: ExpertConfig) -> None:
+    """Set the fields of the choice of experts."""
+    for name in ("count", "chosen", "groups", "chosen_groups", "normalised", "shared_gate"):
+        setattr(routing, name, int(getattr(experts, name)))
+    for name in ("normalised_eps", "scale", "clamp"):
+        setattr(routing, name, getattr(experts, name))
+    routing.logistic, routing.shared = experts.scoring == "sigmoid", bool(experts.shared_width)
 
 
 def rotary_width(config: ModelConfig) -> int:
@@ -290,8 +311,7 @@ def pack_layer(pack: PackedNetwork, block: PreBlock, rotations: list[tuple[int, 
 
 def pack_weights(pack: PackedNetwork, block: PreBlock) -> Layer:
     """The fields of a layer that depend on its weights."""
-    attention, mlp = block.attention, block.mlp
-    assert isinstance(mlp, MLP)
+    attention = block.attention
     layer = Layer(attention_norm=pack.pack_norm(block.attention_norm), mlp_norm=pack.pack_norm(block.mlp_norm))
     if isinstance(block, SandwichBlock):
         layer.attention_post_norm = pack.pack_norm(block.attention_post_norm)
@@ -301,6 +321,33 @@ def pack_weights(pack: PackedNetwork, block: PreBlock) -> Layer:
     layer.sinks = pack.pack_floats(getattr(attention, "sinks", None))
     layer.qkv = pack.pack_linear([attention.query, attention.key, attention.value])
     layer.output = pack.pack_linear([attention.output])
-    layer.up = pack.pack_linear([mlp.gate, mlp.up], gated=True) if mlp.gate is not None else pack.pack_linear([mlp.up])
-    layer.down = pack.pack_linear([mlp.down])
+    if isinstance(block.mlp, MLP):
+        layer.up, layer.down = pack_mlp(pack, block.mlp)
     return layer
+
+
+def pack_mlp(pack: PackedNetwork, mlp: MLP) -> tuple[Linear, Linear]:
+    """The two products of an MLP."""
+    up = pack.pack_linear([mlp.up]) if mlp.gate is None else pack.pack_linear([mlp.gate, mlp.up], gated=True)
+    return up, pack.pack_linear([mlp.down])
+
+
+def pack_experts(pack: PackedNetwork, block: PreBlock, load_part: LoadPart) -> list[Expert]:
+    """The experts of a block, the shared one last; an empty list for a block without experts."""
+    if not isinstance(block.mlp, MixtureOfExperts):
+        return []
+    packed = []
+    for expert in (*block.mlp.experts, *filter(None, [block.mlp.shared])):
+        with load_part(expert):
+            packed.append(Expert(*pack_mlp(pack, cast(MLP, expert))))
+    return packed
+
+
+def pack_mixture(pack: PackedNetwork, mixture: MixtureOfExperts, experts: list[Expert]) -> int:
+    """The address of a mixture of packed experts. Its router is always FLOAT32: a rounded score may choose another
+    expert."""
+    kept = (Expert * len(experts))(*experts)
+    router = [mixture.router, *filter(None, [mixture.shared_gate])]
+    packed = Mixture(pack.pack_linear(router, formats=(FLOAT32,)), pack.pack_floats(mixture.choice_bias), kept)
+    pack.arrays += [kept, packed]
+    return ctypes.addressof(packed)

@@ -26,7 +26,7 @@ constexpr int MAX_ROWS = LANES == 16 ? 12 : 4;   // of a tile: what the register
 constexpr int NARROW_ROWS = LANES == 16 ? 6 : 4;  // of a tile of narrow weights, which has two more sums a row
 
 enum Format : int32_t { FLOAT32 = 0, INT8 = 1, INT4 = 2, INT4_SHIFTED = 3, INT8_SHIFTED = 4 };
-enum Activation : int32_t { GELU = 0, GELU_TANH = 1, SILU = 2, RELU = 3, RELU_SQUARED = 4, GELU_SIGMOID = 5 };
+enum Activation : int32_t { GELU = 0, GELU_TANH = 1, SILU = 2, RELU = 3, RELU_SQUARED = 4, GELU_SIGMOID = 5, CLAMPED = 6 };
 enum Then : int32_t { STORE, ADD, ACTIVATE, GATE };  // what is done with the product
 
 struct Linear {
@@ -72,17 +72,24 @@ struct Target {
     Then then;
     int activation;
     float scale = 1.f;  // of what ADD adds
+    float limit = 0.f;  // CLAMPED only: of inner features
 };
 
-INLINE Floats activated(int kind, Floats x) {
+INLINE Floats activated(int kind, Floats x, float limit) {
     switch (kind) {
         case GELU: return gelu(x);
         case GELU_TANH: return gelu_tanh(x);
         case SILU: return silu(x);
         case RELU: return relu(x);
         case RELU_SQUARED: return relu_squared(x);
+        case CLAMPED: return gelu_sigmoid(least(all(limit), x));
         default: return gelu_sigmoid(x);
     }
+}
+
+// What the gate is multiplied by (ClampedMLP in models/network/mlp.py).
+INLINE Floats gated_values(int kind, Floats x, float limit) {
+    return kind == CLAMPED ? add(least(all(limit), largest(all(-limit), x)), all(1.f)) : x;
 }
 
 constexpr bool is_8_bit(int format) { return format == INT8 || format == INT8_SHIFTED; }
@@ -293,7 +300,8 @@ INLINE void finish(const Linear& l, const Operand& x, int block, int lane, Float
     if (x.adapters) add_adapters<R>(x, row, block, lane, f);
     if (to.then == GATE) {  // the first half is the gate, the second the gated values
         float* out = to.out + size_t(row) * to.stride + block * HALF + lane;
-        UNROLL(R, r, store(out + size_t(r) * to.stride, mul(activated(to.activation, f[r][0]), f[r][1])));
+        UNROLL(R, r, store(out + size_t(r) * to.stride, mul(activated(to.activation, f[r][0], to.limit),
+                                                            gated_values(to.activation, f[r][1], to.limit))));
         return;
     }
     float* out = to.out + size_t(row) * to.stride + column;
@@ -305,7 +313,7 @@ INLINE void finish(const Linear& l, const Operand& x, int block, int lane, Float
         UNROLL(R, r, const float* old = out + size_t(r) * to.stride;
             f[r][0] = add(load(old), f[r][0]); f[r][1] = add(load(old + HALF), f[r][1]));
     } else if (to.then == ACTIVATE) {
-        UNROLL(R, r, UNROLL(2, h, f[r][h] = activated(to.activation, f[r][h])));
+        UNROLL(R, r, UNROLL(2, h, f[r][h] = activated(to.activation, f[r][h], to.limit)));
     }
     UNROLL(R, r, store(out + size_t(r) * to.stride, f[r][0]); store(out + size_t(r) * to.stride + HALF, f[r][1]));
 }

@@ -7,6 +7,7 @@
 #include <utility>
 
 #include "attention.hpp"
+#include "experts.hpp"
 #include "gemm.hpp"
 #include "pack.hpp"
 #include "rows.hpp"
@@ -29,6 +30,7 @@ struct Layer {
     float magnitude;               // by which rotated queries and keys are multiplied
     float unused;
     Linear qkv, output, up, down;  // up: gate and up side by side in each block where the MLP is gated
+    const Mixture* mixture;        // in place of `up` and `down`, or null
 };
 
 struct Plan {
@@ -55,6 +57,7 @@ struct Plan {
     Norm embedding_norm, final_norm;
     Linear projection;       // of embeddings; without weights: none
     Linear head;             // generates
+    Routing routing;         // of the layers with experts
     const Layer* layers;     // [depth]
 };
 
@@ -82,6 +85,10 @@ constexpr int RUN = 16;      // blocks stored side by side in a layer: all layer
                              // that the cache takes memory as it is used
 constexpr float EXPONENT = 1.44269504f;  // scores are exponents of two, since e^x = 2^(x * this)
 constexpr int FEW = 4;       // rows that every thread prepares for itself, instead of waiting for the others
+constexpr int FEW_OF_EXPERTS = 16;  // so, of the rows of all experts together
+constexpr int READING = 4;   // rows of an expert whose arithmetic takes about as long as reading its weights
+constexpr int SLAB = 512;    // rows that go through the experts of a layer together: more would take more memory
+enum Counters : int { PANELS = 0, TILES = 1, SCORED = 2, ATTENDED = 3, COUNTERS = 4 };  // of a layer
 
 constexpr int padded(int n, int to = PADDING) { return (n + to - 1) / to * to; }
 
@@ -90,6 +97,11 @@ struct ThreadScratch {  // of one thread
     Scratch<int8_t> codes;
     Scratch<int16_t> query_codes;
     Scratch<const void*> blocks;
+    Scratch<float> normed;    // rows that every thread prepares for itself
+    Scratch<Choice> choices;  // of those rows
+    RoutingScratch routing;
+    RowsByExpert sorted;
+    std::vector<ExpertPiece> pieces;
     int product = 0;  // how many products were computed together in this step
 };
 
@@ -101,7 +113,7 @@ std::pair<int, int> part(int n, int i, int of) { return {int(int64_t(n) * i / of
 
 class Model {
   public:
-    Model(const Plan& plan, int threads) : plan_(plan), team_(threads), scratch_(threads), counters_(2 * plan.depth + 2) {
+    Model(const Plan& plan, int threads) : plan_(plan), team_(threads), scratch_(threads), counters_(COUNTERS * plan.depth + 2) {
         const Plan& p = plan_;
         width_ = padded(p.width);
         embedded_ = padded(p.embedding_width);
@@ -113,6 +125,15 @@ class Model {
         splits_ = (group_ + MAX_QUERIES - 1) / MAX_QUERIES;
         while (group_ % splits_) ++splits_;
         max_inputs_ = std::max({width_, embedded_, attended_, hidden_});
+        each_ = p.routing.chosen + (p.routing.shared ? 1 : 0);
+        for (int l = 0; l < p.depth; ++l) {
+            if (!p.layers[l].mixture) continue;
+            const Expert* experts = p.layers[l].mixture->experts;
+            const int inner = experts[0].down.inputs, shared = p.routing.shared ? experts[p.routing.count].down.inputs : 0;
+            max_inputs_ = std::max({max_inputs_, inner, shared});
+            inner_ = std::max(inner_, p.routing.chosen * inner + shared);
+            scored_ = p.layers[l].mixture->router.outputs;
+        }
         key_bytes_ = p.narrow ? key_bytes<Codes>(head_) : key_bytes<float>(head_);
         value_bytes_ = p.narrow ? value_bytes<Codes>(head_) : value_bytes<float>(head_);
         for (int l = 0; l < p.depth; ++l) {
@@ -184,6 +205,7 @@ class Model {
         last_attn_ = last_attn_scratch_.reserve(size_t(rows.output_count) * attended_);
         rotations_ = rotations_scratch_.reserve(2 * t * KINDS * (plan_.rotary_width / 2));
         if (plan_.projection.weights) embeddings_ = embeddings_scratch_.reserve(t * embedded_);
+        if (inner_) reserve_experts(t);
         memset(nonfinite, 0, t);
         team_.choose_size();
         plan_step();
@@ -210,6 +232,20 @@ class Model {
         scratch.queries.reserve(size_t(MAX_QUERIES) * head_);
         scratch.query_codes.reserve(size_t(MAX_QUERIES) * head_);
         scratch.query_scales.reserve(size_t(MAX_QUERIES) * head_ / FEATURES);
+    }
+
+    void reserve_experts(size_t rows) {
+        const size_t slab = std::min(rows, size_t(SLAB)), inner = slab * inner_;
+        normed_ = normed_scratch_.reserve(rows * width_);
+        logits_ = logits_scratch_.reserve(rows * scored_);
+        choices_ = choices_scratch_.reserve(rows * each_);
+        mixed_ = mixed_scratch_.reserve(slab * width_);
+        inner_x_ = {inner_floats_.reserve(inner), inner_codes_.reserve(inner), inner_scales_.reserve(inner / SPAN),
+                    inner_offsets_.reserve(inner / GROUP), 0};
+        for (auto& scratch : scratch_) {
+            scratch.normed.reserve(size_t(FEW) * width_);
+            scratch.choices.reserve(size_t(FEW) * each_);
+        }
     }
 
     // Plans the step: the tiles of attention, and the blocks of sequences without a cache.
@@ -279,16 +315,16 @@ class Model {
         for (int row = a; row < b; ++row) embed(row);
         team_.wait();
         if (plan_.projection.weights) {
-            each_panel(thread, rows_.count, counters_[2 * plan_.depth + 1],
+            each_panel(thread, rows_.count, counters_[COUNTERS * plan_.depth + 1],
                        [&](const ThreadGroup& group, int a, int b) { project_embeddings(group, a, b); });
             team_.wait();
         }
         for (int l = 0; l < plan_.depth; ++l) {
-            each_panel(thread, rows_.count, counters_[2 * l], [&](const ThreadGroup& group, int a, int b) {
-                if (l) {
-                    finish_layer(group, l - 1, x_, attn_, row_adapters_, a, b);
-                    if (rows_.states) copy_states(group, l - 1, x_, nullptr, a, b);
-                }
+            const bool mixed = l && plan_.layers[l - 1].mixture;
+            if (mixed) finish_mixed_layer(thread, l - 1, x_, attn_, row_adapters_, rows_.count);
+            each_panel(thread, rows_.count, counters_[COUNTERS * l + PANELS], [&](const ThreadGroup& group, int a, int b) {
+                if (l && !mixed) finish_layer(group, l - 1, x_, attn_, row_adapters_, a, b);
+                if (l && rows_.states) copy_states(group, l - 1, x_, nullptr, a, b);
                 project_qkv(group, l, a, b);
             });
             team_.wait();
@@ -297,9 +333,12 @@ class Model {
             team_.wait();
         }
         select_output_rows(thread);
-        each_panel(thread, rows_.output_count, counters_[2 * plan_.depth], [&](const ThreadGroup& group, int a, int b) {
-            finish_layer(group, plan_.depth - 1, last_x_, last_attn_, last_row_adapters_, a, b);
-            if (rows_.states) copy_states(group, plan_.depth - 1, last_x_, rows_.output_rows, a, b);
+        const int last = plan_.depth - 1, outputs = rows_.output_count;
+        const bool mixed = plan_.layers[last].mixture;
+        if (mixed) finish_mixed_layer(thread, last, last_x_, last_attn_, last_row_adapters_, outputs);
+        each_panel(thread, outputs, counters_[COUNTERS * plan_.depth], [&](const ThreadGroup& group, int a, int b) {
+            if (!mixed) finish_layer(group, last, last_x_, last_attn_, last_row_adapters_, a, b);
+            if (rows_.states) copy_states(group, last, last_x_, rows_.output_rows, a, b);
         });
         team_.wait();
         write_output(thread);
@@ -443,6 +482,17 @@ class Model {
         }
     }
 
+    // x [a, b) += the output product of attention.
+    void add_attention(const ThreadGroup& group, int l, float* x, const float* attn, const RowAdapters& adapters, int a,
+                       int b) {
+        const Layer& layer = plan_.layers[l];
+        const Operand in = prepare_rows(group, layer.output, adapter_updates(l, OUTPUT, adapters, a), b - a, true,
+                                        [&](int r) { return attn + size_t(a + r) * attended_; });
+        const Linear* after = layer.mixture ? &layer.mixture->router : &layer.up;
+        add_product(group, layer.output, in, b - a, x + size_t(a) * width_, layer.attention_norm, layer.attention_post_norm,
+                    plan_.order == PARALLEL ? nullptr : after);
+    }
+
     // The part of a layer after attention.
     void finish_layer(const ThreadGroup& group, int l, float* x, const float* attn, const RowAdapters& adapters, int a,
                       int b) {
@@ -453,12 +503,6 @@ class Model {
         float* rows = x + size_t(a) * width_;
         auto at = [&](int r) { return rows + size_t(r) * width_; };
         const bool parallel = plan_.order == PARALLEL;  // the MLP comes first, while the rows are the layer's input
-        auto add_attention = [&] {
-            const Operand in = prepare_rows(group, layer.output, adapter_updates(l, OUTPUT, adapters, a), count, true,
-                                            [&](int r) { return attn + size_t(a + r) * attended_; });
-            add_product(group, layer.output, in, count, rows, layer.attention_norm, layer.attention_post_norm,
-                        parallel ? nullptr : &layer.up);
-        };
         auto add_mlp = [&] {
             Operand in = prepare_rows(group, layer.up, adapter_updates(l, UP, adapters, a), count, true, [&](int r) {
                 if (!norms_before()) return (const float*)at(r);
@@ -473,8 +517,209 @@ class Model {
             add_product(group, layer.down, in, count, rows, layer.mlp_norm, layer.mlp_post_norm,
                         parallel ? &layer.output : nullptr);
         };
-        if (parallel) { add_mlp(); add_attention(); }
-        else { add_attention(); add_mlp(); }
+        if (parallel) add_mlp();
+        add_attention(group, l, x, attn, adapters, a, b);
+        if (!parallel) add_mlp();
+    }
+
+    // As finish_layer, for all `count` rows of a layer with experts, on all threads.  All rows are ready when this returns.
+    void finish_mixed_layer(int thread, int l, float* x, const float* attn, const RowAdapters& adapters, int count) {
+        const bool parallel = plan_.order == PARALLEL;  // as in finish_layer
+        each_panel(thread, count, counters_[COUNTERS * l + SCORED], [&](const ThreadGroup& group, int a, int b) {
+            if (!parallel) add_attention(group, l, x, attn, adapters, a, b);
+            multiply_router(group, l, x, a, b, count);
+        });
+        team_.wait();
+        choose_rows_experts(thread, l, count);
+        for (int a = 0; a < count; a += SLAB) add_experts(thread, l, x, a, std::min(count, a + SLAB), count);
+        if (!parallel) return;
+        each_panel(thread, count, counters_[COUNTERS * l + ATTENDED], [&](const ThreadGroup& group, int a, int b) {
+            add_attention(group, l, x, attn, adapters, a, b);
+        });
+        team_.wait();
+    }
+
+    // The inputs [count, width] of the experts, and the choices [count, each] of experts: this thread's own if the rows
+    // are few.
+    float* normed_rows(int thread, int count) { return count <= FEW ? scratch_[thread].normed.get() : normed_; }
+    Choice* choices_of(int thread, int count) { return count <= FEW ? scratch_[thread].choices.get() : choices_; }
+
+    // The inputs of the experts for rows [a, b) of `count`, and the router's outputs.
+    void multiply_router(const ThreadGroup& group, int l, const float* x, int a, int b, int count) {
+        const Layer& layer = plan_.layers[l];
+        const Linear& router = layer.mixture->router;
+        float* normed = normed_rows(group.thread, count);
+        const Operand in = prepare_rows(group, router, {nullptr, 0}, b - a, true, [&](int r) {
+            const float* values = x + size_t(a + r) * width_;
+            float* out = normed + size_t(a + r) * width_;
+            if (norms_before()) norm(layer.mlp_norm, values, out);
+            else memcpy(out, values, size_t(width_) * sizeof(float));
+            return out;
+        });
+        product(group, router, in, b - a, {logits_ + size_t(a) * scored_, scored_, STORE, 0},
+                &layer.mixture->experts[0].up);
+    }
+
+    void choose_rows_experts(int thread, int l, int count) {
+        const bool few = count <= FEW;
+        const auto [a, b] = few ? std::pair(0, count) : part(count, thread, team_.size());
+        Choice* choices = choices_of(thread, count);
+        for (int row = a; row < b; ++row)
+            choose_experts(plan_.routing, plan_.layers[l].mixture->choice_bias, logits_ + size_t(row) * scored_,
+                           scratch_[thread].routing, choices + size_t(row) * each_);
+        if (!few) team_.wait();
+    }
+
+    // All threads together compute `count` pieces: each its own first one, then the next free ones.  f(i, next): piece i,
+    // and the piece that this thread computes after it, which may be `count` or more.
+    template <class F>
+    void share_pieces(int thread, int count, F&& f) {
+        ThreadScratch& scratch = scratch_[thread];
+        Counter& next = claims_[scratch.product % CLAIMS];
+        if (thread == 0) claims_[(scratch.product + 2) % CLAIMS].n.store(team_.size(), std::memory_order_relaxed);
+        ++scratch.product;
+        for (int i = thread; i < count;) {
+            const int after = next.n.fetch_add(1, std::memory_order_relaxed);
+            f(i, after);
+            i = after;
+        }
+        team_.wait();
+    }
+
+    // x rows [from, to) of `count` += the sum of their experts' outputs, with the norms of the layer's norm order.  A row's
+    // experts are added in the order of their numbers, so its sum does not depend on other rows.
+    void add_experts(int thread, int l, float* x, int from, int to, int count) {
+        const Layer& layer = plan_.layers[l];
+        const Expert* all = layer.mixture->experts;
+        RowsByExpert& sorted = scratch_[thread].sorted;
+        sorted.sort(choices_of(thread, count) + size_t(from) * each_, to - from, each_, all,
+                    plan_.routing.count + plan_.routing.shared);
+        multiply_up(thread, all, normed_rows(thread, count) + size_t(from) * width_);
+        const Operand inner = prepare_inner(thread, all);
+        float* rows = x + size_t(from) * width_;
+        multiply_down(thread, all, inner, rows, to - from);
+        if (is_normed_after()) normalise_sum({*this, thread, true}, rows, mixed_, to - from, layer.mlp_norm, layer.mlp_post_norm);
+    }
+
+    // The first products of all experts; the inner features of their rows are written to `inner_x_`.
+    void multiply_up(int thread, const Expert* all, const float* normed) {
+        ThreadScratch& scratch = scratch_[thread];
+        const RowsByExpert& sorted = scratch.sorted;
+        const std::vector<ExpertPiece>& pieces = cut_up(scratch, all);
+        const Routing& r = plan_.routing;
+        int row = -1, first = -1, rows = 0, format = -1;  // which rows are prepared
+        share_pieces(thread, int(pieces.size()), [&](int i, int next) {
+            const ExpertPiece& piece = pieces[i];
+            const ExpertRows& mine = sorted.experts[piece.expert];
+            const Linear& up = all[mine.expert].up;
+            const Operand x = operand(thread, up.inputs);
+            const ExpertRow* members = sorted.rows.data() + piece.first;
+            const bool ready = format == up.format && rows == piece.count && (rows == 1 ? row == members->row : first == piece.first);
+            if (!ready)
+                for (int n = 0; n < piece.count; ++n) prepare(x, up.format, n, normed + size_t(members[n].row) * width_);
+            row = members->row, first = piece.first, rows = piece.count, format = up.format;
+            const bool clamped = r.clamp && mine.expert < r.count;
+            float* out = inner_x_.floats + mine.offset + size_t(piece.first - mine.first) * mine.inputs;
+            const Target to{out, mine.inputs, plan_.gated ? GATE : ACTIVATE, clamped ? CLAMPED : plan_.activation, 1.f, r.clamp};
+            const uint8_t* ahead = nullptr;
+            if (next < int(pieces.size())) {
+                const Linear& other = all[sorted.experts[pieces[next].expert].expert].up;
+                ahead = other.weights + pieces[next].from * block_bytes(other);
+            }
+            gemm(up, x, piece.count, piece.from, piece.to, to, ahead);
+            const int written = up.outputs / (plan_.gated ? 2 : 1);
+            if (piece.to == up.outputs / COLUMNS)  // the padding of another expert's rows may be there
+                for (int n = 0; n < piece.count; ++n)
+                    std::fill(out + size_t(n) * mine.inputs + written, out + size_t(n + 1) * mine.inputs, 0.f);
+        });
+    }
+
+    // Cuts the first products of all experts to pieces that take about as long as each other.
+    const std::vector<ExpertPiece>& cut_up(ThreadScratch& scratch, const Expert* all) const {
+        const auto cost = [](int blocks, int rows) { return int64_t(blocks) * std::max(rows, READING); };
+        int64_t total = 0;
+        for (const ExpertRows& each : scratch.sorted.experts)
+            total += cost(all[each.expert].up.outputs / COLUMNS, each.count);
+        const int64_t most = std::max<int64_t>(1, total / (GRAINS * team_.size()));
+        scratch.pieces.clear();
+        for (int e = 0; e < int(scratch.sorted.experts.size()); ++e) {
+            const ExpertRows& each = scratch.sorted.experts[e];
+            const int blocks = all[each.expert].up.outputs / COLUMNS;
+            for (int done = 0; done < each.count; done += PANEL) {
+                const int rows = std::min(PANEL, each.count - done);
+                const int parts = int(std::clamp<int64_t>((cost(blocks, rows) + most - 1) / most, 1, blocks));
+                for (int i = 0; i < parts; ++i) {
+                    const auto [from, to] = part(blocks, i, parts);
+                    scratch.pieces.push_back({e, each.first + done, rows, from, to});
+                }
+            }
+        }
+        return scratch.pieces;
+    }
+
+    // The inner features of all experts' rows as operands of the second products; ExpertRows says where each begins.
+    Operand prepare_inner(int thread, const Expert* all) {
+        const RowsByExpert& sorted = scratch_[thread].sorted;
+        const int count = int(sorted.rows.size());
+        const bool alone = count <= FEW_OF_EXPERTS;
+        Operand out = alone ? operand(thread, 0) : inner_x_;
+        out.floats = inner_x_.floats;
+        const auto [a, b] = alone ? std::pair(0, count) : part(count, thread, team_.size());
+        for (const ExpertRows& each : sorted.experts) {
+            const int format = all[each.expert].down.format;
+            if (format == FLOAT32) continue;  // they are its operand as they are
+            const Operand x = operand_at(out, each, each.first);
+            for (int i = std::max(a, each.first); i < std::min(b, each.first + each.count); ++i)
+                prepare(x, format, i - each.first, x.floats + size_t(i - each.first) * each.inputs);
+        }
+        if (!alone) team_.wait();
+        return out;
+    }
+
+    // The rows of an expert from row `first` of all on.
+    static Operand operand_at(const Operand& x, const ExpertRows& each, int first) {
+        const size_t at = each.offset + size_t(first - each.first) * each.inputs;
+        return {x.floats + at, x.codes + at, x.scales + at / SPAN, x.offsets + at / GROUP, each.inputs};
+    }
+
+    // The second products of all experts and the sums of each row [count] in `mixed_`, which are added to `rows` unless they
+    // are normed first.  A piece is a range of columns.
+    void multiply_down(int thread, const Expert* all, const Operand& inner, float* rows, int count) {
+        ThreadScratch& scratch = scratch_[thread];
+        const RowsByExpert& sorted = scratch.sorted;
+        const int blocks = all[0].down.outputs / COLUMNS;
+        const int pieces = std::min(blocks, (count <= STREAMED ? 2 : GRAINS) * team_.size());
+        float* product = scratch.sandwich.get();
+        share_pieces(thread, pieces, [&](int i, int) {
+            const auto [from, to] = part(blocks, i, pieces);
+            const int a = from * COLUMNS, b = to * COLUMNS;
+            for (int row = 0; row < count; ++row) std::fill(mixed_ + size_t(row) * width_ + a, mixed_ + size_t(row) * width_ + b, 0.f);
+            for (size_t e = 0; e < sorted.experts.size(); ++e) {
+                const ExpertRows& each = sorted.experts[e];
+                const Linear& down = all[each.expert].down;
+                const uint8_t* ahead = nullptr;
+                if (e + 1 < sorted.experts.size()) {
+                    const Linear& other = all[sorted.experts[e + 1].expert].down;
+                    ahead = other.weights + from * block_bytes(other);
+                }
+                for (int done = 0; done < each.count; done += PANEL) {
+                    const int some = std::min(PANEL, each.count - done);
+                    gemm(down, operand_at(inner, each, each.first + done), some, from, to, {product, width_, STORE, 0}, ahead);
+                    for (int r = 0; r < some; ++r) {
+                        const ExpertRow& member = sorted.rows[each.first + done + r];
+                        add_columns(mixed_ + size_t(member.row) * width_, product + size_t(r) * width_, member.weight, a, b);
+                    }
+                }
+            }
+            if (plan_.order == SANDWICH || plan_.order == INNER) return;
+            for (int row = 0; row < count; ++row)
+                add_columns(rows + size_t(row) * width_, mixed_ + size_t(row) * width_, plan_.residual_scale, a, b);
+        });
+    }
+
+    // Columns [a, b) of a row += scale * values.
+    static void add_columns(float* row, const float* values, float scale, int a, int b) {
+        for (int i = a; i < b; i += LANES) store(row + i, add(load(row + i), mul(load(values + i), all(scale))));
     }
 
     // Whether the input of a part is normed, in layers that have such a norm.
@@ -498,14 +743,24 @@ class Model {
         float* sandwich = scratch_[group.together ? 0 : group.thread].sandwich.get();
         const Target to{apart ? sandwich : rows, width_, apart ? STORE : ADD, 0, plan_.residual_scale};
         product(group, l, in, count, to, after);
-        if (!apart && plan_.order != POST) return;
+        if (is_normed_after()) normalise_sum(group, rows, sandwich, count, norm_of_part, post_norm);
+    }
+
+    // Whether a part's output, or its sum with the part's input, is normed.
+    bool is_normed_after() const { return plan_.order == SANDWICH || plan_.order == INNER || plan_.order == POST; }
+
+    // Norms the rows after a part: the sums in `rows`, or the part's outputs [count, width], which are then added to them.
+    // The norms are as in add_product.
+    void normalise_sum(const ThreadGroup& group, float* rows, float* outputs, int count, const Norm& norm_of_part,
+                       const Norm& post_norm) {
+        const bool apart = plan_.order != POST;
         const Norm& before_sum = plan_.order == SANDWICH ? post_norm : norm_of_part;
         const Floats scale = all(plan_.residual_scale);
         const auto [from, to_row] = group.share(count);
         for (int r = from; r < to_row; ++r) {
             float* x = rows + size_t(r) * width_;
             if (!apart) { norm(norm_of_part, x, x); continue; }
-            float* y = sandwich + size_t(r) * width_;
+            float* y = outputs + size_t(r) * width_;
             std::fill(y + plan_.width, y + width_, 0.f);  // a NaN row has made its padding NaN
             norm(before_sum, y, y);
             for (int i = 0; i < width_; i += LANES) store(x + i, fma(load(y + i), scale, load(x + i)));
@@ -566,7 +821,7 @@ class Model {
     template <class T>
     void attend(int thread, int l) {
         const int per_tile = plan_.kv_heads * splits_, items = int(tiles_.size()) * per_tile;
-        Counter& next = counters_[2 * l + 1];
+        Counter& next = counters_[COUNTERS * l + TILES];
         if (!split_parts_) {
             for (int i; (i = next.n.fetch_add(1, std::memory_order_relaxed)) < items;) attend_tile<T>(thread, l, i, -1);
             return;
@@ -729,6 +984,7 @@ class Model {
     Counter claims_[CLAIMS];
     int width_, embedded_, attended_, projected_, hidden_, head_;  // padded
     int group_, splits_, max_inputs_;
+    int each_ = 0, inner_ = 0, scored_ = 0;  // of a row: experts, their inner features (0: no experts), router's outputs
     const float* frequencies_[KINDS] = {};
     float magnitudes_[KINDS] = {};
     size_t key_bytes_, value_bytes_;  // of one head in one block
@@ -740,6 +996,12 @@ class Model {
     bool split_parts_;
     uint8_t* nonfinite_;
     int32_t* argmax_;
+    float *normed_, *logits_, *mixed_;  // of rows in layers with experts
+    Choice* choices_;
+    Operand inner_x_;  // of all experts' rows
+    Scratch<float> normed_scratch_, logits_scratch_, mixed_scratch_, inner_floats_, inner_scales_, inner_offsets_;
+    Scratch<int8_t> inner_codes_;
+    Scratch<Choice> choices_scratch_;
     Scratch<float> x_scratch_, qkv_scratch_, attn_scratch_, last_x_scratch_, last_attn_scratch_, rotations_scratch_;
     Scratch<float> partial_scratch_, embeddings_scratch_;
     Scratch<uint8_t> key_scratch_, value_scratch_;
@@ -764,7 +1026,8 @@ EXPORT const char* polyhead_made_of() { return MADE_OF; }
 
 // The sizes that Python's mirrors of the structures must have.
 EXPORT int polyhead_sizes(int which) {
-    const size_t sizes[] = {sizeof(Plan), sizeof(Layer), sizeof(Linear), sizeof(StepInput), sizeof(LowRank), sizeof(Sample)};
+    const size_t sizes[] = {sizeof(Plan), sizeof(Layer), sizeof(Linear), sizeof(StepInput), sizeof(LowRank), sizeof(Sample),
+                            sizeof(Routing), sizeof(Expert), sizeof(Mixture)};
     return int(sizes[which]);
 }
 

@@ -16,7 +16,7 @@ from polyhead.models.native.library import load_library, runnable_targets
 from polyhead.models.native.native_executor import NativeExecutor
 from polyhead.models.native.packed_network import PackedNetwork, Precision
 from polyhead.models.network.heads import LanguageHead
-from polyhead.models.network.model_config import ModelConfig, RopeScaling
+from polyhead.models.network.model_config import ExpertConfig, ModelConfig, RopeScaling
 from polyhead.models.network.transformer import Transformer
 
 pytestmark = pytest.mark.skipif(not runnable_targets(), reason="polyhead was installed without a compiler")
@@ -177,6 +177,57 @@ ENCODERS = {
     ),
     "norms of parts' outputs": replace(BERT, norm_order="inner", query_key_norm="per_head", query_key_norm_bias=True),
 }
+MIXTURES = {
+    "mixtral": replace(LLAMA, experts=ExpertConfig(count=4, chosen=2, width=100)),
+    "qwen": replace(
+        LLAMA,
+        mlp_width=70,
+        query_key_norm="shared",
+        experts=ExpertConfig(
+            count=6, chosen=3, width=24, layers=(True, False, True), normalised=False, shared_width=40, shared_gate=True
+        ),
+    ),
+    "deepseek": replace(
+        LLAMA,
+        experts=ExpertConfig(
+            count=16,
+            chosen=4,
+            width=37,
+            layers=(False, True, True),
+            scoring="sigmoid",
+            normalised_eps=1e-20,
+            scale=2.5,
+            groups=4,
+            chosen_groups=2,
+            choice_bias=True,
+            shared_width=70,
+        ),
+    ),
+    "groups without a bias": replace(
+        LLAMA, norm_order="sandwich", experts=ExpertConfig(count=6, chosen=2, width=33, groups=3, chosen_groups=2)
+    ),
+    "gpt-oss": replace(
+        LLAMA,
+        sinks=True,
+        qkv_bias=True,
+        experts=ExpertConfig(count=5, chosen=2, width=48, router_bias=True, bias=True, clamp=0.7),
+    ),
+    "all experts chosen, parallel parts": replace(
+        LLAMA,
+        norm_order="parallel",
+        gated_mlp=False,
+        mlp_bias=True,
+        residual_scale=0.7,
+        experts=ExpertConfig(count=3, chosen=3, width=20, shared_width=9, router_bias=True, shared_gate=True),
+    ),
+    "one expert of many": replace(
+        LLAMA, norm_order="inner", gated_mlp=False, experts=ExpertConfig(count=40, chosen=1, width=70, clamp=0.5)
+    ),
+}
+GENERATORS |= MIXTURES
+ENCODERS["experts, norms behind"] = replace(
+    BERT, gated_mlp=True, experts=ExpertConfig(count=4, chosen=2, width=50, layers=(False, True))
+)
 BLOCKS = 160
 LENGTHS = (1, 5, 16, 17, 40, 65, 530)  # the last one spans three parts of attention
 
