@@ -13,15 +13,9 @@ RENAMES = ((r"\.mlp\.e_score_correction_bias$", ".mlp.choice_bias"), *experts.RE
 
 
 def model_config(hf: Json) -> ModelConfig:
-    hf = {
-        "rms_norm_eps": 1e-5,
-        "sliding_window": 4096,
-        "sliding_window_pattern": 4,
-        "first_k_dense_replace": 1,
-        "norm_topk_prob": True,
-        **hf,
-    }
-    hf = {"routed_scaling_factor": 2.5, "num_shared_experts": 1, **hf, "attention_bias": False, "mlp_bias": False}
+    hf = {"rms_norm_eps": 1e-5, "first_k_dense_replace": 1, "norm_topk_prob": True, "num_shared_experts": 1, **hf}
+    hf = {"sliding_window": 4096, "sliding_window_pattern": 4, "routed_scaling_factor": 2.5, **hf}
+    hf |= {"attention_bias": False, "mlp_bias": False}
     windowed = read_windowed_layers(hf) or by_depth(hf["num_hidden_layers"], hf["sliding_window_pattern"])
     mixture = routed_experts({**hf, "n_shared_experts": hf["num_shared_experts"]})
     if kinds := hf.get("mlp_layer_types"):

@@ -1,5 +1,5 @@
-"""The text parts of Qwen2-VL, Qwen2.5-VL and Qwen3-VL, and of Qwen3-VL with experts. For text alone, their rotation by three coordinates is the
-rotation by the position."""
+"""The text parts of Qwen2-VL, Qwen2.5-VL and Qwen3-VL, and of Qwen3-VL with experts. For text alone, their rotation by
+three coordinates is the rotation by the position."""
 
 from dataclasses import replace
 from functools import partial
