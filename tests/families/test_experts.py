@@ -1,5 +1,5 @@
-"""Mixtures of experts and latent attention equal the reference on tiny random checkpoints, as folders that the reference
-writes: under the names of published files, and with one tensor for all experts of a layer."""
+"""Mixtures of experts and latent attention equal the reference on tiny random checkpoints, as folders that the
+reference writes: under the names of published files, and with one tensor for all experts of a layer."""
 
 import json
 from dataclasses import replace
@@ -217,7 +217,7 @@ ROWS: dict[str, tuple[Any, Any]] = {
 
 
 def build(name: str, folder: Path, published: bool = True) -> tuple[Any, checkpoint.Checkpoint]:
-    """The reference with large random weights, and its folder loaded. `published`: with the names of published files."""
+    """The reference with large random weights, and its folder loaded. `published`: under published names."""
     torch.manual_seed(0)
     config, kind = ROWS[name]
     config._attn_implementation = "eager"
