@@ -9,7 +9,7 @@ from torch import Tensor
 from ..core.errors import UnsupportedError, show_value
 from ..network.model_config import ExpertConfig, ModelConfig
 from . import cohere, experts, llama
-from .family import Family, Json, NamedTensors, layer_numbers, read_sizes, read_windowed_layers
+from .family import Family, Json, NamedTensors, layer_numbers, read_head_counts, read_windowed_layers
 
 SHARES = {"sum": 1.0, "average": 0.5}  # of the chosen experts and the shared one, by the way they are put together
 SCORINGS = ("softmax", "sigmoid")
@@ -78,9 +78,8 @@ def convert_weight(heads: int, kv_heads: int, name: str, tensor: Tensor) -> Name
 
 
 def choose_variant(family: Family, hf: Json) -> Family:
-    hf = {**hf, "num_key_value_heads": hf.get("num_key_value_heads") or hf["num_attention_heads"]}
-    sizes = read_sizes(hf, "num_attention_heads", "num_key_value_heads")
-    return replace(family, convert=partial(convert_weight, *sizes))
+    heads, kv_heads = read_head_counts(hf)
+    return replace(family, convert=partial(convert_weight, heads, kv_heads))
 
 
 COHERE2_MOE = Family(

@@ -52,8 +52,10 @@ class LatentRows:
 
     def reorder_query(self, matrix: Tensor) -> Tensor:
         """[H * (plain + rotated), ...], with the rotated rows of each head before the others."""
-        parts = matrix.reshape(self.heads, -1, *matrix.shape[1:]).split((self.plain, self.rotated), dim=1)
-        return torch.cat((self.pair(parts[1].flatten(0, 1)).view(parts[1].shape), parts[0]), dim=1).flatten(0, 1)
+        by_head = matrix.reshape(self.heads, -1, *matrix.shape[1:])
+        plain, rotated = torch.split(by_head, [self.plain, self.rotated], dim=1)
+        paired = self.pair(rotated.flatten(0, 1)).view(rotated.shape)
+        return torch.cat((paired, plain), dim=1).flatten(0, 1)
 
     def pair(self, rotated: Tensor) -> Tensor:
         """Rotated rows of some heads [H * rotated, ...], with the rows of a pair half a head apart."""
@@ -61,12 +63,13 @@ class LatentRows:
 
     def split_down(self, matrix: Tensor) -> tuple[Tensor, Tensor]:
         """The matrix of the narrow vector [rank, ...], and that of rotated features [rotated, ...]."""
-        narrow, rotated = matrix.split((self.rank, self.rotated))
+        narrow, rotated = torch.split(matrix, [self.rank, self.rotated])
         return narrow, self.pair(rotated)
 
     def split_up(self, matrix: Tensor) -> tuple[Tensor, Tensor]:
         """The matrices of keys [H * plain, rank] and of values [H * value, rank]."""
-        keys, values = matrix.reshape(self.heads, -1, *matrix.shape[1:]).split((self.plain, self.value), dim=1)
+        by_head = matrix.reshape(self.heads, -1, *matrix.shape[1:])
+        keys, values = torch.split(by_head, [self.plain, self.value], dim=1)
         return keys.flatten(0, 1), values.flatten(0, 1)
 
     def convert(self, name: str, tensor: Tensor) -> NamedTensors:

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from ..network.model_config import ExpertConfig, ModelConfig
 from . import experts, llama
-from .family import Family, Json, NamedTensors, deinterleave_heads, layer_numbers, read_sizes
+from .family import Family, Json, NamedTensors, deinterleave_heads, layer_numbers, read_head_counts
 
 RENAMES = (
     (r"\.mlp\.(gate\.)?moe_statics\.e_score_correction_bias$", ".mlp.choice_bias"),
@@ -52,9 +52,8 @@ def convert_weight(heads: int, kv_heads: int, name: str, tensor: Tensor) -> Name
 
 
 def choose_variant(family: Family, hf: Json) -> Family:
-    hf = {**hf, "num_key_value_heads": hf.get("num_key_value_heads") or hf["num_attention_heads"]}
-    sizes = read_sizes(hf, "num_attention_heads", "num_key_value_heads")
-    return replace(family, convert=partial(convert_weight, *sizes))
+    heads, kv_heads = read_head_counts(hf)
+    return replace(family, convert=partial(convert_weight, heads, kv_heads))
 
 
 ERNIE4_5_MOE = Family(

@@ -2,6 +2,7 @@
 (https://huggingface.co/tencent/Hunyuan-A13B-Instruct)."""
 
 from dataclasses import replace
+from typing import Any
 
 from ..core.errors import UnsupportedError, show_value
 from ..network.model_config import ExpertConfig, ModelConfig
@@ -36,8 +37,8 @@ def model_config(hf: Json) -> ModelConfig:
 
 def read_layer_value(hf: Json, name: str, default: int) -> int:
     """A number that a configuration has for all layers, or in a list for each. UnsupportedError if they differ."""
-    value = hf.get(name)
-    listed = value if isinstance(value, list) and value else [default if value is None else value]
+    value: Any = default if hf.get(name) is None else hf[name]
+    listed = value if isinstance(value, list) and value else [value]
     if any(each != listed[0] for each in listed):
         raise UnsupportedError(f"{name} differs from layer to layer, which is not known here")
     number: int = listed[0]

@@ -47,4 +47,5 @@ PHIMOE = Family(
     | {"PhiMoEForCausalLM": llama.llama_heads("Phimoe", ())["PhimoeForCausalLM"]},
     convert=experts.split_experts,
     drop=llama.DROP,
+    published_classes=frozenset(("PhiMoEForCausalLM",)),
 )

@@ -43,7 +43,8 @@ def turn_experts(width: int, name: str, tensor: Tensor) -> NamedTensors:
 
 
 def choose_variant(family: Family, hf: Json) -> Family:
-    return replace(family, convert=partial(turn_experts, *read_sizes(hf, "hidden_size")))
+    [width] = read_sizes(hf, "hidden_size")
+    return replace(family, convert=partial(turn_experts, width))
 
 
 QWEN3_MOE_TEXT = replace(qwen_moe.QWEN3_MOE, name="qwen3_vl_moe_text", config=qwen3_moe_config, variant=choose_variant)
