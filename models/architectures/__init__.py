@@ -1,5 +1,6 @@
 """The supported model families. No module outside of this folder names a family."""
 
+from .afmoe import AFMOE
 from .albert import ALBERT
 from .baichuan import BAICHUAN
 from .bart import BART
@@ -9,10 +10,14 @@ from .biogpt import BIOGPT, XGLM
 from .blenderbot import BLENDERBOT, BLENDERBOT_SMALL
 from .bloom import BLOOM
 from .cohere import COHERE, COHERE2
+from .cohere_moe import COHERE2_MOE
 from .deberta import DEBERTA, DEBERTA_FIRST
+from .deepseek import DEEPSEEK_V2, DEEPSEEK_V3, GLM4_MOE_LITE, KIMI_K2, MINICPM3
 from .electra import ELECTRA
+from .ernie_moe import ERNIE4_5_MOE
 from .eurobert import EUROBERT
 from .exaone import EXAONE4
+from .exaone_moe import EXAONE_MOE
 from .falcon import FALCON
 from .family import Family, HeadSpec, rename_weight
 from .gemma import GEMMA, GEMMA2, GEMMA3, GEMMA3_IMAGES
@@ -24,9 +29,11 @@ from .gpt_neox import GPT_NEOX
 from .gpt_oss import GPT_OSS
 from .gptj import CODEGEN, GPTJ
 from .granite import GRANITE, MINICPM
+from .granite_moe import GRANITE_MOE, GRANITE_MOE_SHARED
 from .gte import GTE, GTE_PUBLISHED
 from .helium import ERNIE, HELIUM
 from .hunyuan import HUNYUAN
+from .hunyuan_moe import HUNYUAN_MOE
 from .internlm import INTERNLM2, INTERNLM3
 from .jina import BERT, JINA_EMBEDDINGS_V3, XLM_ROBERTA
 from .led import LED
@@ -34,6 +41,7 @@ from .llama import LLAMA, MISTRAL, QWEN2, QWEN3
 from .long_bert import BIG_BIRD, LONGFORMER, XLM_ROBERTA_XL
 from .marian import MARIAN
 from .mbart import M2M_100, MBART
+from .minimax import MINIMAX_M2
 from .mistral import MINISTRAL, MINISTRAL3, MISTRAL_IMAGES
 from .mixtral import MIXTRAL
 from .modernbert import MODERNBERT
@@ -48,9 +56,10 @@ from .pegasus import PEGASUS
 from .persimmon import PERSIMMON
 from .phi import PHI
 from .phi3 import PHI3
+from .phimoe import PHIMOE
 from .plbart import PLBART
-from .qwen_images import QWEN2_5_IMAGES, QWEN2_IMAGES, QWEN3_IMAGES
-from .qwen_moe import DOTS1, GLM4_MOE, OLMOE, QWEN2_MOE, QWEN3_MOE
+from .qwen_images import QWEN2_5_IMAGES, QWEN2_IMAGES, QWEN3_IMAGES, QWEN3_MOE_IMAGES
+from .qwen_moe import DOTS1, FLEX_OLMO, GLM4_MOE, OLMOE, QWEN2_MOE, QWEN3_MOE
 from .roformer import ROFORMER
 from .seed_oss import SEED_OSS
 from .smollm3 import SMOLLM3
@@ -105,6 +114,22 @@ FAMILIES: dict[str, Family] = {
         GLM4_MOE,
         DOTS1,
         GPT_OSS,
+        DEEPSEEK_V2,
+        DEEPSEEK_V3,
+        KIMI_K2,
+        GLM4_MOE_LITE,
+        MINICPM3,
+        GRANITE_MOE,
+        GRANITE_MOE_SHARED,
+        ERNIE4_5_MOE,
+        FLEX_OLMO,
+        PHIMOE,
+        MINIMAX_M2,
+        EXAONE_MOE,
+        AFMOE,
+        HUNYUAN_MOE,
+        COHERE2_MOE,
+        QWEN3_MOE_IMAGES,
         GPT_NEOX,
         OPT,
         GPTJ,

@@ -17,6 +17,16 @@ RENAMES: Renames = (
 )
 
 
+MAX_LISTED = 1 << 12  # experts in one tensor; published networks have 512
+
+
+def list_experts(tensor: Tensor) -> tuple[Tensor, ...]:
+    """The tensor of each expert. ValueError for more than MAX_LISTED: a tensor without numbers may have any shape."""
+    if tensor.dim() < 2 or len(tensor) > MAX_LISTED:
+        raise ValueError(f"it should hold the matrices of {MAX_LISTED} experts at most")
+    return tensor.unbind()
+
+
 def split_experts(name: str, tensor: Tensor) -> NamedTensors:
     """The matrices of a fused tensor [E, 2 I, W] or [E, W, I] by expert; any other tensor as it is."""
     found = FUSED.match(name)
@@ -25,7 +35,7 @@ def split_experts(name: str, tensor: Tensor) -> NamedTensors:
     parts = {"down_proj": ("down",), "gate_up_proj": ("gate", "up")}[found[2]]
     return [
         (f"{found[1]}.experts.{number}.{part}.weight", piece)
-        for number, matrix in enumerate(tensor)
+        for number, matrix in enumerate(list_experts(tensor))
         for part, piece in zip(parts, matrix.chunk(len(parts)), strict=True)
     ]
 

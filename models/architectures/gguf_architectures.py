@@ -30,6 +30,20 @@ from .gguf_generators import (
     read_stablelm,
     read_windowed,
 )
+from .gguf_mixtures import (
+    has_choice_bias,
+    is_prediction_layer,
+    read_deepseek,
+    read_ernie_moe,
+    read_gpt_oss,
+    read_granite_moe,
+    read_mixtral,
+    read_olmoe,
+    read_qwen_moe,
+    read_routed,
+    shared_width,
+    split_mixture,
+)
 
 Json = dict[str, Any]
 Shapes = Mapping[str, tuple[int, ...]]
@@ -76,6 +90,7 @@ INNER: Renames = (
     *DECODER,
 )
 SEED_OSS: Renames = ((r"\.post_attention_norm\.", ".mlp_norm."), *DECODER)
+OTHER_ARITHMETIC = ("logit_scale", "attn_logit_softcapping", "final_logit_softcapping", "attention.clamp_kqv")
 DROP = r"^rope_(freqs|factors_long|factors_short)\.|\.attn_rot_embd\."  # what the configuration is read from
 
 
@@ -90,7 +105,8 @@ class GgufArchitecture:
 
     `config` reads metadata (keys without the architecture's name) and tensor shapes. `interleaved`: rows of queries and
     keys were reordered for a rotation of neighbouring features. `one_norm`: attention and MLP of a block read the
-    output of one norm. `unsupported_keys` are keys whose arithmetic is not implemented. `variant` returns the
+    output of one norm. `prediction_layers`: layers after the last one, which predict further tokens in training, are
+    not read. `unsupported_keys` are keys whose arithmetic is not implemented. `variant` returns the
     architecture as the tensors of a file need it.
     """
 
@@ -98,20 +114,15 @@ class GgufArchitecture:
     config: Callable[[Json, Shapes], Json]
     renames: Renames = DECODER
     interleaved: bool = False
-    unsupported_keys: tuple[str, ...] = (
-        "expert_count",
-        "logit_scale",
-        "attn_logit_softcapping",
-        "final_logit_softcapping",
-        "attention.clamp_kqv",
-    )
+    unsupported_keys: tuple[str, ...] = ("expert_count", *OTHER_ARITHMETIC)
     one_norm: bool = False
+    prediction_layers: bool = False
     variant: Callable[["GgufArchitecture", Shapes], "GgufArchitecture"] = field(default=keep_dialect)
 
 
 def rename_tensor(dialect: GgufArchitecture, config: ModelConfig, name: str, tensor: Tensor) -> NamedTensors:
     """A tensor under our names: an empty list if it is not used, several tensors if it is fused."""
-    if re.search(DROP, name):
+    if re.search(DROP, name) or (dialect.prediction_layers and is_prediction_layer(config, name)):
         return []
     pieces = split_tensor(dialect, config, name, tensor)
     if dialect.interleaved:
@@ -130,7 +141,7 @@ def split_tensor(dialect: GgufArchitecture, config: ModelConfig, name: str, tens
         return [(name.replace("ffn_up", "ffn_gate"), gate), (name, up)]
     if dialect.one_norm and ".attn_norm." in name:
         return [(name, tensor), (name.replace("attn_norm", "ffn_norm"), tensor)]
-    return [(name, tensor)]
+    return split_mixture(config, name, tensor) if config.experts or config.latent else [(name, tensor)]
 
 
 def order_pairs(config: ModelConfig, name: str, tensor: Tensor) -> Tensor:
@@ -235,6 +246,22 @@ def choose_falcon_norms(dialect: GgufArchitecture, shapes: Shapes) -> GgufArchit
     return replace(dialect, one_norm=False, renames=(*FALCON_NORMS, *dialect.renames))
 
 
+def choose_experts(dialect: GgufArchitecture, shapes: Shapes) -> GgufArchitecture:
+    """Files of Llama with a router are of Mixtral."""
+    if "blk.0.ffn_gate_inp.weight" not in shapes:
+        return dialect
+    return replace(dialect, family="mixtral", config=read_mixtral, unsupported_keys=OTHER_ARITHMETIC)
+
+
+def choose_deepseek(dialect: GgufArchitecture, shapes: Shapes) -> GgufArchitecture:
+    """Files with a bias for the choice of experts are of the third version."""
+    return replace(dialect, family="deepseek_v3") if has_choice_bias(shapes) else dialect
+
+
+def choose_granite(dialect: GgufArchitecture, shapes: Shapes) -> GgufArchitecture:
+    return replace(dialect, family="granitemoeshared") if shared_width(shapes) else dialect
+
+
 def share_one_norm(dialect: GgufArchitecture, shapes: Shapes) -> GgufArchitecture:
     """Files without norms of MLPs have one norm for attention and MLP."""
     return replace(dialect, one_norm="blk.0.ffn_norm.weight" not in shapes)
@@ -272,7 +299,7 @@ def read_starcoder2(fields: Json, shapes: Shapes) -> Json:
 
 
 GGUF_ARCHITECTURES: dict[str, GgufArchitecture] = {
-    "llama": GgufArchitecture("llama", read_llama, interleaved=True),
+    "llama": GgufArchitecture("llama", read_llama, interleaved=True, variant=choose_experts),
     "qwen2": GgufArchitecture("qwen2", read_llama),
     "qwen3": GgufArchitecture("qwen3", read_llama),
     "qwen2vl": GgufArchitecture("qwen2", read_llama),
@@ -303,6 +330,31 @@ GGUF_ARCHITECTURES: dict[str, GgufArchitecture] = {
     "arcee": GgufArchitecture("arcee", read_llama, interleaved=True),
     "hunyuan-dense": GgufArchitecture("hunyuan_v1_dense", read_llama),
     "ernie4_5": GgufArchitecture("ernie4_5", read_decoder, interleaved=True),
+    "qwen2moe": GgufArchitecture("qwen2_moe", read_qwen_moe, unsupported_keys=OTHER_ARITHMETIC),
+    "qwen3moe": GgufArchitecture("qwen3_moe", read_qwen_moe, unsupported_keys=OTHER_ARITHMETIC),
+    "olmoe": GgufArchitecture("olmoe", read_olmoe, unsupported_keys=OTHER_ARITHMETIC),
+    "granitemoe": GgufArchitecture(
+        "granitemoe",
+        read_granite_moe,
+        interleaved=True,
+        unsupported_keys=OTHER_ARITHMETIC[1:],
+        variant=choose_granite,
+    ),
+    "gpt-oss": GgufArchitecture("gpt_oss", read_gpt_oss, SEED_OSS, unsupported_keys=OTHER_ARITHMETIC),
+    "deepseek2": GgufArchitecture(
+        "deepseek_v2",
+        read_deepseek,
+        unsupported_keys=OTHER_ARITHMETIC,
+        prediction_layers=True,
+        variant=choose_deepseek,
+    ),
+    "glm4moe": GgufArchitecture(
+        "glm4_moe", read_routed, SEED_OSS, unsupported_keys=OTHER_ARITHMETIC, prediction_layers=True
+    ),
+    "dots1": GgufArchitecture("dots1", read_routed, unsupported_keys=OTHER_ARITHMETIC),
+    "ernie4_5-moe": GgufArchitecture(
+        "ernie4_5_moe", read_ernie_moe, interleaved=True, unsupported_keys=OTHER_ARITHMETIC
+    ),
     "gpt2": GgufArchitecture("gpt2", read_gpt2),
     "gptneox": GgufArchitecture("gpt_neox", read_gpt_neox),
     "bloom": GgufArchitecture("bloom", read_bloom, BLOOM),

@@ -22,7 +22,7 @@ def split_experts(name: str, tensor: Tensor) -> NamedTensors:
         return [(name, tensor)]
     leaf = "bias" if found[3] else "weight"
     pieces: NamedTensors = []
-    for number, stored in enumerate(tensor):
+    for number, stored in enumerate(experts.list_experts(tensor)):
         each = stored if found[3] else stored.t()
         parts = {"down": each} if found[2] == "down_proj" else {"gate": each[::2], "up": each[1::2]}
         pieces += [(f"{found[1]}.{number}.{part}.{leaf}", piece) for part, piece in parts.items()]

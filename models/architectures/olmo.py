@@ -16,8 +16,14 @@ INNER_RENAMES = (
 
 
 def olmo_config(hf: Json) -> ModelConfig:
-    check_required_values(hf, {"clip_qkv": None})
-    return replace(llama.llama_config(hf), norm="layer", norm_eps=1e-5, norm_weight=False, norm_bias=False)
+    return replace(
+        llama.llama_config(hf),
+        norm="layer",
+        norm_eps=1e-5,
+        norm_weight=False,
+        norm_bias=False,
+        qkv_limit=float(hf.get("clip_qkv") or 0.0),
+    )
 
 
 def olmo2_config(hf: Json) -> ModelConfig:

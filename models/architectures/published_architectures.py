@@ -16,6 +16,7 @@ CLOSE_SPELLING = 0.6  # of 1, as difflib measures it
 # Parts of a network that no executor computes, unless a family that is loaded needs them, too.
 NETWORK_PARTS: Mapping[str, str] = {
     "activation": "another activation function",
+    "attention experts": "experts in attention (queries and outputs are chosen for each token)",
     "alternating updates": "several states a token (AltUp) and embeddings in every layer",
     "bottleneck": "layers with a bottleneck around attention",
     "convolution": "convolutions over neighbouring tokens",
@@ -184,7 +185,7 @@ PUBLISHED_ARCHITECTURES: Mapping[str, PublishedArchitecture] = {
     "iquestcoder": PublishedArchitecture("LlamaForCausalLM", "decoder"),
     "jais2": PublishedArchitecture("Jais2ForCausalLM", "decoder"),
     "jamba": PublishedArchitecture("JambaForCausalLM", "decoder", ("experts", "state space")),
-    "jetmoe": PublishedArchitecture("JetMoeForCausalLM", "decoder", ("experts",)),
+    "jetmoe": PublishedArchitecture("JetMoeForCausalLM", "decoder", ("experts", "attention experts")),
     "jina_embeddings_v3": PublishedArchitecture("JinaEmbeddingsV3ForMaskedLM", "encoder"),
     "kimi_linear": PublishedArchitecture("KimiLinearForCausalLM", "decoder", ("experts", "latent", "linear attention")),
     "kolibri1": PublishedArchitecture("Kolibri1ForCausalLM", "decoder", ("experts",)),

@@ -1,13 +1,14 @@
-"""Families with many small experts: Qwen2-MoE and Qwen3-MoE (arXiv:2505.09388), OLMoE (arXiv:2409.02060), GLM-4.5
-(arXiv:2508.06471) and dots.llm1 (arXiv:2506.05767)."""
+"""Families with many small experts: Qwen2-MoE and Qwen3-MoE (arXiv:2505.09388), OLMoE (arXiv:2409.02060) and
+FlexOlmo (arXiv:2507.07024), GLM-4.5 (arXiv:2508.06471) and dots.llm1 (arXiv:2506.05767)."""
 
 from collections.abc import Callable, Collection
 from dataclasses import replace
 
-from ..core.errors import UnsupportedError, show_value
 from ..network.model_config import ExpertConfig, ModelConfig
 from . import experts, llama
 from .family import CAUSAL_HEADS, Family, Json, layer_numbers
+from .olmo import INNER_RENAMES
+from .prediction_layers import drop_prediction_layers
 
 RENAMES = (*experts.RENAMES, *llama.RENAMES)
 
@@ -37,14 +38,19 @@ def qwen3_config(hf: Json) -> ModelConfig:
 
 
 def olmoe_config(hf: Json) -> ModelConfig:
-    if hf.get("clip_qkv") is not None:
-        raise UnsupportedError(f"clip_qkv {show_value(hf['clip_qkv'])} is not known here")
     shape = llama.model_config({**hf, "sliding_window": 0})
     return replace(
         shape,
         query_key_norm="joint",
+        qkv_limit=float(hf.get("clip_qkv") or 0.0),
         experts=qwen_experts({**hf, "moe_intermediate_size": hf["intermediate_size"]}),
     )
+
+
+def flex_olmo_config(hf: Json) -> ModelConfig:
+    """As OLMoE, with norms after each part, before the sum."""
+    shape = olmoe_config({"rope_theta": 500_000.0, **hf, "clip_qkv": None})
+    return replace(shape, norm_order="inner")
 
 
 def routed_experts(hf: Json) -> ExpertConfig:
@@ -86,5 +92,12 @@ def _family(
 QWEN2_MOE = _family("qwen2_moe", "Qwen2Moe", qwen2_config)
 QWEN3_MOE = _family("qwen3_moe", "Qwen3Moe", qwen3_config)
 OLMOE = _family("olmoe", "Olmoe", olmoe_config, ())
-GLM4_MOE = _family("glm4_moe", "Glm4Moe", glm4_config, ())
+FLEX_OLMO = replace(
+    OLMOE,
+    name="flex_olmo",
+    config=flex_olmo_config,
+    renames=(*experts.RENAMES, *INNER_RENAMES),
+    heads=llama.llama_heads("FlexOlmo", ()),
+)
+GLM4_MOE = replace(_family("glm4_moe", "Glm4Moe", glm4_config, ()), variant=drop_prediction_layers)
 DOTS1 = _family("dots1", "Dots1", dots1_config, ())

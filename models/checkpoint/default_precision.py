@@ -39,7 +39,7 @@ def choose_precision(entries: Iterable[TensorEntry]) -> DefaultPrecision:
     weights are stored so, int4 if any of them keeps its stored codes in int4."""
     numbers, shares = Counter[str](), Counter[PrecisionName]()
     for entry in entries:
-        if len(entry.shape) == 2:
+        if len(entry.shape) in (2, 3):  # 3: the matrices of all experts of a layer
             numbers[entry.kind] += prod(entry.shape)
             shares[kind_precision(entry.kind)] += prod(entry.shape)
     if 2 * shares["float32"] >= shares.total():

@@ -20,7 +20,7 @@ from ..chat import ChatTemplate
 from ..chat.pair_prompt import PairPrompt
 from ..core.errors import CheckpointError, EncodingError, UnsupportedError, show_value, truncate
 from ..core.late_interaction import LateInteraction
-from ..network.model_config import ExpertConfig, ModelConfig
+from ..network.model_config import ExpertConfig, LatentConfig, ModelConfig
 from ..network.transformer import Transformer
 from ..parallel import Cut
 from ..seq2seq.decoding import DecodingConfig
@@ -51,6 +51,7 @@ REAL_FIELDS = (
     "distance_scale",
     "score_scale",
     "score_cap",
+    "qkv_limit",
     "residual_scale",
     "logit_scale",
     "logit_cap",
@@ -289,6 +290,8 @@ def invalid_fields(config: ModelConfig) -> Iterator[tuple[str, str]]:
             yield "distances", f"{MIN_DISTANCES} at least"
         if config.farthest <= near + 1:
             yield "farthest", f"more than {near + 1}, up to which each distance has a bucket of its own"
+    if config.latent is not None:
+        yield from invalid_latent_fields(config, config.latent)
     if config.experts is not None:
         yield from invalid_expert_fields(config, config.experts)
     if scaling := config.rope_scaling:
@@ -309,6 +312,21 @@ def invalid_fields(config: ModelConfig) -> Iterator[tuple[str, str]]:
             yield "rope_scaling", f"with {count} factors, half of the rotated features"
         if not all(0 < divisor < math.inf for divisor in scaling.divisors):
             yield "rope_scaling", "with positive factors"
+
+
+def invalid_latent_fields(config: ModelConfig, latent: LatentConfig) -> Iterator[tuple[str, str]]:
+    """As `invalid_fields`, for latent attention."""
+    for name, least in (("rank", 1), ("value_width", 1), ("query_rank", 0)):
+        value = getattr(latent, name)
+        if type(value) is not int or not least <= value < 2**31:
+            yield "latent", f"with a whole number from {least} on as {name}, within reason"
+            return
+    if latent.value_width > config.head_width:
+        yield "latent", f"with values of {config.head_width} features at most, the width of a key"
+    if config.position != "rotary" or not 0 < config.rotary_width < config.head_width:
+        yield "rotary_width", f"from 2 to less than {config.head_width}, the width of a key, for latent attention"
+    if config.kv_heads != config.heads:
+        yield "kv_heads", f"{config.heads}, the number of heads, for latent attention"
 
 
 def invalid_expert_fields(config: ModelConfig, experts: ExpertConfig) -> Iterator[tuple[str, str]]:
@@ -337,8 +355,10 @@ def invalid_expert_fields(config: ModelConfig, experts: ExpertConfig) -> Iterato
         yield "experts", f"with {room} at most chosen for a token"
     if len(experts.layers) not in (0, config.depth):
         yield "experts", f"said for each of {config.depth} layers"
-    if not (0 <= experts.scale < math.inf and 0 <= experts.clamp < math.inf):
+    if not all(0 <= number < math.inf for number in (experts.scale, experts.clamp, experts.shared_scale)):
         yield "experts", "with numbers as scale and limit, not negative"
+    if not 0 <= experts.margin < math.inf:
+        yield "experts", "with a margin that is not negative"
 
 
 def parameter_shapes(network: Transformer, head: nn.Module) -> dict[str, tuple[int, ...]]:

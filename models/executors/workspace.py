@@ -54,6 +54,10 @@ def _activations(config: ModelConfig, dtype: torch.dtype, largest: LargestStep) 
     """The residual stream, as the caller and the block hold it, and the wider of attention and MLP."""
     heads, kept = config.heads * config.head_width, config.kv_heads * config.head_width
     attention = 5 * heads + (2 if largest.cached else 4) * kept
+    if config.latent is not None:  # narrow vectors, rotated and padded copies
+        attention += 4 * heads + 2 * (config.latent.rank + config.latent.query_rank)
+    if config.attention_gate:
+        attention += 2 * heads
     mlp = (3 if config.gated_mlp else 2) * config.active_mlp_width
     if largest.invariant:
         attention, mlp = (

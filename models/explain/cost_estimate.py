@@ -47,6 +47,10 @@ def _stack_bytes(config: ModelConfig, rows: int, count: int, needs_gradients: bo
     """Bytes of `count` texts of so many rows that go through a stack together."""
     inner, kv_inner = config.heads * config.head_width, config.kv_heads * config.head_width
     attention = 2 * (inner + kv_inner) + (inner + kv_inner if config.query_key_norm else 0)
+    if config.latent is not None:
+        attention += 4 * inner + 2 * (config.latent.rank + config.latent.query_rank)
+    if config.attention_gate:
+        attention += 3 * inner
     mlp, sums = (3 if config.gated_mlp else 1) * config.active_mlp_width, 6 if config.norm_order == "sandwich" else 4
     layers = config.depth if needs_gradients else 0
     # Kept for the backward pass; the layer in progress takes this much again, and more.
@@ -155,7 +159,12 @@ def _pass_operations(config: ModelConfig, body: ModelConfig, text: InputTokens, 
 def _stack_operations(config: ModelConfig, rows: int, count: int) -> int:
     inner, kv_inner = config.heads * config.head_width, config.kv_heads * config.head_width
     mlp = (3 if config.gated_mlp else 2) * config.width * config.active_mlp_width
-    matrices = config.width * (2 * inner + 2 * kv_inner) + mlp
+    projections = config.width * ((3 if config.attention_gate else 2) * inner + 2 * kv_inner)
+    if (latent := config.latent) is not None:
+        narrow = config.width * (latent.rank + latent.query_rank + config.rotary_width)
+        wide = (latent.rank * 2 + (latent.query_rank or config.width) + config.width) * inner
+        projections = narrow + wide
+    matrices = projections + mlp
     # Products of queries, keys, values and distances.
     products = 4 if config.position in ("distance", "relative") else 2
     pairs = products * inner * count * rows * rows

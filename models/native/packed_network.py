@@ -54,6 +54,11 @@ def unsupported_reason(config: ModelConfig) -> str:
     reasons = (
         (config.position == "relative", "its keys and values depend on distances"),
         (config.distances, "its scores have a bias by distance"),
+        (config.experts is not None and config.experts.scoring == "sparse_mixer", "its router is a sparse mixer"),
+        (config.experts is not None and config.experts.shared_scale != 1.0, "its shared expert's output is scaled"),
+        (config.latent is not None, "its attention is latent"),
+        (config.attention_gate, "its mixed values are multiplied by a gate"),
+        (config.qkv_limit, "its queries, keys and values are clamped"),
         (config.convolution, "a convolution is beside its first layer"),
         (config.shared and not config.opening_norm, "its layers share their weights except for the first norm"),
         (config.has_cross_attention, "its layers have cross-attention"),

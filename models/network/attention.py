@@ -14,6 +14,7 @@ from torch.nn import functional as F
 
 from .cache import MemoryView, SourceMemory
 from .lora import LinearFunction, apply_linear
+from .mlp import logistic
 from .model_config import ModelConfig
 from .positions import DistanceBias, DistanceVectors, LinearBias, RelativeVectors, Rotary, rotate
 from .ragged import RaggedBatch
@@ -263,6 +264,7 @@ class Attention(nn.Module):
         self.query_norm = HeadNorm(config, config.heads) if normed else nn.Identity()
         self.key_norm = HeadNorm(config, config.kv_heads) if normed else nn.Identity()
         self.sinks = nn.Parameter(torch.zeros(config.heads)) if config.sinks else None
+        self.gate = nn.Linear(config.width, inner, bias=False) if config.attention_gate else None
 
     @property
     def scoring(self) -> Scoring:
@@ -277,12 +279,16 @@ class Attention(nn.Module):
         if not self.config.norm_after_rotation:
             query, key = self.query_norm(query), self.key_norm(key)
         value = through(self.value, x).view(len(x), -1, width)
+        if limit := self.config.qkv_limit:
+            query, key, value = (part.clamp(-limit, limit) for part in (query, key, value))
         turns = frame.window_rotation if self.config.is_windowed(self.layer) else frame.rotation
         if turns is not None and self.config.is_rotated(self.layer):
             query, key = rotate(query, turns), rotate(key, turns)
         if self.config.norm_after_rotation:
             query, key = self.query_norm(query), self.key_norm(key)
         mixed = frame.attend(self, (query, key, value))
+        if self.gate is not None:
+            mixed = mixed * logistic(self.gate(x))
         return through(self.output, mixed)
 
     def attention_function(self, frame: AttentionContext, group: AttentionGroup) -> AttentionFunction:  # noqa: ARG002
@@ -374,15 +380,64 @@ class RelativeAttention(Attention):
         return mix
 
 
+class LatentAttention(Attention):
+    """Latent attention: keys and values of all heads are computed from one narrow vector for each token (DeepSeek-V2,
+    arXiv:2405.04434). See LatentConfig.
+
+    The rotated features of a head come first; those of keys are the same for all heads. The cache has the keys and
+    values of every head, the values padded with zeros to the width of keys. For a token and a layer that is 2 * heads *
+    head_width numbers; the narrow vector and the rotated features would be rank + rotary_width (49,152 and 576 in
+    DeepSeek-V3). Adapters do not change it unmerged.
+    """
+
+    def __init__(self, config: ModelConfig, layer: int) -> None:
+        nn.Module.__init__(self)
+        assert config.latent is not None
+        self.config, self.layer, self.latent = config, layer, config.latent
+        self.mix: AttentionFunction = attend
+        rank, query_rank, rotated = self.latent.rank, self.latent.query_rank, config.rotary_width
+        if query_rank:
+            self.query_down = nn.Linear(config.width, query_rank, bias=config.qkv_bias)
+            self.query_down_norm = nn.RMSNorm(query_rank, self.latent.norm_eps)
+        self.query = nn.Linear(query_rank or config.width, config.heads * config.head_width, bias=False)
+        self.down = nn.Linear(config.width, rank, bias=config.qkv_bias)
+        self.down_norm = nn.RMSNorm(rank, self.latent.norm_eps)
+        self.key_rotated = nn.Linear(config.width, rotated, bias=config.qkv_bias)
+        self.key = nn.Linear(rank, config.heads * (config.head_width - rotated), bias=False)
+        self.value = nn.Linear(rank, config.heads * self.latent.value_width, bias=False)
+        self.output = nn.Linear(config.heads * self.latent.value_width, config.width, bias=config.output_bias)
+        self.sinks = None
+
+    def forward(self, x: Tensor, frame: AttentionContext) -> Tensor:
+        """[T, W] to [T, W]."""
+        heads = self.config.heads
+        asking = self.query_down_norm(self.query_down(x)) if self.latent.query_rank else x
+        query = self.query(asking).view(len(x), heads, -1)
+        narrow = self.down_norm(self.down(x))  # [T, rank]
+        rotated = self.key_rotated(x)[:, None]  # [T, 1, R]
+        turns = frame.window_rotation if self.config.is_windowed(self.layer) else frame.rotation
+        assert turns is not None, "description.invalid_fields has refused it"
+        if self.config.is_rotated(self.layer):
+            query, rotated = rotate(query, turns), rotate(rotated, turns)
+        plain = self.key(narrow).view(len(x), heads, -1)
+        key = torch.cat((rotated.expand(-1, heads, -1), plain), dim=-1)
+        value = self.value(narrow).view(len(x), heads, -1)
+        value = F.pad(value, (0, self.config.head_width - self.latent.value_width))
+        mixed = frame.attend(self, (query, key, value)).view(len(x), heads, -1)
+        out: Tensor = self.output(mixed[:, :, : self.latent.value_width].flatten(1))
+        return out
+
+
 ATTENTION_CLASSES: dict[str, type[Attention]] = {
+    "latent": LatentAttention,
     "distance": DisentangledAttention,
     "relative": RelativeAttention,
     "layer_bias": BiasedAttention,
-}  # by the kind of position encoding
+}  # by ModelConfig.attention_kind
 
 
 def build_attention(config: ModelConfig, layer: int) -> Attention:
-    return ATTENTION_CLASSES.get(config.position, Attention)(config, layer)
+    return ATTENTION_CLASSES.get(config.attention_kind, Attention)(config, layer)
 
 
 def _group_batch(batch: RaggedBatch) -> list[list[int]]:

@@ -5,7 +5,7 @@ import torch
 from torch import Tensor, nn
 
 from .lora import LinearFunction, apply_linear
-from .mlp import MLP, ClampedMLP
+from .mlp import MLP, ClampedMLP, logistic
 from .model_config import ExpertConfig, ModelConfig
 
 
@@ -38,12 +38,17 @@ class MixtureOfExperts(nn.Module):
         shared: Tensor = self.shared(x)
         if self.shared_gate is not None:
             shared = shared * logistic(self.shared_gate(x))
+        if self.config.shared_scale != 1.0:
+            shared = shared * self.config.shared_scale
         return out + shared
 
     def route(self, x: Tensor) -> tuple[Tensor, Tensor]:
         """The weights [T, K] of the chosen experts, and their numbers [T, K]."""
         config = self.config
         logits = self.router(x).float()  # [T, E]
+        if config.scoring == "sparse_mixer":
+            weights, chosen = mix_sparsely(logits, config.chosen, config.margin)
+            return weights.to(x.dtype), chosen
         scores = logits.softmax(dim=-1) if config.scoring == "softmax" else logistic(logits)
         compared = scores if self.choice_bias is None else scores + self.choice_bias
         if config.groups:
@@ -65,9 +70,18 @@ class MixtureOfExperts(nn.Module):
         return grouped.masked_fill(hidden[..., None], float("-inf")).view_as(scores)
 
 
-def logistic(x: Tensor) -> Tensor:
-    """The logistic function; torch.sigmoid rounds the last elements of a batch differently."""
-    return 1 / (1 + (-x).exp())
+def mix_sparsely(logits: Tensor, count: int, margin: float) -> tuple[Tensor, Tensor]:
+    """The weights [T, K] and numbers [T, K] of `count` experts, chosen one after the other from logits [T, E]. The
+    weight of each is its share of a softmax over the experts not chosen before it whose distance from it is at most
+    `margin` times the larger of its logit and their magnitude (SparseMixer, Liu et al. 2024, arXiv:2409.12136)."""
+    left, weights, chosen = logits, list[Tensor](), list[Tensor]()
+    for _ in range(count):
+        best, number = left.max(dim=-1, keepdim=True)  # [T, 1]
+        far = (best - logits) / logits.abs().clamp(min=best) > margin
+        weights.append(left.masked_fill(far, float("-inf")).softmax(dim=-1).gather(-1, number))
+        chosen.append(number)
+        left = left.scatter(-1, number, float("-inf"))
+    return torch.cat(weights, dim=-1), torch.cat(chosen, dim=-1)
 
 
 def build_mlp(config: ModelConfig, layer: int) -> MLP | MixtureOfExperts:

@@ -36,10 +36,13 @@ Lora = Mapping[str, LowRank]  # by the product's name, "blocks.3.mlp.up"
 
 
 def adaptable_shapes(config: ModelConfig) -> dict[str, tuple[int, int]]:
-    """The inputs and outputs of the linear layers that an adapter can change, by name; experts cannot be changed."""
+    """The inputs and outputs of the linear layers that an adapter can change, by name; experts and latent attention
+    cannot be changed."""
     inner, kept = config.heads * config.head_width, config.kv_heads * config.head_width
     outputs = dict(zip(ATTENTION, (inner, kept, kept, config.width), strict=True))
     shapes = {name: (inner if name == ATTENTION[-1] else config.width, count) for name, count in outputs.items()}
+    if config.latent is not None:
+        shapes = {}
     mlp = {"mlp.up": (config.width, config.mlp_width), "mlp.down": (config.mlp_width, config.width)}
     if config.gated_mlp:
         mlp["mlp.gate"] = config.width, config.mlp_width

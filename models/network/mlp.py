@@ -21,6 +21,11 @@ MLP_ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
 }
 
 
+def logistic(x: Tensor) -> Tensor:
+    """The logistic function; torch.sigmoid rounds the last elements of a batch differently."""
+    return 1 / (1 + (-x).exp())
+
+
 class MLP(nn.Module):
     """Position-wise feed-forward network, plain or gated (Shazeer 2020, arXiv:2002.05202).
 

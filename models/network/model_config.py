@@ -34,14 +34,16 @@ class ExpertConfig:
     experts, each with `width` inner features.
 
     Weights are the chosen experts' scores, which are divided by their sum plus `normalised_eps` if `normalised`, and
-    multiplied by `scale`. With `groups`, experts are chosen from the best `chosen_groups` groups only.
+    multiplied by `scale`. With `groups`, experts are chosen from the best `chosen_groups` groups only. With the scoring
+    "sparse_mixer" the weight of a chosen expert is its share among the experts whose scores are within `margin` of it.
     """
 
     count: int
     chosen: int
     width: int
     layers: tuple[bool, ...] = ()  # which layers have experts; empty: all
-    scoring: Literal["softmax", "sigmoid"] = "softmax"
+    scoring: Literal["softmax", "sigmoid", "sparse_mixer"] = "softmax"
+    margin: float = 0.0  # of "sparse_mixer"
     normalised: bool = True
     normalised_eps: float = 0.0
     scale: float = 1.0
@@ -53,9 +55,25 @@ class ExpertConfig:
     clamp: float = 0.0  # the limit of inner features, which are shifted by one (gpt-oss); 0: neither
     shared_width: int = 0  # inner features of an expert that all tokens use
     shared_gate: bool = False  # the shared expert's output is multiplied by a gate
+    shared_scale: float = 1.0  # by which the shared expert's output is multiplied
 
     def is_in(self, layer: int) -> bool:
         return not self.layers or self.layers[layer]
+
+
+@dataclass(frozen=True, kw_only=True)
+class LatentConfig:
+    """Latent attention: keys and values are computed from one narrow vector for each token (DeepSeek-V2,
+    arXiv:2405.04434). See models.network.latent_attention.
+
+    The rotated features of a key, `rotary_width` of ModelConfig, are the same for all heads and do not go through the
+    narrow vector. Widths count features.
+    """
+
+    rank: int  # of the vector of keys and values
+    query_rank: int = 0  # of the vector of queries; 0: queries are computed from the state
+    value_width: int  # of a head
+    norm_eps: float = 1e-6  # of the norms of the narrow vectors
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -128,6 +146,9 @@ class ModelConfig:
     norm_after_rotation: bool = False  # queries and keys are normed after their rotation, not before
     score_scale: float = 0.0  # 0: 1 / sqrt(head_width)
     score_cap: float = 0.0  # scores s become cap * tanh(s / cap); 0: no cap
+    qkv_limit: float = 0.0  # queries, keys and values are clamped to it before they are rotated; 0: they are not
+    attention_gate: bool = False  # mixed values are multiplied by a gate that is computed from the layer's input
+    latent: LatentConfig | None = None
     sinks: bool = False  # each head has a learned score for no key, which takes a share of the softmax
     residual_scale: float = 1.0  # by which the output of each part is multiplied before it is added
     logit_scale: float = 1.0  # by which logits are multiplied
@@ -143,6 +164,11 @@ class ModelConfig:
     shared: bool = False  # all layers have the same weights
     has_cross_attention: bool = False  # its layers have cross-attention
     hides_rows: bool = False  # sequences may end in rows that no row attends to (query expansion of ColBERT)
+
+    @property
+    def attention_kind(self) -> str:
+        """Which class of attention the layers have: "latent", or that of the kind of positions."""
+        return self.position if self.latent is None else "latent"
 
     @property
     def has_sinusoidal_positions(self) -> bool:

@@ -73,6 +73,10 @@ def split_problem(config: ModelConfig, world: int) -> str:
     """Why such a network cannot be split among `world` processes, and which numbers are possible; empty if it can."""
     if config.experts is not None and world > 1:
         return "its MLPs are mixtures of experts, which are not split, so tensor_parallel would have to be 1"
+    if config.latent is not None and world > 1:
+        return "its attention is latent, which is not split, so tensor_parallel would have to be 1"
+    if config.attention_gate and world > 1:
+        return "its attention has a gate, which is not split, so tensor_parallel would have to be 1"
     if config.query_key_norm == "joint" and world > 1:
         return "its queries are normalised over all heads together, so tensor_parallel would have to be 1"
     if can_split(config, world):

@@ -1,17 +1,25 @@
-"""Mixtures of experts equal the reference on tiny random checkpoints, as folders that the reference writes."""
+"""Mixtures of experts and latent attention equal the reference on tiny random checkpoints, as folders that the
+reference writes: under the names of published files, and with one tensor for all experts of a layer."""
 
+import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 import transformers as tf
+from safetensors.torch import load_file, save_file
 
 from polyhead.models import checkpoint
-from polyhead.models.core.errors import CheckpointError
+from polyhead.models.core.errors import CheckpointError, UnsupportedError
 from polyhead.models.executors.contract import StepInput
 from polyhead.models.executors.torch_executor import TorchExecutor
+from polyhead.models.invariant import make_invariant
+from polyhead.models.native.packed_network import unsupported_reason
+from polyhead.models.network.lora import adaptable_shapes
 from polyhead.models.network.ragged import RaggedBatch
+from polyhead.models.parallel.share import split_problem
 from tests.support.checkpoints import byte_level_bpe
 
 SEQUENCES = [[5, 6, 7, 8, 9, 10, 11, 12, 13], [20, 21, 22], [30, 31, 32, 33, 34], [40]]
@@ -20,6 +28,19 @@ SHAPE = dict(
     intermediate_size=48, max_position_embeddings=64,
 )  # fmt: skip
 ROUTED = dict(SHAPE, n_routed_experts=8, num_experts_per_tok=3, moe_intermediate_size=24, n_shared_experts=2)
+LATENT = dict(
+    {**ROUTED, "num_key_value_heads": 4}, kv_lora_rank=24, qk_nope_head_dim=12, qk_rope_head_dim=8, v_head_dim=10
+)
+YARN = dict(
+    rope_type="yarn", rope_theta=1e4, factor=4.0, original_max_position_embeddings=16, mscale=0.7, mscale_all_dim=0.9,
+    beta_fast=32, beta_slow=1,
+)  # fmt: skip
+LONGROPE = dict(
+    rope_type="longrope", rope_theta=1e4, original_max_position_embeddings=64, short_mscale=1.2, long_mscale=1.3,
+    short_factor=[1.0, 1.5, 2.0, 3.0], long_factor=[4.0] * 4, factor=2.0,
+)  # fmt: skip
+SCALES = dict(embedding_multiplier=3.0, residual_multiplier=0.5, attention_multiplier=0.2, logits_scaling=4.0)
+TEXT = dict(SHAPE, moe_intermediate_size=24, num_experts=6, num_experts_per_tok=2, head_dim=8)
 ROWS: dict[str, tuple[Any, Any]] = {
     "mixtral": (tf.MixtralConfig(**SHAPE, num_local_experts=4), tf.MixtralForCausalLM),
     "qwen2_moe": (
@@ -38,6 +59,156 @@ ROWS: dict[str, tuple[Any, Any]] = {
         tf.Glm4MoeForCausalLM,
     ),
     "dots1": (tf.Dots1Config(**ROUTED, first_k_dense_replace=1, norm_topk_prob=True), tf.Dots1ForCausalLM),
+    "olmoe clipped": (tf.OlmoeConfig(**SHAPE, num_experts=6, num_experts_per_tok=2, clip_qkv=0.4), tf.OlmoeForCausalLM),
+    "flex_olmo": (
+        tf.FlexOlmoConfig(**SHAPE, num_experts=6, num_experts_per_tok=2, pad_token_id=0),
+        tf.FlexOlmoForCausalLM,
+    ),
+    "deepseek_v2": (
+        tf.DeepseekV2Config(
+            **LATENT,
+            q_lora_rank=20,
+            topk_method="group_limited_greedy",
+            n_group=4,
+            topk_group=2,
+            first_k_dense_replace=1,
+            routed_scaling_factor=1.7,
+            rope_parameters=YARN,
+        ),
+        tf.DeepseekV2ForCausalLM,
+    ),
+    "deepseek_v2 lite": (
+        tf.DeepseekV2Config(**LATENT, q_lora_rank=None, attention_bias=True),
+        tf.DeepseekV2ForCausalLM,
+    ),
+    "deepseek_v3": (
+        tf.DeepseekV3Config(
+            **LATENT,
+            q_lora_rank=20,
+            n_group=4,
+            topk_group=2,
+            first_k_dense_replace=1,
+            rope_parameters=YARN,
+            num_nextn_predict_layers=1,
+        ),
+        tf.DeepseekV3ForCausalLM,
+    ),
+    "deepseek_v3 apart": (
+        tf.DeepseekV3Config(**LATENT, q_lora_rank=20, n_group=1, topk_group=1, rope_interleave=False),
+        tf.DeepseekV3ForCausalLM,
+    ),
+    "glm4_moe_lite": (
+        tf.Glm4MoeLiteConfig(**{**LATENT, "n_shared_experts": 1, "v_head_dim": 20}, q_lora_rank=20),
+        tf.Glm4MoeLiteForCausalLM,
+    ),
+    "minicpm3": (
+        tf.MiniCPM3Config(
+            **{**SHAPE, "num_key_value_heads": 4},
+            kv_lora_rank=24,
+            q_lora_rank=20,
+            qk_nope_head_dim=12,
+            qk_rope_head_dim=8,
+            dim_model_base=16,
+        ),
+        tf.MiniCPM3ForCausalLM,
+    ),
+    "granitemoe": (
+        tf.GraniteMoeConfig(**SHAPE, **SCALES, num_local_experts=6, num_experts_per_tok=3),
+        tf.GraniteMoeForCausalLM,
+    ),
+    "granitemoeshared": (
+        tf.GraniteMoeSharedConfig(
+            **SHAPE, **SCALES, num_local_experts=6, num_experts_per_tok=3, shared_intermediate_size=40
+        ),
+        tf.GraniteMoeSharedForCausalLM,
+    ),
+    "ernie4_5_moe": (
+        tf.Ernie4_5_MoeConfig(
+            **SHAPE, moe_num_experts=6, moe_k=2, moe_intermediate_size=24, moe_layer_start_index=1, use_bias=False
+        ),
+        tf.Ernie4_5_MoeForCausalLM,
+    ),
+    "phimoe": (
+        tf.PhimoeConfig(
+            **SHAPE,
+            num_local_experts=6,
+            attention_bias=True,
+            lm_head_bias=True,
+            router_jitter_noise=0.3,
+            rope_parameters=LONGROPE,
+        ),
+        tf.PhimoeForCausalLM,
+    ),
+    "hunyuan_v1_moe": (
+        tf.HunYuanMoEV1Config(**SHAPE, num_experts=6, moe_topk=[2, 2, 2], head_dim=8),
+        tf.HunYuanMoEV1ForCausalLM,
+    ),
+    "minimax_m2": (
+        tf.MiniMaxM2Config(**SHAPE, num_local_experts=6, num_experts_per_tok=3, head_dim=8, rotary_dim=4),
+        tf.MiniMaxM2ForCausalLM,
+    ),
+    "exaone_moe": (
+        tf.ExaoneMoeConfig(
+            **SHAPE,
+            num_experts=8,
+            num_experts_per_tok=2,
+            moe_intermediate_size=24,
+            sliding_window=4,
+            sliding_window_pattern=2,
+            n_group=4,
+            topk_group=2,
+        ),
+        tf.ExaoneMoeForCausalLM,
+    ),
+    "cohere2_moe": (
+        tf.Cohere2MoeConfig(
+            **SHAPE,
+            num_experts=6,
+            num_experts_per_tok=2,
+            num_shared_experts=1,
+            sliding_window=4,
+            head_dim=8,
+            sliding_window_pattern=2,
+            first_k_dense_replace=1,
+            prefix_dense_intermediate_size=40,
+        ),
+        tf.Cohere2MoeForCausalLM,
+    ),
+    "cohere2_moe sigmoid": (
+        tf.Cohere2MoeConfig(
+            **SHAPE,
+            num_experts=6,
+            num_experts_per_tok=2,
+            num_shared_experts=2,
+            sliding_window=4,
+            head_dim=8,
+            expert_selection_fn="sigmoid",
+            shared_expert_combination_strategy="sum",
+            rms_norm_eps=1e-5,
+        ),
+        tf.Cohere2MoeForCausalLM,
+    ),
+    "afmoe": (
+        tf.AfmoeConfig(
+            **SHAPE,
+            num_experts=6,
+            num_experts_per_tok=2,
+            moe_intermediate_size=24,
+            head_dim=8,
+            sliding_window=4,
+            global_attn_every_n_layers=2,
+            mup_enabled=True,
+            route_scale=1.5,
+        ),
+        tf.AfmoeForCausalLM,
+    ),
+    "qwen3_vl_moe": (
+        tf.Qwen3VLMoeConfig(
+            text_config=dict(TEXT, rope_parameters=dict(rope_type="default", rope_theta=1e4, mrope_section=[2, 1, 1])),
+            vision_config=dict(depth=1, hidden_size=16, num_heads=2, intermediate_size=16, out_hidden_size=32),
+        ),
+        tf.Qwen3VLMoeForConditionalGeneration,
+    ),
     "gpt_oss": (
         tf.GptOssConfig(**SHAPE, num_local_experts=4, num_experts_per_tok=2, head_dim=8, sliding_window=4),
         tf.GptOssForCausalLM,
@@ -45,8 +216,8 @@ ROWS: dict[str, tuple[Any, Any]] = {
 }
 
 
-def build(name: str, folder: Path) -> tuple[Any, checkpoint.Checkpoint]:
-    """The reference with large random weights, and its folder loaded."""
+def build(name: str, folder: Path, published: bool = True) -> tuple[Any, checkpoint.Checkpoint]:
+    """The reference with large random weights, and its folder loaded. `published`: under published names."""
     torch.manual_seed(0)
     config, kind = ROWS[name]
     config._attn_implementation = "eager"
@@ -56,15 +227,16 @@ def build(name: str, folder: Path) -> tuple[Any, checkpoint.Checkpoint]:
     for key, buffer in theirs.named_buffers():
         if key.endswith("e_score_correction_bias"):
             torch.nn.init.normal_(buffer, std=0.1)
-    theirs.save_pretrained(folder)
+    theirs.save_pretrained(folder, save_original_format=published)
     byte_level_bpe(384).save_pretrained(folder)
     return theirs, checkpoint.load(str(folder))
 
 
+@pytest.mark.parametrize("published", [True, False])
 @pytest.mark.parametrize("name", ROWS)
 @torch.no_grad()
-def test_packed_sequences_and_chunks_equal_the_reference(name: str, tmp_path: Path) -> None:
-    theirs, ours = build(name, tmp_path)
+def test_packed_sequences_and_chunks_equal_the_reference(name: str, published: bool, tmp_path: Path) -> None:
+    theirs, ours = build(name, tmp_path, published)
     expected = torch.cat([theirs(torch.tensor([sequence])).logits[0] for sequence in SEQUENCES])
     packed = ours.head(ours.network(RaggedBatch.of(SEQUENCES)))
     scale = max(1.0, float(expected.abs().max()))
@@ -79,6 +251,86 @@ def test_packed_sequences_and_chunks_equal_the_reference(name: str, tmp_path: Pa
             )
         )
     assert float((torch.cat(found) - expected[: len(tokens)]).abs().max()) <= 1e-5 * scale
+
+
+@pytest.mark.parametrize("name", ["deepseek_v2 lite", "deepseek_v3", "phimoe", "olmoe clipped", "afmoe", "cohere2_moe"])
+@torch.inference_mode()
+def test_states_do_not_depend_on_the_batch_when_made_invariant(name: str, tmp_path: Path) -> None:
+    _, ours = build(name, tmp_path)
+    make_invariant(ours.network, ours.head)
+    packed = ours.head(ours.network(RaggedBatch.of(SEQUENCES)))
+    alone = torch.cat([ours.head(ours.network(RaggedBatch.of([sequence]))) for sequence in SEQUENCES])
+    assert torch.equal(packed, alone)
+
+
+@pytest.mark.parametrize(
+    ("name", "reason"),
+    [("minicpm3", "its attention is latent"), ("deepseek_v3", "mixtures of experts"), ("olmoe clipped", "mixtures")],
+)
+def test_the_compiled_step_and_tensor_parallel_say_why_not(name: str, reason: str, tmp_path: Path) -> None:
+    _, ours = build(name, tmp_path)
+    config = ours.network.config
+    assert reason in unsupported_reason(config)
+    if config.latent is not None:
+        assert "latent" in split_problem(replace(config, experts=None), 2)
+        assert not adaptable_shapes(config).keys() & {"blocks.0.attention.query", "blocks.0.attention.output"}
+    assert "gate" in unsupported_reason(replace(config, experts=None, latent=None, attention_gate=True))
+    assert "clamped" in unsupported_reason(replace(config, experts=None, latent=None, qkv_limit=1.0))
+    assert "gate" in split_problem(replace(config, experts=None, latent=None, attention_gate=True), 2)
+
+
+def test_layers_that_predict_further_tokens_are_not_read(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """As DeepSeek-V3's file has them after its last layer."""
+    config, kind = ROWS["deepseek_v3"]
+    kind(config).save_pretrained(tmp_path)
+    byte_level_bpe(384).save_pretrained(tmp_path)
+    tensors = load_file(tmp_path / "model.safetensors")
+    tensors["model.layers.3.eh_proj.weight"] = torch.zeros(32, 64)
+    tensors["model.layers.3.embed_tokens.weight"] = torch.zeros(384, 32)
+    tensors["model.layers.3.self_attn.kv_b_proj.weight"] = torch.zeros(1, 3)
+    save_file(tensors, tmp_path / "model.safetensors")
+    with caplog.at_level("INFO"):
+        assert checkpoint.load(str(tmp_path)).network.config.depth == 3
+    assert "layers from 3 on predict further tokens" in caplog.text
+    fields = json.loads((tmp_path / "config.json").read_text())
+    names = [name for name in ("num_nextn_predict_layers", "num_mtp_layers") if name in fields]
+    for value in ("1", 10**6):
+        (tmp_path / "config.json").write_text(json.dumps({**fields, **dict.fromkeys(names, value)}))
+        with pytest.raises(UnsupportedError, match=r"num_nextn_predict_layers is .*a whole number up to 64"):
+            checkpoint.load(str(tmp_path))
+
+
+@pytest.mark.parametrize(
+    ("name", "field", "value", "sentence"),
+    [
+        ("deepseek_v3", "kv_lora_rank", 0, "kv_lora_rank is 0, which should be a whole number from 1"),
+        ("deepseek_v3", "q_lora_rank", -3, "latent is .*from 0 on as query_rank"),
+        ("deepseek_v3", "qk_rope_head_dim", 7, "qk_rope_head_dim is 7, which should be even"),
+        ("deepseek_v3", "v_head_dim", 64, "with values of 20 features at most, the width of a key"),
+        ("deepseek_v3", "num_key_value_heads", 2, "num_key_value_heads is 2; 4, the number of heads, is known"),
+        ("deepseek_v3", "scoring_func", "softmax", "scoring_func is .softmax.: only .sigmoid. is known"),
+        ("deepseek_v2", "topk_method", "noaux_tc", "topk_method .noaux_tc. is not one of greedy"),
+        ("deepseek_v2", "norm_topk_prob", True, "norm_topk_prob is True: only False is known"),
+        ("phimoe", "num_experts_per_tok", 3, "num_experts_per_tok is 3: only 2 is known"),
+        ("phimoe", "router_jitter_noise", -1.0, "with a margin that is not negative"),
+        ("hunyuan_v1_moe", "moe_topk", [1, 2, 2], "moe_topk differs from layer to layer"),
+        ("hunyuan_v1_moe", "moe_intermediate_size", 5, "its experts have 5 features, and 1 are shared"),
+        ("cohere2_moe", "expert_selection_fn", "x", "expert_selection_fn .x. is not one of softmax, sigmoid"),
+        ("cohere2_moe", "shared_expert_combination_strategy", "x", "strategy .x. is not one of sum, average"),
+        ("olmoe clipped", "clip_qkv", -1.0, "qkv_limit is -1.0, which should be a number, not negative"),
+        ("minimax_m2", "qk_norm_type", "per_head", "qk_norm_type is .per_head.: only .per_layer. is known"),
+    ],
+)
+def test_unknown_fields_are_refused_by_name(
+    name: str, field: str, value: object, sentence: str, tmp_path: Path
+) -> None:
+    config, kind = ROWS[name]
+    kind(config).save_pretrained(tmp_path)
+    byte_level_bpe(384).save_pretrained(tmp_path)
+    fields = json.loads((tmp_path / "config.json").read_text())
+    (tmp_path / "config.json").write_text(json.dumps({**fields, field: value}))
+    with pytest.raises(CheckpointError, match=sentence):
+        checkpoint.load(str(tmp_path))
 
 
 @pytest.mark.parametrize(
