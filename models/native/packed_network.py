@@ -145,11 +145,13 @@ class PackedNetwork:
     def _choose_format(
         self, shape: tuple[NDArray[np.uint64], int, int], unit: float, formats: tuple[int, ...]
     ) -> tuple[int, Array]:
-        """The format and the packed weights: the smallest of `formats` that stores them exactly, else INT8, which rounds
-        them. FLOAT32 stores any weights."""
+        """The format and the packed weights: the smallest of `formats` that stores them exactly, else INT8, which
+        rounds them. FLOAT32 stores any weights."""
         if FLOAT32 in formats:
             return FLOAT32, self._pack(shape, FLOAT32, unit, only_found=False)[0]
-        for format in sorted(formats, key=WEIGHT_BITS.__getitem__):  # each overwrites the whole result of the one before
+        for format in sorted(
+            formats, key=WEIGHT_BITS.__getitem__
+        ):  # each overwrites the whole result of the one before
             out, found = self._pack(shape, format, unit, only_found=True)
             if found:
                 return format, out
@@ -231,7 +233,7 @@ def pack_network(
         with load_part(block) if same is None else nullcontext():
             layers.append(pack_layer(pack, cast(PreBlock, block), rotations, same))
             if experts:
-                layers[-1].mixture = pack_mixture(pack, block.mlp, experts)
+                layers[-1].mixture = pack_mixture(pack, cast(MixtureOfExperts, block.mlp), experts)
     array = (Layer * len(layers))(*layers)
     pack.arrays.append(array)
     plan.layers = array

@@ -7,6 +7,7 @@ rounded to INT8.
 """
 
 from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
 
 from ..executors.bounds import TABLE_POSITIONS
 from ..executors.workspace import LargestStep
@@ -24,7 +25,8 @@ from .packed_network import (
     Precision,
 )
 
-PANEL_ROWS = 128  # rows, as in src/step.cpp
+PANEL_ROWS, SLAB_ROWS = 128, 512  # rows, as in src/step.cpp
+SPAN, GROUP = 16, 32  # as in src/gemm.hpp
 SCALE_FEATURES = 32  # of a key that share a scale, as in src/attention.hpp
 GROWTH = 1.25  # memory is allocated this much larger than needed
 FLOAT_BYTES = 4
@@ -50,6 +52,8 @@ def weight_bytes(config: ModelConfig, precision: Precision, generates: bool, tie
         table = 0
     places = (config.max_positions if config.position in TABLE_POSITIONS else 0) + config.segments
     numbers = 8 * round_up(config.width)
+    if config.experts is not None:
+        numbers += round_up(config.experts.count)  # biases for the choice
     if config.query_key_norm:
         numbers += 2 * round_up((config.heads + config.kv_heads) * config.head_width)
     norms = config.depth * numbers * FLOAT_BYTES
@@ -60,13 +64,17 @@ def loading_bytes(config: ModelConfig, precision: Precision, generates: bool, ti
     """Bytes of the part that is being packed, as read, beyond `weight_bytes`; parts that are packed later are not in
     memory yet.
 
-    The order is that of `pack_network`: tokens, an untied output matrix, blocks.
+    The order is that of `pack_network`: tokens, an untied output matrix, blocks. Experts are packed one after the
+    other, but a file may store those of a layer as one tensor, which is read whole.
     """
     layers, last = _packed_bytes(config, precision, tied, bits)
     head = last if generates and not tied else 0
     vocabulary, block = (
         config.vocab_size * (config.embedding_width or config.width) * FLOAT_BYTES,
-        FLOAT_BYTES * sum(a * b for _, a, b in _packed_shapes(config)),
+        FLOAT_BYTES
+        * max(
+            sum(each.inputs * each.outputs for each in _packed_shapes(config, layer)) for layer in range(config.depth)
+        ),
     )
     return max(vocabulary - layers - head, vocabulary - layers if head else 0, block)
 
@@ -89,8 +97,24 @@ def workspace_bytes(config: ModelConfig, largest: LargestStep, threads: int, gen
         if largest.cached
         else 2 * config.kv_heads * round_up(config.head_width, SCALE_FEATURES) * (largest.rows + BLOCK_TOKENS)
     )
-    panel = PANEL_ROWS * (2 * max(width, embedded, attended, hidden) + hidden + width)
-    return int((rows + answers + own) * GROWTH + threads * panel) * FLOAT_BYTES
+    experts = _expert_numbers(config, largest.rows)
+    expert = 0 if config.experts is None else round_up(max(config.experts.width, config.experts.shared_width))
+    panel = PANEL_ROWS * (2 * max(width, embedded, attended, hidden, expert) + hidden + width)
+    return int((rows + answers + own + experts) * GROWTH + threads * panel) * FLOAT_BYTES
+
+
+def _expert_numbers(config: ModelConfig, rows: int) -> int:
+    """Numbers of FLOAT_BYTES for the rows of layers with experts: their inputs, scores and choices; and of those that
+    are computed together, inner features, their codes and scales, and sums."""
+    experts = config.experts
+    if experts is None:
+        return 0
+    width, together = round_up(config.width), min(rows, SLAB_ROWS)
+    inner = experts.chosen * round_up(experts.width) + round_up(experts.shared_width)
+    choices = 2 * (experts.chosen + bool(experts.shared_width))
+    scored = round_up(experts.count + experts.shared_gate, COLUMNS)
+    features = inner + inner // FLOAT_BYTES + inner // SPAN + inner // GROUP
+    return rows * (width + scored + choices) + together * (features + width)
 
 
 def int8_bits(bits: float) -> float:
@@ -107,33 +131,59 @@ def _token_bytes(config: ModelConfig, precision: Precision) -> int:
     )
 
 
-def _packed_shapes(config: ModelConfig) -> list[tuple[tuple[str, ...], int, int]]:
-    """The inputs and outputs of the packed matrices of a layer."""
+@dataclass(frozen=True)
+class PackedShape:
+    """Matrices of a layer that are packed as one: their names, inputs and outputs. `exact`: always FLOAT32."""
+
+    names: tuple[str, ...]
+    inputs: int
+    outputs: int
+    exact: bool = False
+
+
+def _packed_shapes(config: ModelConfig, layer: int) -> list[PackedShape]:
+    """The packed matrices of a layer."""
     inner, kept = config.heads * config.head_width, config.kv_heads * config.head_width
-    up = ("mlp.gate", "mlp.up") if config.gated_mlp else ("mlp.up",)
-    return [
-        (("attention.query", "attention.key", "attention.value"), config.width, inner + 2 * kept),
-        (("attention.output",), inner, config.width),
-        (up, config.width, len(up) * config.mlp_width),
-        (("mlp.down",), config.mlp_width, config.width),
+    attention = [
+        PackedShape(("attention.query", "attention.key", "attention.value"), config.width, inner + 2 * kept),
+        PackedShape(("attention.output",), inner, config.width),
     ]
+    if not config.has_experts(layer):
+        return attention + _mlp_shapes(config, "mlp", config.mlp_width)
+    experts = config.experts
+    assert experts is not None
+    shapes = [*attention, PackedShape(("mlp.router",), config.width, experts.count + experts.shared_gate, exact=True)]
+    for number in range(experts.count):
+        shapes += _mlp_shapes(config, f"mlp.experts.{number}", experts.width)
+    return shapes + (_mlp_shapes(config, "mlp.shared", experts.shared_width) if experts.shared_width else [])
+
+
+def _mlp_shapes(config: ModelConfig, name: str, width: int) -> list[PackedShape]:
+    up = (f"{name}.gate", f"{name}.up") if config.gated_mlp else (f"{name}.up",)
+    return [PackedShape(up, config.width, len(up) * width), PackedShape((f"{name}.down",), width, config.width)]
 
 
 def _packed_bytes(config: ModelConfig, precision: Precision, tied: bool, bits: MatrixBits) -> tuple[int, int]:
     """Bytes of the packed products of all layers and of embeddings, and of the output matrix."""
 
-    def linear(names: Iterable[str], inputs: int, outputs: int) -> int:
+    def linear(names: Iterable[str], inputs: int, outputs: int, exact: bool = False) -> int:
         kinds = {bits.get(name, WEIGHT_BITS[INT8]) for name in names}
         # A shifted format stores weights of fewer bits too; INT8 rounds any.
         each = WEIGHT_BITS[INT8] if WEIGHT_BITS[INT8] in kinds else max(kinds)
-        each = WEIGHT_BITS[FLOAT32] if precision == "float32" else int8_bits(each) if precision == "int8" else each
+        each = (
+            WEIGHT_BITS[FLOAT32]
+            if exact or precision == "float32"
+            else int8_bits(each)
+            if precision == "int8"
+            else each
+        )
         rows = round_up(outputs, COLUMNS)
         return int(rows * round_up(inputs) * each / 8) + rows * FLOAT_BYTES
 
     layers = sum(
-        linear([f"blocks.{layer}.{name}.weight" for name in names], inputs, outputs)
+        linear([f"blocks.{layer}.{name}.weight" for name in each.names], each.inputs, each.outputs, each.exact)
         for layer in range(1 if config.shared else config.depth)
-        for names, inputs, outputs in _packed_shapes(config)
+        for each in _packed_shapes(config, layer)
     )
     if config.embedding_width:
         layers += linear(["projection.weight"], config.embedding_width, config.width)

@@ -29,7 +29,7 @@ from polyhead.models.executors.contract import StepInput
 from polyhead.models.native import library
 from polyhead.models.native.packed_network import unsupported_reason
 from polyhead.models.network.heads import LanguageHead
-from polyhead.models.network.model_config import ModelConfig, RopeScaling
+from polyhead.models.network.model_config import ExpertConfig, ModelConfig, RopeScaling
 from polyhead.models.network.transformer import Transformer
 from polyhead.service.core.request import Sampling
 from polyhead.service.engine.native_sampling import CompiledSampler
@@ -132,6 +132,34 @@ def drawn_config(choice: random.Random) -> ModelConfig:
         output_bias=flag(),
         mlp_bias=flag(),
         segments=choice.choice((0, 0, 1, 2, 5)),
+        experts=drawn_experts(choice, 0 if shared else depth) if seldom() else None,
+    )
+
+
+def drawn_experts(choice: random.Random, depth: int) -> ExpertConfig:
+    """A random mixture of experts; `depth`: of the layers, each of which may have one, 0: all have."""
+    flag = lambda: choice.random() < 0.5  # noqa: E731
+    groups, size = choice.choice((0, 0, 1, 2, 3)), choice.choice((2, 3, 8))
+    count = groups * size if groups else choice.choice((1, 2, 5, 31, 32, 33, 40))
+    chosen_groups = choice.randint(1, groups) if groups else 0
+    shared_width = choice.choice(WIDTHS) if flag() else 0
+    return ExpertConfig(
+        count=count,
+        chosen=choice.randint(1, min(chosen_groups * size if groups else count, 9)),
+        width=choice.choice(WIDTHS),
+        layers=tuple(flag() for _ in range(depth)) if depth and flag() else (),
+        scoring=choice.choice(("softmax", "sigmoid")),
+        normalised=flag(),
+        normalised_eps=choice.choice((0.0, 1e-20)),
+        scale=choice.choice((1.0, 2.5, 0.0)),
+        groups=groups,
+        chosen_groups=chosen_groups,
+        choice_bias=flag(),
+        router_bias=flag(),
+        bias=flag(),
+        clamp=choice.choice((0.0, 0.0, 7.0, 1e-30)),
+        shared_width=shared_width,
+        shared_gate=bool(shared_width) and flag(),
     )
 
 
@@ -192,7 +220,7 @@ class Round:
         net, last = made_network(choice)
         config = net.config
         precision, least, steps = choice.choice(KINDS)
-        narrowest = min(config.width, config.mlp_width, config.heads * config.head_width)
+        narrowest = min(linear.in_features for linear in net.modules() if isinstance(linear, nn.Linear))
         if steps and narrowest > 1 and choice.random() < 0.7:
             for module in (net, last) if last else (net,):
                 module.load_state_dict({name: value.clone() for name, value in module.state_dict().items()})

@@ -29,7 +29,8 @@ def generate(config: ModelConfig, instructions: str) -> int:
 def main(folder: Path, instructions: str) -> None:
     exactly(folder)
     steps = draw(instructions)
-    steps += sum(generate(config, instructions) for config in (LLAMA, GENERATORS["gemma"], GENERATORS["gpt2"]))
+    names = ("gemma", "gpt2", "qwen, experts", "all experts chosen, parallel parts")
+    steps += sum(generate(config, instructions) for config in (LLAMA, *map(GENERATORS.__getitem__, names)))
     sys.stdout.write(f"{steps} steps\n")
 
 

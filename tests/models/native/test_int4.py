@@ -179,7 +179,7 @@ def test_the_blocks_of_a_q4_0_file_are_kept(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("instructions", SETS)
-@pytest.mark.parametrize("name", ["llama", "gpt2", "gemma"])
+@pytest.mark.parametrize("name", ["llama", "gpt2", "gemma", "qwen, experts", "gpt-oss, experts"])
 def test_the_batch_and_threads_change_nothing(name: str, instructions: str) -> None:
     config = GENERATORS[name]
     net, last = network(config), head(config)

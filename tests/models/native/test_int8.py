@@ -75,10 +75,11 @@ def attend_rounded(query: Tensor, key: Tensor, value: Tensor, mask: Tensor | Non
 
 
 def rounded_copy(module: nn.Module) -> nn.Module:
-    """A rounded copy of a module: weights with a scale for 32 inputs, inputs with one for 16."""
+    """A rounded copy of a module: weights with a scale for 32 inputs, inputs with one for 16. Routers are exact."""
     copy = deepcopy(module)
+    exact = [part for name, part in copy.named_modules() if name.endswith((".router", ".shared_gate"))]
     for part in copy.modules():
-        if isinstance(part, nn.Linear):
+        if isinstance(part, nn.Linear) and part not in exact:
             part.weight.data = packed(part.weight.data)
             part.register_forward_pre_hook(lambda _, inputs: (coded(inputs[0], 16),))
         elif isinstance(part, PreBlock):
@@ -86,18 +87,27 @@ def rounded_copy(module: nn.Module) -> nn.Module:
     return copy
 
 
-def close(found: Tensor, expected: Tensor, rows: int | None = None) -> None:
+def close(found: Tensor, expected: Tensor, rows: int | None = None, rerouted: float = 0.0) -> None:
     """The median is that of the first `rows`. Among hundreds of keys some weight is always on the edge between two
-    codes, which a norm of the mixed values makes visible."""
+    codes, which a norm of the mixed values makes visible.
+
+    `rerouted`: the share of rows that may differ by more, since an input on such an edge may choose another expert.
+    """
     off = (found - expected).abs() / expected.std()
     assert float(off[:rows].median()) < 2e-5, "rounded at other places, or to other codes"
-    assert float(off.max()) < 0.1
+    assert float((off.amax(-1) >= 0.1).float().mean()) <= rerouted
+
+
+def one_layer(config: ModelConfig) -> ModelConfig:
+    """The configuration with one layer, which has experts if any layer has."""
+    experts = config.experts and replace(config.experts, layers=())
+    return replace(config, depth=1, windowed=config.windowed[1:2], experts=experts)
 
 
 @pytest.mark.parametrize("instructions", SETS)
 @pytest.mark.parametrize("name", GENERATORS)
 def test_a_generator_rounds_as_plain_torch(name: str, instructions: str) -> None:
-    config = replace(GENERATORS[name], depth=1)
+    config = one_layer(GENERATORS[name])
     net, last = network(config), head(config)
     native = NativeExecutor(net, last, block_count=BLOCKS, threads=2, instructions=instructions)
     rounded = rounded_copy(net)
@@ -106,6 +116,7 @@ def test_a_generator_rounds_as_plain_torch(name: str, instructions: str) -> None
         all_logits(config, native),
         all_logits(config, TorchExecutor(rounded, rounded_copy(last), block_count=BLOCKS, block_size=16)),
         rows=sum(LENGTHS[:-1]),
+        rerouted=0.01 if config.experts else 0.0,
     )
 
 
@@ -117,7 +128,7 @@ def states(config: ModelConfig, executor: NativeExecutor | TorchExecutor) -> Ten
 @pytest.mark.parametrize("instructions", SETS)
 @pytest.mark.parametrize("name", ENCODERS)
 def test_an_encoder_rounds_as_plain_torch(name: str, instructions: str) -> None:
-    config = replace(ENCODERS[name], depth=1, windowed=ENCODERS[name].windowed[1:])
+    config = one_layer(ENCODERS[name])
     net = network(config)
     native = NativeExecutor(net, threads=2, instructions=instructions)
     rounded = rounded_copy(net)

@@ -178,8 +178,8 @@ ENCODERS = {
     "norms of parts' outputs": replace(BERT, norm_order="inner", query_key_norm="per_head", query_key_norm_bias=True),
 }
 MIXTURES = {
-    "mixtral": replace(LLAMA, experts=ExpertConfig(count=4, chosen=2, width=100)),
-    "qwen": replace(
+    "mixtral, experts": replace(LLAMA, experts=ExpertConfig(count=4, chosen=2, width=100)),
+    "qwen, experts": replace(
         LLAMA,
         mlp_width=70,
         query_key_norm="shared",
@@ -187,7 +187,7 @@ MIXTURES = {
             count=6, chosen=3, width=24, layers=(True, False, True), normalised=False, shared_width=40, shared_gate=True
         ),
     ),
-    "deepseek": replace(
+    "deepseek, experts": replace(
         LLAMA,
         experts=ExpertConfig(
             count=16,
@@ -206,7 +206,7 @@ MIXTURES = {
     "groups without a bias": replace(
         LLAMA, norm_order="sandwich", experts=ExpertConfig(count=6, chosen=2, width=33, groups=3, chosen_groups=2)
     ),
-    "gpt-oss": replace(
+    "gpt-oss, experts": replace(
         LLAMA,
         sinks=True,
         qkv_bias=True,
@@ -433,11 +433,12 @@ def test_integers_are_multiplied_exactly(instructions: str, inputs: int, outputs
 @pytest.mark.parametrize("instructions", SETS)
 @pytest.mark.parametrize("bad_value", [float("nan"), float("inf"), float("-inf")])
 @pytest.mark.parametrize("precision", ["float32", "int8"])
+@pytest.mark.parametrize("name", ["llama", "deepseek, experts"])
 def test_values_that_are_not_finite_stay_with_their_sequence(
-    instructions: str, bad_value: float, precision: Precision
+    name: str, instructions: str, bad_value: float, precision: Precision
 ) -> None:
     """Rounding keeps NaN and infinity, their blocks are reported, and the next sequence in a block is not affected."""
-    net, last = network(LLAMA), head(LLAMA)
+    net, last = network(GENERATORS[name]), head(LLAMA)
     with torch.no_grad():
         net.tokens.weight[7, 3] = bad_value
     executor = NativeExecutor(net, last, precision=precision, block_count=8, threads=2, instructions=instructions)
