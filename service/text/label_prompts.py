@@ -47,7 +47,7 @@ def read_labelled_inputs(
     found: list[EncodedInput | BadRequest] = []
     for index, error in enumerate(wrong):
         if error is None:
-            common = Encode(f"{call}-{index}", (), raw=True, terms=terms, adapter=model.adapter)
+            common = Encode(f"{call}-{index}", (), terms=terms, adapter=model.adapter)
             found.append(attempt(partial(reader.build, index, next(encoded), common)))
         else:
             found.append(error)
