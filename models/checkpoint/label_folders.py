@@ -269,7 +269,7 @@ def check_settings(parts: LabelFolder, neutral: Mapping[str, tuple[Any, ...]]) -
     for field, values in neutral.items():
         value = parts.config.get(field)
         if value is not None and value not in values:
-            expected = " or ".join(("null", *map(show_value, values)))
+            expected = " or ".join(map(show_value, (None, *values)))
             message = f"{field} is {show_value(value)}; only {expected} is known"
             raise UnsupportedError(message, file=str(parts.file))
 

@@ -53,20 +53,20 @@ def test_folders_of_both_packages_are_read(finder: Path, classifier: Path) -> No
 @pytest.mark.parametrize(
     ("fields", "error", "words"),
     [
-        ({"encoder_config": None}, CheckpointError, "encoder_config is null, which should be the configuration"),
-        ({"encoder_config": {"model_type": "qwen9"}}, UnsupportedError, 'model_type "qwen9" is not known here'),
-        ({"span_mode": "marker"}, UnsupportedError, 'span_mode "marker" is not known; known are markerV0, token_level'),
-        ({"subtoken_pooling": "mean"}, UnsupportedError, 'subtoken_pooling "mean" is not known; known are first, last'),
-        ({"fuse_layers": True}, UnsupportedError, "fuse_layers is true; only null or false is known"),
-        ({"labels_encoder": "bert"}, UnsupportedError, 'labels_encoder is "bert"; only null is known'),
-        ({"words_splitter_type": "spacy"}, UnsupportedError, 'words_splitter_type is "spacy"'),
+        ({"encoder_config": None}, CheckpointError, "encoder_config is None, which should be the configuration"),
+        ({"encoder_config": {"model_type": "qwen9"}}, UnsupportedError, "model_type 'qwen9' is not known here"),
+        ({"span_mode": "marker"}, UnsupportedError, "span_mode 'marker' is not known; known are markerV0, token_level"),
+        ({"subtoken_pooling": "mean"}, UnsupportedError, "subtoken_pooling 'mean' is not known; known are first, last"),
+        ({"fuse_layers": True}, UnsupportedError, "fuse_layers is True; only None or False is known"),
+        ({"labels_encoder": "bert"}, UnsupportedError, "labels_encoder is 'bert'; only None is known"),
+        ({"words_splitter_type": "spacy"}, UnsupportedError, "words_splitter_type is 'spacy'"),
         ({"max_width": 0}, CheckpointError, "max_width is 0, which should be a whole number from 1 to 128"),
         ({"max_len": 1 << 40}, CheckpointError, "max_len is 1099511627776, which should be a whole number"),
-        ({"hidden_size": True}, CheckpointError, "hidden_size is true"),
+        ({"hidden_size": True}, CheckpointError, "hidden_size is True"),
         ({"hidden_size": 11}, CheckpointError, "hidden_size is 11, which should be even for an LSTM"),
         ({"num_rnn_layers": 99}, CheckpointError, "num_rnn_layers is 99"),
         ({"embed_ent_token": 1}, CheckpointError, "embed_ent_token is 1, which should be true or false"),
-        ({"ent_token": "<<X>>"}, CheckpointError, 'ent_token is "<<X>>", which should be a token of the vocabulary'),
+        ({"ent_token": "<<X>>"}, CheckpointError, "ent_token is '<<X>>', which should be a token of the vocabulary"),
         ({"class_token_index": -1}, CheckpointError, "class_token_index is -1, and <<ENT>> is token"),
     ],
 )
@@ -82,13 +82,13 @@ def test_fields_of_gliner_are_checked(
 @pytest.mark.parametrize(
     ("fields", "words"),
     [
-        ({"architecture_type": "bi-encoder"}, 'architecture_type is "bi-encoder"; only null or "uni-encoder" is known'),
-        ({"scorer_type": "hopfield"}, 'scorer_type "hopfield" is not known; known are simple, mlp, weighted-dot'),
-        ({"pooling_strategy": "pass"}, 'pooling_strategy "pass" is not known; known are first, last'),
-        ({"class_token_pooling": "max"}, 'class_token_pooling "max" is not known; known are first, average'),
-        ({"squeeze_layers": True}, "squeeze_layers is true"),
-        ({"use_calibrator": True}, "use_calibrator is true"),
-        ({"projector_hidden_act": "mish"}, 'activation "mish" is not one of'),
+        ({"architecture_type": "bi-encoder"}, "architecture_type is 'bi-encoder'; only None or 'uni-encoder' is known"),
+        ({"scorer_type": "hopfield"}, "scorer_type 'hopfield' is not known; known are simple, mlp, weighted-dot"),
+        ({"pooling_strategy": "pass"}, "pooling_strategy 'pass' is not known; known are first, last"),
+        ({"class_token_pooling": "max"}, "class_token_pooling 'max' is not known; known are first, average"),
+        ({"squeeze_layers": True}, "squeeze_layers is True"),
+        ({"use_calibrator": True}, "use_calibrator is True"),
+        ({"projector_hidden_act": "mish"}, "activation 'mish' is not one of"),
     ],
 )
 def test_fields_of_gliclass_are_checked(classifier: Path, tmp_path: Path, fields: dict[str, Any], words: str) -> None:
@@ -106,7 +106,7 @@ def test_pickled_weights_are_refused(finder: Path, tmp_path: Path) -> None:
 
 
 def test_tensors_without_a_place_are_refused(finder: Path, tmp_path: Path) -> None:
-    with pytest.raises(CheckpointError, match=r"rnn\.lstm\.weight_ih_l0"):
+    with pytest.raises(CheckpointError, match=r"rnn\.lstm\."):
         load(str(changed(finder, tmp_path / "changed", num_rnn_layers=0)))
 
 
