@@ -76,11 +76,29 @@ def check_text(model: Model, request: EncodingRequest, index: int) -> None:
     check_characters(model, len(source), where, sum(map(len, request.labels)))
 
 
-class WordReader:
-    """Reads a text word by word, after the labels: `<<ENT>> label <<ENT>> label <<SEP>> word word`."""
+class LabelReader:
+    """What both kinds of readers have in common."""
 
     def __init__(self, model: Model, prompt: LabelPrompt, request: EncodingRequest) -> None:
         self._model, self._prompt, self._request = model, prompt, request
+
+    def _build_request(self, encoding: Encoding, common: Encode, where: str) -> Encode:
+        """The request with its tokens and the rows of its labels. Raises BadRequest for a text that spells a label's
+        token."""
+        check_token_ids(self._model, encoding.ids, where)
+        token = self._prompt.label
+        label_rows = tuple(row for row, id in enumerate(encoding.ids) if id == self._prompt.label_id)
+        if len(label_rows) != len(self._request.labels):
+            raise BadRequest(f"{where}: must not have {token} in it, which is put before labels", param=where)
+        segments = tuple(encoding.segments) if any(encoding.segments) else ()
+        return replace(common, tokens=tuple(encoding.ids), segments=segments, label_rows=label_rows)
+
+
+class WordReader(LabelReader):
+    """Reads a text word by word, after the labels: `<<ENT>> label <<ENT>> label <<SEP>> word word`."""
+
+    def __init__(self, model: Model, prompt: LabelPrompt, request: EncodingRequest) -> None:
+        super().__init__(model, prompt, request)
         self._opening = [piece for label in request.labels for piece in (prompt.label, label)] + [prompt.separator]
 
     def encode(self, indices: Sequence[int], check: Callable[[], None]) -> Iterator[Encoding]:
@@ -113,7 +131,7 @@ class WordReader:
             rows_of_words = [[places[row] for row in rows if row in places] for rows in rows_of_words]
         read = [word for word in kept if rows_of_words[word]]  # a word of control characters may have no token
         which = -1 if self._prompt.uses_last_piece else 0
-        request = build_request(self._model, self._prompt, self._request, encoding, common, where)
+        request = self._build_request(encoding, common, where)
         words = tuple(rows_of_words[word][which] for word in read)
         if not words:
             raise EmptyInput(f"{where}: has no words", param=where)
@@ -144,11 +162,11 @@ class WordReader:
         return range(kept) if side == "right" else range(count - kept, count)
 
 
-class TextReader:
+class TextReader(LabelReader):
     """Reads a text after the labels, `<<LABEL>>label<<LABEL>>label<<SEP>>text`, or before them."""
 
     def __init__(self, model: Model, prompt: LabelPrompt, request: EncodingRequest) -> None:
-        self._model, self._prompt, self._request = model, prompt, request
+        super().__init__(model, prompt, request)
         self._labels = "".join(f"{prompt.label}{label}" for label in request.labels) + prompt.separator
 
     def encode(self, indices: Sequence[int], check: Callable[[], None]) -> Iterator[Encoding]:
@@ -163,7 +181,7 @@ class TextReader:
         source, where = str(self._request.inputs[index]), self._request.input_name(index)
         if len(encoding) > self._model.max_tokens:
             encoding = encoding.select_rows(self._cut_rows(source, encoding, where))
-        request = build_request(self._model, self._prompt, self._request, encoding, common, where)
+        request = self._build_request(encoding, common, where)
         first = 0
         if self._prompt.starts_at_separator:
             separator = self._model.tokenizer.token_id(self._prompt.separator)
@@ -189,19 +207,6 @@ class TextReader:
             )
         dropped = set(text[room:] if side == "right" else text[: len(text) - room])
         return [row for row in range(count) if row not in dropped]
-
-
-def build_request(
-    model: Model, prompt: LabelPrompt, request: EncodingRequest, encoding: Encoding, common: Encode, where: str
-) -> Encode:
-    """The request with its tokens and the rows of its labels. Raises BadRequest for a text that spells a label's
-    token."""
-    check_token_ids(model, encoding.ids, where)
-    label_rows = tuple(row for row, id in enumerate(encoding.ids) if id == prompt.label_id)
-    if len(label_rows) != len(request.labels):
-        raise BadRequest(f"{where}: must not have {prompt.label} in it, which is put before labels", param=where)
-    segments = tuple(encoding.segments) if any(encoding.segments) else ()
-    return replace(common, tokens=tuple(encoding.ids), segments=segments, label_rows=label_rows)
 
 
 def cut_words(text: str) -> list[str]:
