@@ -155,7 +155,7 @@ def open_label_folder(folder: Path, name: str, folder_check: FolderCheck) -> Lab
             "that saved the folder writes it when it loads the model and saves it again as safetensors"
         )
         raise CheckpointError(message, file=str(file))
-    family = find_family(file, {"model_type": "deberta-v2", **encoder})
+    family = find_family(file, encoder)
     return LabelFolder(
         folder, file, config, encoder, family, list_tensors(folder), load_tokenizer(folder, folder_check)
     )
