@@ -19,12 +19,13 @@ from torch import nn
 from ..chat import ChatTemplate
 from ..chat.pair_prompt import PairPrompt
 from ..core.errors import UnsupportedError
+from ..core.label_prompt import LabelPrompt
 from ..core.late_interaction import LateInteraction
 from ..network.model_config import ModelConfig
 from ..network.transformer import Transformer
 from ..seq2seq.decoding import DecodingConfig
 from ..tokenizer import Tokenizer
-from . import folder
+from . import folder, label_folders
 from . import gguf_file as gguf
 from . import merged_adapter as adapter
 from . import recurrent_folder as recurrent
@@ -37,7 +38,9 @@ from .source_policy import ANY_SOURCE, SourcePolicy
 from .unread_formats import check_file
 from .weight_reader import WeightReader
 
-Task = Literal["generate", "classify", "rank", "choose", "embed", "tag", "span", "fill", "translate"]
+Task = Literal[
+    "generate", "classify", "rank", "choose", "embed", "tag", "span", "fill", "translate", "label_spans", "label_texts"
+]
 log = getLogger(__name__)
 
 
@@ -51,7 +54,7 @@ class Checkpoint:
     has its default rules. `both_orders`: a pair is scored in both orders and the scores are added.
     `width` is that of an embedder's vectors, else that of the states; `excludes_prompt`: an embedder does not pool the
     tokens of a prompt. `pair_prompt`: how the chat template of a reranker gets a pair. `late`: how an
-    embedder with a vector for each token reads texts.
+    embedder with a vector for each token reads texts. `label_prompt`: how labels of the request are read.
     """
 
     source: str
@@ -78,6 +81,7 @@ class Checkpoint:
     excludes_prompt: bool = False
     pair_prompt: PairPrompt | None = None
     late: LateInteraction | None = None
+    label_prompt: LabelPrompt | None = None
 
 
 def ignore_progress(done: int, total: int) -> None:
@@ -154,6 +158,7 @@ def prepare(
         excludes_prompt=description.head.excludes_prompt,
         pair_prompt=description.head.pair_prompt,
         late=description.late,
+        label_prompt=description.labels,
         stop_tokens=description.stop_tokens,
         max_tokens=description.max_tokens,
         weight_bytes=sum(numbers.values()) * dtype.itemsize,
@@ -183,6 +188,8 @@ def describe_source(
         return describe_merged(policy.for_source(source).locate(adapter.base_source(path)), path, folder_check)
     if recurrent.is_recurrent(path):
         return recurrent.describe_recurrent(path, folder_check)
+    if label_folders.is_label_folder(path):
+        return label_folders.describe_label_folder(path, folder_check)
     return describe_folder(path, folder_check)
 
 

@@ -19,6 +19,7 @@ from ..architectures.family import MAX_HEAD_WIDTH, MAX_LAYERS, MAX_SHARED_LAYERS
 from ..chat import ChatTemplate
 from ..chat.pair_prompt import PairPrompt
 from ..core.errors import CheckpointError, EncodingError, UnsupportedError, show_value, truncate
+from ..core.label_prompt import LabelPrompt
 from ..core.late_interaction import LateInteraction
 from ..network.model_config import ExpertConfig, LatentConfig, ModelConfig
 from ..network.transformer import Transformer
@@ -140,6 +141,7 @@ class Description:
     )
     preferred_precision: DefaultPrecision | None = None
     late: LateInteraction | None = None  # of an embedder with a vector for each token
+    labels: LabelPrompt | None = None  # of a model that reads labels of the request
 
     @property
     def default_precision(self) -> DefaultPrecision:

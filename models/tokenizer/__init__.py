@@ -227,6 +227,20 @@ class Tokenizer:
             raise
         return [Encoding(each) for each in found]
 
+    def encode_words(self, texts: Sequence[Sequence[str]]) -> list[Encoding]:
+        """Texts that are split into words already, with special tokens around them; `Encoding.words` has the index of
+        each token's word. Raises the errors of `encode`."""
+
+        def run() -> list[tokenizers.Encoding]:
+            return self._backend.encode_batch([list(words) for words in texts], is_pretokenized=True)
+
+        try:
+            found = run_library(run, text_failure, encoding_failure)
+        except (TypeError, UnicodeError):
+            check_well_formed([word for words in texts for word in words])
+            raise
+        return [Encoding(each) for each in found]
+
     def check_list_lengths(self, encoding: Encoding, file: str = "") -> None:
         """CheckpointError if its lists have different lengths, which a faulty post_processor may cause."""
         lists: dict[str, Sequence[Any]] = {

@@ -8,6 +8,7 @@ from typing import Literal
 from polyhead.models.chat import ChatTemplate
 from polyhead.models.chat.chat_format import ChatFormat
 from polyhead.models.chat.pair_prompt import PairPrompt
+from polyhead.models.core.label_prompt import LabelPrompt
 from polyhead.models.core.late_interaction import LateInteraction
 from polyhead.models.tokenizer import Tokenizer
 
@@ -23,6 +24,8 @@ TASK_VERBS: Mapping[Task, str] = {
     "tag": "label tokens",
     "span": "find answers in texts",
     "fill": "fill in masked tokens",
+    "label_spans": "find spans of given labels",
+    "label_texts": "classify by given labels",
 }
 
 
@@ -55,7 +58,8 @@ class Model:
     `generation_defaults`: of a generator that reads one sequence and writes another.
     `both_orders`: of a classifier that reads a pair in both orders and adds the scores.
     `excludes_prompt`: of an embedder that does not pool the tokens of a prompt. `pair_prompt`: of a reranker that reads
-    a pair with its chat template. `late`: of an embedder with a vector for each token.
+    a pair with its chat template. `late`: of an embedder with a vector for each token. `label_prompt`: of a model that
+    reads labels of the request.
     """
 
     name: str
@@ -80,6 +84,7 @@ class Model:
     excludes_prompt: bool = False
     pair_prompt: PairPrompt | None = None
     late: LateInteraction | None = None
+    label_prompt: LabelPrompt | None = None
 
     @property
     def chat_format(self) -> ChatFormat:

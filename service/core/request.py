@@ -9,7 +9,7 @@ from typing import Literal
 from .errors import PolyheadError
 from .guide import Guide
 
-Task = Literal["generate", "classify", "rank", "choose", "embed", "tag", "span", "fill"]
+Task = Literal["generate", "classify", "rank", "choose", "embed", "tag", "span", "fill", "label_spans", "label_texts"]
 WorkerTask = Literal[Task, "explain"]  # what a worker does: the task of its model, or explanations of it
 ExplainMethod = Literal[
     "attention", "attention_rollout", "attention_flow", "gradient_x_input", "integrated_gradients", "occlusion"
@@ -144,6 +144,9 @@ class Encode:
     `form` asks for another output: "tokens" for the state of each token instead of one embedding, "words" for the
     weight of each entry of the vocabulary instead of mask candidates (SPLADE, Formal et al. 2021, arXiv:2109.10086).
     No token attends to the last `hidden` ones.
+
+    A head that compares the text with labels reads those at `label_rows`, ascending, and the text at `text_rows`,
+    ascending: its words, or neighbouring tokens.
     """
 
     id: str
@@ -159,6 +162,8 @@ class Encode:
     terms: Terms = DEFAULT_TERMS
     adapter: int = 0  # as in Generate; its head reads the states
     hidden: int = 0
+    label_rows: tuple[int, ...] = ()
+    text_rows: tuple[int, ...] = ()
 
     @property
     def prompt_tokens(self) -> int:

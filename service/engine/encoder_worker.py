@@ -14,6 +14,7 @@ from time import perf_counter
 import torch
 from torch import Tensor
 
+from polyhead.models.core.label_prompt import MAX_LABELS
 from polyhead.models.executors.contract import Executor, StepInput
 from polyhead.models.network.embedding_head import TokenVectorHead
 from polyhead.models.network.lora import Lora
@@ -26,6 +27,7 @@ from .pending_requests import PendingRequests
 from .worker import HandleEvent, RequestHandle, StepReport, StepResult, WarmupRequest
 
 TaskHead = tuple[Task, OutputHead]  # the task of an adapter, and its head
+LABEL_TASKS: tuple[Task, ...] = ("label_spans", "label_texts")
 FORM_TASKS: dict[OutputForm, Task] = {"tokens": "embed", "words": "fill"}
 
 
@@ -82,6 +84,7 @@ class EncoderWorker:
             raise BadRequest(f"a model that can {task} has no {request.form} to tell", param="input")
         if request.form == "" and isinstance(self._task_heads[request.adapter][1], TokenVectorHead):
             raise BadRequest("a model with a vector for each token has none for a text", param="input")
+        check_label_rows(request, reads_labels=task in LABEL_TASKS)
         if not 0 <= request.hidden < len(request.tokens):
             raise BadRequest(
                 f"hidden: fewer than the {len(request.tokens)} tokens, got {request.hidden}", param="input"
@@ -230,6 +233,23 @@ class EncoderWorker:
                 error = StepFailed(f"model {self.model!r} computed numbers that are not finite for this request")
                 events.append((handle, Failed(error)))
         return events
+
+
+def check_label_rows(request: Encode, *, reads_labels: bool) -> None:
+    """Raise BadRequest unless the request names rows of labels and of its text exactly if the head `reads_labels`."""
+    given = (request.label_rows, request.text_rows)
+    if not reads_labels:
+        if any(given):
+            raise BadRequest("the model reads no labels beside a text", param="input")
+        return
+    for name, rows in zip(("label_rows", "text_rows"), given, strict=True):
+        if not rows or rows[-1] >= len(request.tokens) or not is_ascending((-1, *rows)):
+            message = f"{name}: must be ascending and below the {len(request.tokens)} tokens, and not empty"
+            raise BadRequest(message, param="input")
+    if len(request.label_rows) > MAX_LABELS:
+        raise BadRequest(f"label_rows: at most {MAX_LABELS}, got {len(request.label_rows)}", param="input")
+    if request.rows or request.form:
+        raise BadRequest("a model that reads labels has no other rows or forms", param="input")
 
 
 def default_form(head: OutputHead) -> OutputForm:

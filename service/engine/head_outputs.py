@@ -4,16 +4,17 @@ Each request gets only what it asks for, computed for it alone: the other texts 
 """
 
 from collections import defaultdict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import reduce
 from itertools import pairwise
-from typing import Protocol
+from typing import Protocol, cast
 
 import torch
 from torch import Tensor
 from torch.nn.functional import normalize
 
 from polyhead.models.network.heads import SparsePooling
+from polyhead.models.network.label_heads import LabelHead
 
 from ..core.request import Encode, HeadOutput, OutputForm, Task, TokenCandidates, TokenOutputs
 
@@ -53,7 +54,7 @@ def reading_bytes(task: Task, rows: int, columns: int) -> int:
     fetched.
     """
     match task:
-        case "tag" | "span" | "embed":
+        case "tag" | "span" | "embed" | "label_spans":
             return 2 * FLOAT_BYTES * columns * rows  # scores, or states, and answers
         case "fill":
             return 3 * FLOAT_BYTES * columns * min(rows, VOCABULARY_ROWS)  # logits, those of a group, probabilities
@@ -160,6 +161,37 @@ def weigh_words(logits: Tensor, pooling: SparsePooling) -> Tensor:
     return weights.log1p() if pooling.log_twice else weights
 
 
+def read_label_spans(
+    head: OutputHead,
+    states: Tensor,
+    starts: list[int],
+    requests: Sequence[Encode],
+) -> HeadEvents:
+    """A row of probabilities for each word: of its spans, or of itself, for each label."""
+    answers: list[TokenOutputs | None] = []
+    for raw in score_labels(head, states, starts, requests):
+        scores = raw.cpu()
+        answers.append(copy_scores(head.postprocess(scores)) if bool(scores.isfinite().all()) else None)
+    return answers
+
+
+def read_label_texts(
+    head: OutputHead,
+    states: Tensor,
+    starts: list[int],
+    requests: Sequence[Encode],
+) -> HeadEvents:
+    """A raw score for each label of each text."""
+    found = score_labels(head, states, starts, requests)
+    return [HeadOutput(raw.tolist()) if bool(raw.isfinite().all()) else None for raw in found]
+
+
+def score_labels(head: OutputHead, states: Tensor, starts: list[int], requests: Sequence[Encode]) -> Iterator[Tensor]:
+    """The raw scores of each text for its labels. Without labels, in a test, the first row is one."""
+    for request, (start, end) in zip(requests, pairwise(starts), strict=True):
+        yield cast(LabelHead, head).score(states[start:end], request.label_rows or (0,), request.text_rows or (0,))
+
+
 class StateHead:
     """A head that returns the states themselves."""
 
@@ -181,4 +213,6 @@ READERS: dict[Task | OutputForm, Callable[[OutputHead, Tensor, list[int], Sequen
     "fill": read_candidates,
     "tokens": read_tables,
     "words": read_vocabulary_weights,
+    "label_spans": read_label_spans,
+    "label_texts": read_label_texts,
 }

@@ -17,6 +17,7 @@ from polyhead.models.checkpoint.description import Description
 from polyhead.models.checkpoint.load_estimate import LoadSize, estimate_load
 from polyhead.models.checkpoint.unmerged_adapter import LoraPlan
 from polyhead.models.core.errors import UnsupportedError
+from polyhead.models.core.label_prompt import MAX_LABELS
 from polyhead.models.executors.seq2seq_executor import MAX_SOURCE_TOKENS
 from polyhead.models.executors.workspace import (
     LargestStep,
@@ -47,6 +48,7 @@ MIN_CACHE_TOKENS = 256  # the smallest cache that an error message suggests
 MIB = 1 << 20
 ADAPTER_PADDING = 1.1  # packed size of an adapter's matrices, as a multiple of their own size
 FLOAT_BYTES = 4
+WORD_FEATURES = 8  # vectors of a word that exist while its spans are scored, as multiples of their width
 GROWTH_FACTOR = 3  # a state that grows: the old one, the new one, and its spare capacity
 
 
@@ -57,6 +59,10 @@ def count_head_columns(description: Description) -> int:
             return description.config.vocab_size
         case "embed":
             return max(description.vector_width, description.config.width)
+        case "label_spans":
+            assert description.labels is not None, "it reads labels"
+            # scores of a word, and its features while its spans are scored
+            return MAX_LABELS * description.labels.columns + WORD_FEATURES * description.head.width
         case _:
             return max(len(description.head.labels), 2)
 

@@ -45,6 +45,7 @@ def build_model(need: MemoryNeed, loaded: Checkpoint, placement: Placement) -> M
         excludes_prompt=loaded.excludes_prompt,
         pair_prompt=loaded.pair_prompt,
         late=loaded.late,
+        label_prompt=loaded.label_prompt,
     )
     if not need.blocks or need.cache_tokens >= model.max_tokens:
         return model

@@ -20,6 +20,7 @@ from ..core.request import Encode, OutputForm, Task, Terms
 from ..core.text_limits import check_characters, check_token_ids, input_label, truncate_rows
 from .answer_spans import SpanOptions
 from .entities import Aggregation
+from .label_spans import SpanSearch
 
 MAX_WINDOWS = 1000  # of one input
 MAX_WINDOW_TOKENS = 1 << 18  # tokens of all windows of one call, unless the caller passes another bound
@@ -35,7 +36,7 @@ WINDOW_TASKS: tuple[Task, ...] = ("tag", "span")  # the answer for a part is val
 
 EncoderInput = str | tuple[str, str] | tuple[int, ...]
 T = TypeVar("T")
-DEFAULT_SPAN_OPTIONS, OUTSIDE_LABELS = SpanOptions(), frozenset(("O",))
+DEFAULT_SPAN_OPTIONS, DEFAULT_SEARCH, OUTSIDE_LABELS = SpanOptions(), SpanSearch(), frozenset(("O",))
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,6 +77,8 @@ class EncodingRequest:
     targets: tuple[str, ...] = ()  # the only candidates; empty: all tokens
     needs_offsets: bool = False  # the offsets of tokens are needed, whatever the head
     queries: int = 0  # inputs, the first ones, that a late-interaction model reads as queries
+    labels: tuple[str, ...] = ()  # that a model reads beside each text
+    span_search: SpanSearch = DEFAULT_SEARCH  # which spans of words have one of the labels
 
     def input_name(self, index: int) -> str:
         """Return the name of one of the inputs in messages."""
@@ -87,12 +90,14 @@ class EncodedInput:
     """An input as requests, one for each of its windows, or for each order of a pair.
 
     `parts` are the tokens of the windows, if the answer refers to tokens. With several windows, requests and parts are
-    computed at each access: overlapping windows take far more memory than the text.
+    computed at each access: overlapping windows take far more memory than the text. `words` are the ranges of the words
+    of which the answer has a row each, if it does.
     """
 
     source: EncoderInput
     requests: Sequence[Encode]
     parts: Sequence[Encoding] = ()
+    words: Sequence[tuple[int, int]] = ()
 
 
 class TokenIds:

@@ -28,6 +28,7 @@ from .answer_spans import ScoredWindow, SpanAnswer, find_answers
 from .encoder_inputs import EncodedInput, EncodingRequest
 from .entities import Entity, TaggingSettings, find_entities, merge_windows
 from .event_source import EventSource, Submit
+from .label_spans import find_label_spans, name_spans
 from .zero_shot import softmax
 
 T = TypeVar("T")
@@ -261,6 +262,8 @@ async def build_output(
         case TokenCandidates():
             filled = [event for event, _ in events if isinstance(event, TokenCandidates)]
             return FillOutput(await run_tokenizer_work(partial(fill_candidates, model, read, filled[0])), usage)
+        case TokenOutputs(scores=rows) if model.label_prompt is not None:
+            return TagOutput(await run_on_thread(partial(label_words, model, request, read, np.asarray(rows))), usage)
         case TokenOutputs():
             tables = [np.asarray(event.scores) for event, _ in events if isinstance(event, TokenOutputs)]
             if model.task == "span":
@@ -300,6 +303,14 @@ def tag_entities(
         for entity in find_entities(tagging, text, part, scores)
     ]
     return merge_windows(found) if len(tables) > 1 else found
+
+
+def label_words(
+    model: Model, request: EncodingRequest, read: EncodedInput, scores: NDArray[np.float32]
+) -> list[Entity]:
+    assert model.label_prompt is not None, "the model reads labels"
+    found = find_label_spans(model.label_prompt, request.span_search, request.labels, scores, request.field)
+    return name_spans(str(read.source), read.words, request.labels, found)
 
 
 def find_spans(request: EncodingRequest, read: EncodedInput, tables: Sequence[NDArray[np.float32]]) -> list[SpanAnswer]:

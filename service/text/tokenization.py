@@ -45,6 +45,7 @@ from .encoder_inputs import (
     read_inputs,
 )
 from .generation_request import ChatMessages, GenerationRequest, Prompt
+from .label_prompts import read_labelled_inputs
 from .prompts import encode_chat, read_prompts, remaining_thinking, render_chat
 
 LONG_CHARACTERS = 1 << 18  # characters of a call that runs on the thread for long texts
@@ -144,9 +145,11 @@ class TextProcessor:
         with name_model_in_errors(model):
             self._check_count(request.field, len(request.inputs))
             characters = sum(text_length(given) + prompt_length(model, request, given) for given in request.inputs)
+            characters += len(request.inputs) * sum(map(len, request.labels))
+            read = read_inputs if model.label_prompt is None else read_labelled_inputs
             work = TokenizerJob(request.field, characters, terms)
             bounded = replace(request, max_window_tokens=self._window_limit)
-            return await self._run(model, work, lambda: read_inputs(model, bounded, call, terms, work.check))
+            return await self._run(model, work, lambda: read(model, bounded, call, terms, work.check))
 
     async def tokenize(
         self, model: Model, texts: Sequence[str], *, special: bool, terms: Terms = DEFAULT_TERMS

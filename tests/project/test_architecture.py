@@ -69,6 +69,7 @@ BROAD_EXCEPTS = {
 }
 FAMILY_WORDS = {
     "models/checkpoint/sentence_modules.py": "sentence_bert_config.json is what a file of an embedder is called",
+    "models/checkpoint/label_folders.py": "bert_layer is an encoder in the names of tensors, whatever its family",
     "models/checkpoint/late_interaction.py": "ColBERT is what a method, and the kind of its checkpoints, is called",
     "models/checkpoint/gguf_file.py": "Llama 3's scaling, which GGUF keeps in a tensor",
     "models/network/model_config.py": "llama3 is what checkpoints call that way of scaling, whatever the family",

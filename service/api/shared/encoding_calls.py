@@ -127,6 +127,12 @@ def result_memory(model: Model, request: Encode) -> int:
             return (BYTES_PER_OFFSET + TABLE_BYTES * labels) * request.prompt_tokens
         case "classify" | "rank" | "choose":
             return BYTES_PER_NUMBER * max(labels, 1)
+        case "label_spans":
+            assert model.label_prompt is not None, "it reads labels"
+            columns = model.label_prompt.columns * len(request.label_rows)
+            return (BYTES_PER_OFFSET + TABLE_BYTES * columns) * len(request.text_rows)
+        case "label_texts":
+            return BYTES_PER_NUMBER * len(request.label_rows)
         case "span":
             return (BYTES_PER_OFFSET + TABLE_BYTES * 2) * request.prompt_tokens
         case _:

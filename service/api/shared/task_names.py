@@ -5,6 +5,7 @@ from typing import Any, get_args
 
 from ...core.model import Model
 from ...core.request import ExplainMethod, Task
+from ...explain.explain_request import TARGET_FIELDS
 from ...text import zero_shot
 
 TEXT_GENERATION = "text-generation"
@@ -17,9 +18,9 @@ TEXT2TEXT_FIELDS: Mapping[str, str] = {
 }
 TASK_HEADS: Mapping[str, tuple[Task, ...]] = {
     "text-classification": ("classify", "rank"),
-    ZERO_SHOT: ("classify",),
+    ZERO_SHOT: ("classify", "label_texts"),
     "multiple-choice": ("choose",),
-    "token-classification": ("tag",),
+    "token-classification": ("tag", "label_spans"),
     "question-answering": ("span",),
     "fill-mask": ("fill",),
     "feature-extraction": ("embed",),
@@ -34,7 +35,7 @@ def model_tasks(model: Model) -> list[str]:
     if model.task == "generate":
         return list(TEXT2TEXT_FIELDS) if model.generation_defaults else [TEXT_GENERATION]
     found = [name for name, heads in TASK_HEADS.items() if model.task in heads]
-    infers = zero_shot.find_entailment_label(model.labels) is not None
+    infers = model.task != "classify" or zero_shot.find_entailment_label(model.labels) is not None
     return [name for name in found if infers or name != ZERO_SHOT]
 
 
@@ -53,5 +54,5 @@ def describe_model(model: Model, *, explained: bool) -> dict[str, Any]:
         "chat": model.chat is not None,
         "mask": "" if hidden is None else model.tokenizer.piece(hidden),
         "pairs": "needed" if model.both_orders else PAIR_USE.get(model.task, "none"),
-        "explain": get_args(ExplainMethod) if explained else (),
+        "explain": get_args(ExplainMethod) if explained and model.task in TARGET_FIELDS else (),
     }

@@ -1,17 +1,20 @@
 """The encoder worker: with a fake network that makes every mistake visible, and with a tiny real one."""
 
 import random
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from typing import cast
 
 import pytest
 import torch
+from torch import Tensor
 
 from polyhead.models.executors.torch_executor import TorchExecutor
 from polyhead.models.network.heads import Pooler
+from polyhead.models.network.label_heads import LabelHead
 from polyhead.models.network.model_config import ModelConfig
 from polyhead.models.network.transformer import Transformer
 from polyhead.service.core.errors import BadRequest, Expired, StepFailed
-from polyhead.service.core.request import Done, Encode, Failed, HeadOutput, Terms
+from polyhead.service.core.request import Done, Encode, Failed, HeadOutput, Terms, TokenOutputs
 from polyhead.service.engine.encoder_worker import EncoderWorker
 from tests.support.engine_fakes import FakeEncoder, FakeHead, RecordingTicket, ask, finish, turn
 
@@ -213,3 +216,37 @@ def test_a_weighted_mean_counts_the_later_more() -> None:
         for some in (states[:4], states[4:])
     ]
     assert torch.allclose(pooled, torch.stack(expected), atol=1e-6)
+
+
+class FakeLabelHead(LabelHead):
+    """Adds the states of a label and of a row of the text."""
+
+    def score(self, states: Tensor, label_rows: Sequence[int], text_rows: Sequence[int]) -> Tensor:
+        labels, rows = states[list(label_rows), 0], states[list(text_rows), 0]
+        return rows[:, None] + labels
+
+
+def test_labels_and_texts_are_read_at_their_rows() -> None:
+    worker = EncoderWorker(FakeEncoder(), FakeLabelHead(), model="finder", task="label_spans")
+    requests = [
+        encode([5, 6, 7, 8], label_rows=(0, 2), text_rows=(1, 3)),
+        encode([9, 1], label_rows=(0,), text_rows=(1,)),
+    ]
+    tickets = ask(worker, *requests)
+    finish(worker)
+    tables = [ticket.events[0] for ticket in tickets]
+    assert all(isinstance(table, TokenOutputs) for table in tables)
+    expected = 1 / (1 + torch.exp(-torch.tensor([[11.0, 13.0], [13.0, 15.0]])))
+    torch.testing.assert_close(torch.tensor(cast(TokenOutputs, tables[0]).scores.tolist()), expected)
+    assert cast(TokenOutputs, tables[1]).scores.shape == (1, 1)
+    for wrong, message in (
+        (encode([5]), "label_rows: must be ascending"),
+        (encode([5, 6], label_rows=(0,), text_rows=(2,)), "text_rows: must be ascending and below the 2 tokens"),
+        (encode([5, 6], label_rows=(1, 0), text_rows=(1,)), "label_rows: must be ascending"),
+        (encode([5, 6], label_rows=(0,), text_rows=(1,), rows=(1,)), "no other rows"),
+        (encode([5] * 102, label_rows=tuple(range(101)), text_rows=(101,)), "at most 100, got 101"),
+    ):
+        with pytest.raises(BadRequest, match=message):
+            worker.validate(wrong)
+    with pytest.raises(BadRequest, match="the model reads no labels"):
+        encoder(FakeEncoder()).validate(encode([5, 6], label_rows=(0,), text_rows=(1,)))

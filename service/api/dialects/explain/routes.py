@@ -3,13 +3,11 @@
 Errors have the format of the dialect that owns /v1.  `service.explain.explain_response` writes the explanation.
 """
 
-from typing import get_args
-
 from fastapi import APIRouter, Request
 from starlette.responses import Response
 
 from ....core.errors import NotFound
-from ....core.request import Task
+from ....explain.explain_request import TARGET_FIELDS
 from ...shared.dialect import authorized_models, describe_body, read_body, record_model, server
 from ...shared.encoding_calls import INLINE_NUMBERS, json_response
 from ...shared.explain_calls import EXPLAIN_OFF, ExplainCall, ExplainRequest, explain_input, read_explain_input
@@ -28,7 +26,7 @@ async def explain(request: Request) -> Response:
 
 
 async def answer_explain(request: Request, wire: ExplainRequest) -> Response:
-    model = record_model(request, authorized_models(request).resolve(wire.model, get_args(Task)))
+    model = record_model(request, authorized_models(request).resolve(wire.model, tuple(TARGET_FIELDS)))
     options = read_explain_options(wire, wire.max_tokens)
     explanation = await explain_input(ExplainCall(request, wire, model, options), read_explain_input(wire, model))
     # weights are many numbers: write them on a thread

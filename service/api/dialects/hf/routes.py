@@ -24,7 +24,7 @@ from ....text import similarity, zero_shot
 from ....text.answer_delta import Usage
 from ....text.encoder_inputs import EncoderInput, EncodingRequest, is_text
 from ....text.encoder_outputs import EncoderOutput, ScoreOutput
-from ...shared import generation_calls
+from ...shared import generation_calls, pipeline_outputs
 from ...shared.dialect import Dialect, authorized_models, describe_body, record_model, server
 from ...shared.encoding_calls import Replies, ReplyWriter, check_reply, reply_response, start_replies, write_items
 from ...shared.explain_calls import ExplainCall, check_explain_enabled, explain_input
@@ -58,6 +58,17 @@ async def score_classes(wire: hf_wire.ZeroShotRequest, model: Model, answers: Re
             logits = np.array([one.values for one in replies])
             scores = zero_shot.class_probabilities(logits, entails, several=wire.parameters.multi_label)
             yield ScoreOutput(scores, sum((one.usage for one in replies), Usage()))
+
+
+async def score_labels(wire: hf_wire.LabelTextRequest, model: Model, answers: Replies) -> Replies:  # noqa: ARG001
+    """The probabilities of each text's labels: they sum to 1, or each is on its own."""
+    close = pipeline_outputs.sigmoid if wire.parameters.multi_label else zero_shot.softmax
+    async with aclosing(answers):
+        async for one in answers:
+            if isinstance(one, ScoreOutput):
+                yield ScoreOutput(close(np.asarray(one.values, np.float64)).tolist(), one.usage)
+            else:
+                yield one
 
 
 async def score_choices(wire: hf_wire.MultipleChoiceRequest, model: Model, answers: Replies) -> Replies:  # noqa: ARG001
@@ -119,6 +130,18 @@ PIPELINES: Mapping[str, Pipeline] = {
     ),
 }
 
+# Of models that read labels of the request, by what their head answers.
+LABEL_PIPELINES: Mapping[Task, Pipeline] = {
+    "label_texts": Pipeline(
+        hf_wire.LabelTextRequest, hf_wire.read_label_texts, hf_write.zero_shot_writer, score_labels
+    ),
+    "label_spans": Pipeline(hf_wire.LabelSpanRequest, hf_wire.read_label_spans, hf_write.token_classify_writer),
+}
+
+
+def choose_pipeline(task: str, model: Model) -> Pipeline:
+    return LABEL_PIPELINES.get(model.task) or PIPELINES[task]
+
 
 # Task selection
 
@@ -163,7 +186,7 @@ def read_wire(value: Any, model: Model, task: str) -> Any:
     """The wire object of a task.  If the inputs are not valid, the message names the model's tasks."""
     kind: type[hf_wire.PipelineRequest] = hf_wire.HfGenerateRequest
     if task in PIPELINES:
-        kind = PIPELINES[task].wire
+        kind = choose_pipeline(task, model).wire
     elif task in TEXT2TEXT_FIELDS:
         kind = hf_wire.Text2TextRequest
     try:
@@ -181,7 +204,9 @@ def read_wire(value: Any, model: Model, task: str) -> Any:
 
 router = APIRouter(tags=["Hugging Face"])
 INFER_BODY = describe_body(
-    *(pipeline.wire for pipeline in PIPELINES.values()), hf_wire.HfGenerateRequest, hf_wire.Text2TextRequest
+    *(pipeline.wire for pipeline in (*PIPELINES.values(), *LABEL_PIPELINES.values())),
+    hf_wire.HfGenerateRequest,
+    hf_wire.Text2TextRequest,
 )
 
 
@@ -205,7 +230,7 @@ async def infer(request: Request) -> Response:
             return await answer_generation(request, wire, model)
         if task_name in TEXT2TEXT_FIELDS:
             return await answer_text2text(request, wire, model, TEXT2TEXT_FIELDS[task_name])
-        return await answer_pipeline(request, wire, model, PIPELINES[task_name])
+        return await answer_pipeline(request, wire, model, choose_pipeline(task_name, model))
 
     return await run_while_connected(request, work())
 
@@ -221,7 +246,7 @@ def find_model(request: Request, task: str) -> Model:
 async def answer_pipeline(
     request: Request, wire: hf_wire.PipelineRequest, model: Model, pipeline: Pipeline
 ) -> Response:
-    if isinstance(wire, hf_wire.ZeroShotRequest):
+    if isinstance(wire, hf_wire.LabelledRequest):
         check_pair_count(wire, server(request).settings.max_batch_texts)
     if isinstance(wire, hf_wire.MultipleChoiceRequest):
         check_choice_count(wire, server(request).settings.max_batch_texts)
@@ -254,7 +279,7 @@ def as_text(given: EncoderInput) -> str | tuple[str, str]:
     return given
 
 
-def check_pair_count(wire: hf_wire.ZeroShotRequest, limit: int) -> None:
+def check_pair_count(wire: hf_wire.LabelledRequest, limit: int) -> None:
     """Raises TooMany if there are too many pairs of texts and labels, before any pair is made."""
     texts, classes = len(hf_wire.list_texts(wire.inputs)), len(hf_wire.read_classes(wire))
     if texts * classes > limit:

@@ -9,13 +9,16 @@ from typing import Annotated, Any, ClassVar
 
 from pydantic import Field
 
+from polyhead.models.core.label_prompt import MAX_LABELS as MAX_CLASSES
+
 from ....core.errors import BadRequest
 from ....core.model import GenerationDefaults
 from ....explain.explain_request import ExplainParameters
 from ....text import zero_shot
 from ....text.encoder_inputs import EncoderInput, EncodingRequest
 from ....text.generation_request import GenerationRequest
-from ...shared.dialect import MAX_TEXTS, EngineRequest, NeutralValues, Wire, max_items, must_be
+from ....text.label_spans import SpanSearch
+from ...shared.dialect import MAX_TEXTS, EngineRequest, NeutralValues, Wire, between, max_items, must_be
 from ...shared.explain_options import ExplainFields, read_explain_options
 from ...shared.head_options import (
     MAX_LABEL_CHARS,
@@ -35,7 +38,6 @@ from ...shared.head_options import (
 from ...shared.hf_generation import PARAMETERS_PREFIX, GenerateParameters, read_hf_parameters
 from ...shared.sampling_options import HfSamplingOptions, apply_defaults, read_generation
 
-MAX_CLASSES = 100
 MAX_CHOICES = 100  # of one text
 MAX_TEMPLATE_CHARS = 1000  # characters
 
@@ -125,9 +127,10 @@ class ClassifyRequest(ExplainableRequest):
     parameters: ClassifyOptions = ClassifyOptions()
 
 
-class ZeroShotParameters(HfTruncateOptions):
+class LabelParameters(HfTruncateOptions):
+    """With `multi_label` the labels are independent; a text, or a span of it, may have several."""
+
     candidate_labels: LabelList
-    hypothesis_template: Annotated[str, Field(max_length=MAX_TEMPLATE_CHARS)] = "This example is {}."
     multi_label: bool = False
 
     @property
@@ -138,9 +141,37 @@ class ZeroShotParameters(HfTruncateOptions):
         return tuple(name for name in map(str.strip, every) if name)
 
 
+class ZeroShotParameters(LabelParameters):
+    hypothesis_template: Annotated[str, Field(max_length=MAX_TEMPLATE_CHARS)] = "This example is {}."
+
+
+class LabelSpanParameters(LabelParameters):
+    """A span needs a probability above `threshold`. Without `flat_ner` a span may lie in another one."""
+
+    threshold: Annotated[float, between(0, 1)] = 0.5
+    flat_ner: bool = True
+
+
 class ZeroShotRequest(PipelineRequest):
     inputs: Texts
     parameters: ZeroShotParameters
+
+
+class LabelTextRequest(PipelineRequest):
+    """Texts for a model that reads the labels themselves."""
+
+    inputs: Texts
+    parameters: LabelParameters
+
+
+class LabelSpanRequest(PipelineRequest):
+    """Texts in which spans of labels are to be found."""
+
+    inputs: Texts
+    parameters: LabelSpanParameters
+
+
+LabelledRequest = ZeroShotRequest | LabelTextRequest | LabelSpanRequest
 
 
 class MultipleChoiceRequest(PipelineRequest):
@@ -266,7 +297,7 @@ def read_sentence_similarity(wire: SentenceSimilarityRequest) -> EncodingRequest
     )
 
 
-def read_classes(wire: ZeroShotRequest) -> tuple[str, ...]:
+def read_classes(wire: LabelledRequest) -> tuple[str, ...]:
     """The labels.  Raises BadRequest if there are none, too many, or too long ones."""
     classes = wire.parameters.classes
     where, got = "parameters.candidate_labels", len(classes) if len(classes) <= MAX_CLASSES else "more"
@@ -292,6 +323,29 @@ def read_zero_shot(wire: ZeroShotRequest) -> EncodingRequest:
         names=tuple(name for name in names for _ in hypotheses),
         raw=True,
         truncate=wire.parameters.side,
+    )
+
+
+def read_label_texts(wire: LabelTextRequest) -> EncodingRequest:
+    return EncodingRequest(
+        field="inputs",
+        inputs=list_texts(wire.inputs),
+        truncate=wire.parameters.side,
+        labels=read_classes(wire),
+    )
+
+
+def read_label_spans(wire: LabelSpanRequest) -> EncodingRequest:
+    """Labels that are named several times are read once."""
+    options = wire.parameters
+    return EncodingRequest(
+        field="inputs",
+        inputs=list_texts(wire.inputs),
+        truncate=options.side,
+        labels=tuple(dict.fromkeys(read_classes(wire))),
+        span_search=SpanSearch(
+            threshold=options.threshold, is_nested=not options.flat_ner, is_multiple=options.multi_label
+        ),
     )
 
 

@@ -19,6 +19,8 @@ from .wire import (
     FeatureRequest,
     FillMaskRequest,
     HfGenerateRequest,
+    LabelSpanRequest,
+    LabelTextRequest,
     MultipleChoiceRequest,
     PipelineRequest,
     QuestionRequest,
@@ -47,7 +49,7 @@ def classify_writer(wire: ClassifyRequest, model: Model) -> ReplyWriter:
     )
 
 
-def zero_shot_writer(wire: ZeroShotRequest, model: Model) -> ReplyWriter:  # noqa: ARG001
+def zero_shot_writer(wire: ZeroShotRequest | LabelTextRequest, model: Model) -> ReplyWriter:  # noqa: ARG001
     classes = wire.parameters.classes
 
     def write_one(reply: ScoreOutput) -> Any:
@@ -65,7 +67,7 @@ def choice_writer(wire: MultipleChoiceRequest, model: Model) -> ReplyWriter:  # 
     return make_writer(wire, write_one, LABEL_BYTES * max((len(each.choices) for each in wire.questions), default=0))
 
 
-def token_classify_writer(wire: TokenClassifyRequest, model: Model) -> ReplyWriter:  # noqa: ARG001
+def token_classify_writer(wire: TokenClassifyRequest | LabelSpanRequest, model: Model) -> ReplyWriter:  # noqa: ARG001
     def write_one(reply: TagOutput) -> Any:
         return map(pipeline_outputs.write_entity, reply.entities)
 

@@ -56,7 +56,8 @@ from .write import (
     write_text_response,
 )
 
-ALL_TASKS = get_args(Task)
+ALL_TASKS: tuple[Task, ...] = get_args(Task)
+TENSOR_TASKS: tuple[Task, ...] = tuple(HEAD_INPUTS)
 GENERATORS: tuple[Task, ...] = ("generate",)
 REPOSITORY_EXTENSION = ("model_repository",)  # with an admin key
 router = APIRouter(tags=["Open Inference Protocol"])
@@ -83,7 +84,7 @@ async def ready(request: Request) -> Response:
 @router.get("/v2/models/{name:path}/ready", summary="Can this model answer?")
 @router.get("/v2/models/{name:path}/versions/{version}/ready", summary="The same of its only version.")
 async def model_ready(request: Request) -> Response:
-    return JsonResponse({"name": find_model(request).name, "ready": True})
+    return JsonResponse({"name": find_model(request, ALL_TASKS).name, "ready": True})
 
 
 @router.get("/v2/models/{name:path}", summary="The tensors of a model.")
@@ -163,7 +164,7 @@ async def stream_text(wire: TextRequest, model: Model, answers: AnswerStream) ->
                 yield write_text_chunk(wire, model, piece)
 
 
-def find_model(request: Request, tasks: Collection[Task] = ALL_TASKS) -> Model:
+def find_model(request: Request, tasks: Collection[Task] = TENSOR_TASKS) -> Model:
     """The model in the path.  Raises NotFound for a version that does not exist."""
     params = request.path_params
     model = authorized_models(request).resolve(params["name"], tasks)

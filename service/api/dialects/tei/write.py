@@ -157,6 +157,10 @@ def model_type(model: Model) -> dict[str, Any]:
             return {"question_answerer": {}}
         case "fill":
             return {"mask_filler": {}}
+        case "label_spans":
+            return {"span_labeller": {}}
+        case "label_texts":
+            return {"zero_shot_classifier": {}}
 
 
 def vector_writer(model: Model) -> ReplyWriter:

@@ -130,6 +130,7 @@ CLAUDE = {"model": "m", "max_tokens": 9, "messages": MESSAGES}
 USE = {"type": "tool_use", "id": "a", "name": "b", "input": {}}
 COMMON = {"model": "m", "prompt": "a"}
 TASK = {"inputs": "a"}
+LABELLED: Mapping[str, Any] = {**TASK, "parameters": {"candidate_labels": ["a"]}}
 
 SECTIONS: Mapping[str, Section] = {
     "Every dialect that asks for work": Section(EngineRequest, {}),
@@ -207,14 +208,24 @@ SECTIONS: Mapping[str, Section] = {
         hf_wire.ClassifyRequest, TASK, hf_wire.read_classify, official=hub_fields(hub.TextClassificationInput)
     ),
     "Parameters of classifying": inner(options.ClassifyOptions, hf_wire.ClassifyRequest, hf_wire.read_classify),
-    "Hugging Face: zero-shot-classification": Section(
-        hf_wire.ZeroShotRequest, {**TASK, "parameters": {"candidate_labels": ["a"]}}, hf_wire.read_zero_shot
-    ),
+    "Hugging Face: zero-shot-classification": Section(hf_wire.ZeroShotRequest, LABELLED, hf_wire.read_zero_shot),
     "Parameters of classes": inner(
         hf_wire.ZeroShotParameters,
         hf_wire.ZeroShotRequest,
         hf_wire.read_zero_shot,
-        {**TASK, "parameters": {"candidate_labels": ["a"]}},
+        LABELLED,
+    ),
+    "Parameters of given labels": inner(
+        hf_wire.LabelParameters, hf_wire.LabelTextRequest, hf_wire.read_label_texts, LABELLED
+    ),
+    "Hugging Face: zero-shot-classification by GLiClass": Section(
+        hf_wire.LabelTextRequest, LABELLED, hf_wire.read_label_texts
+    ),
+    "Hugging Face: token-classification by GLiNER": Section(
+        hf_wire.LabelSpanRequest, LABELLED, hf_wire.read_label_spans
+    ),
+    "Parameters of spans": inner(
+        hf_wire.LabelSpanParameters, hf_wire.LabelSpanRequest, hf_wire.read_label_spans, LABELLED
     ),
     "Hugging Face: multiple-choice": Section(
         hf_wire.MultipleChoiceRequest, {"inputs": {"text": "a", "choices": ["b"]}}, hf_wire.read_multiple_choice
