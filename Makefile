@@ -14,7 +14,7 @@ TOOLS = .venv/.prometheus .venv/.helm
 TIMED = tests/contracts/test_probes.py
 
 .DEFAULT_GOAL = help
-.PHONY: help setup models serve test lint types layers tests probes browser cluster format bench soak fuzz conformance lengths image manifests clean
+.PHONY: families help setup models serve test lint types layers tests probes browser cluster format bench soak fuzz conformance lengths image manifests clean
 
 help:  ## list the targets
 	@sed -n 's/^\([a-z]*\):.*  ## \(.*\)/\1\t\2/p' $(MAKEFILE_LIST) | expand -t 10
@@ -45,6 +45,9 @@ types: .venv/.dev  ## mypy --strict
 
 layers: .venv/.dev  ## import-linter: the levels of packages
 	$(BIN)/lint-imports
+
+families: .venv/.dev .venv/.native  ## all families against transformers, with the checks that CI leaves out
+	$(BIN)/pytest --numprocesses $(WORKERS) --dist loadfile -m 'thorough or not thorough' tests/families $(ARGS)
 
 tests: .venv/.dev .venv/.native $(TOOLS)  ## pytest alone, a file on each of WORKERS=2; ARGS="-k scheduler"
 	$(BIN)/pytest --numprocesses $(WORKERS) --dist loadfile --no-loadscope-reorder --ignore $(TIMED) $(ARGS)

@@ -141,6 +141,7 @@ def test_the_compiled_step_equals_the_reference_or_refuses(case_of: Callable[[st
     assert_close(chunked_logits(executor), reference_logits(case.theirs))
 
 
+@pytest.mark.thorough
 @pytest.mark.skipif(not runnable_targets(), reason="polyhead was installed without a compiler")
 @pytest.mark.parametrize("name", ROWS)
 def test_weights_of_8_bits_stay_close(case_of: Callable[[str], Case], name: str) -> None:
@@ -185,6 +186,7 @@ def assert_same_or_tied(theirs: Any, prompt: list[int], ours: list[int], expecte
         assert float(logits[expected[place]] - logits[ours[place]]) < TIE
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("name", ROWS)
 def test_greedy_answers_equal_those_of_generate(case_of: Callable[[str], Case], name: str) -> None:
     case, choice = case_of(name), torch.Generator().manual_seed(1)

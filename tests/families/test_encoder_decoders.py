@@ -138,6 +138,7 @@ def assert_same_or_tied(theirs: Any, source: list[int], ours: list[int], expecte
     assert float(logits[expected[place]] - logits[ours[place]]) < TIE
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("name", ROWS)
 def test_greedy_answers_equal_those_of_generate(case_of: CaseOf, name: str) -> None:
     theirs, ours, _ = case_of(name)
