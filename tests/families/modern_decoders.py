@@ -341,7 +341,6 @@ REFUSED: list[tuple[str, dict[str, Any], str]] = [
     ("gemma", {"use_bidirectional_attention": True}, "use_bidirectional_attention is not known"),
     ("gemma2", {"use_bidirectional_attention": True}, "use_bidirectional_attention is not known"),
     ("smollm3", {"no_rope_layers": [1]}, "rotated is .*, which should be one for each of 5 layers"),
-    ("olmo", {"clip_qkv": 8.0}, "clip_qkv is 8.0"),
     ("cohere", {"num_attention_heads": "4"}, "num_attention_heads is '4'"),
     ("stablelm", {"qk_layernorm": True}, "qk_layernorm is True"),
     ("glm", {"partial_rotary_factor": 3.0, "rope_parameters": None}, "rotary_width is 48"),
