@@ -35,7 +35,7 @@ RACES = ("-O1", "-g1", "-fsanitize=thread")
 FIRST = ("libasan.so", "libubsan.so", "libstdc++.so")
 FIRST_OF_RACES = ("libtsan.so", "libstdc++.so")
 HERE = ROOT / "tests" / "support"
-ROUND, ROUNDS = 9, 10  # the short form of random rows: the first round and the number of rounds
+ROUND, ROUNDS = 9, 4  # the short form of random rows: the first round and the number of rounds
 
 
 @pytest.fixture
