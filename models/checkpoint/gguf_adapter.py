@@ -79,7 +79,7 @@ def check_kind(path: Path, metadata: Mapping[str, Any]) -> None:
     """UnsupportedError unless the file is a plain LoRA adapter of a known architecture."""
     for key, expected in (("general.type", "adapter"), ("adapter.type", "lora")):
         if metadata.get(key) != expected:
-            message = f"{key} is {show_value(metadata.get(key))}; a LoRA adapter has {expected!r}"
+            message = f"{key} is {show_value(metadata.get(key))}; a LoRA adapter has '{expected}'"
             raise UnsupportedError(message, file=str(path))
     if metadata.get(INVOCATION):
         message = f"{INVOCATION} starts the adapter in the middle of a text, which is not known here"
