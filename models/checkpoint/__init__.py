@@ -7,7 +7,7 @@ executed or unpickled.
 """
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from logging import getLogger
 from pathlib import Path
@@ -55,6 +55,7 @@ class Checkpoint:
     `width` is that of an embedder's vectors, else that of the states; `excludes_prompt`: an embedder does not pool the
     tokens of a prompt. `pair_prompt`: how the chat template of a reranker gets a pair. `late`: how an
     embedder with a vector for each token reads texts. `label_prompt`: how labels of the request are read.
+    `sampling`: options that the checkpoint suggests to requests.
     """
 
     source: str
@@ -82,6 +83,7 @@ class Checkpoint:
     pair_prompt: PairPrompt | None = None
     late: LateInteraction | None = None
     label_prompt: LabelPrompt | None = None
+    sampling: Mapping[str, float] = field(default_factory=dict)
 
 
 def ignore_progress(done: int, total: int) -> None:
@@ -159,6 +161,7 @@ def prepare(
         pair_prompt=description.head.pair_prompt,
         late=description.late,
         label_prompt=description.labels,
+        sampling=description.sampling,
         stop_tokens=description.stop_tokens,
         max_tokens=description.max_tokens,
         weight_bytes=sum(numbers.values()) * dtype.itemsize,

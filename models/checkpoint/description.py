@@ -142,6 +142,7 @@ class Description:
     preferred_precision: DefaultPrecision | None = None
     late: LateInteraction | None = None  # of an embedder with a vector for each token
     labels: LabelPrompt | None = None  # of a model that reads labels of the request
+    sampling: Mapping[str, float] = field(default_factory=dict)  # options that the checkpoint suggests
 
     @property
     def default_precision(self) -> DefaultPrecision:

@@ -34,6 +34,7 @@ from .head_config import EMBEDDING_COPIES, HEADS, read_both_sides
 from .late_interaction import FIRST_ARCHITECTURE, read_late_interaction
 from .quantized.config_fields import CONFIG
 from .quantized.formats import read_quantization
+from .sampling_defaults import read_folder_sampling
 from .sentence_modules import find_module_task, network_folder, read_sentence_config
 from .tensor_files import TensorEntry, check_tensor_count, read_safetensors
 from .unread_formats import INDEX, SINGLE, check_folder, missing_weights_error
@@ -92,6 +93,7 @@ def describe_folder(parts: FolderParts, folder_check: FolderCheck = accept_folde
         max_tokens=limit,
         parts=parts,
         late=late,
+        sampling=read_sampling(parts) if generates else {},
     )
 
 
@@ -249,6 +251,12 @@ def load_chat_template(path: Path, tokenizer: Tokenizer) -> ChatTemplate | None:
         named = {each["name"]: each.get("template") for each in templates}
         return build_chat_template(str(path), named, tokenizer)
     return build_chat_template(str(path), {"default": source}, tokenizer)
+
+
+def read_sampling(parts: FolderParts) -> dict[str, float]:
+    """The sampling options that the folder suggests."""
+    file = parts.path / "generation_config.json"
+    return read_folder_sampling(str(file), read_json(file, {}))
 
 
 def read_stop_tokens(parts: FolderParts, tokenizer: Tokenizer, vocab_size: int) -> frozenset[int]:

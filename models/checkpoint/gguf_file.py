@@ -24,6 +24,7 @@ from .description import Description, HeadDescription
 from .folder_files import FolderCheck, accept_folder, build_chat_template, parse_config, valid_tokens
 from .gguf_parts import read_parts
 from .head_config import check_names, language_head, pooler_head
+from .sampling_defaults import read_gguf_sampling
 from .tensor_files import TensorEntry
 
 FREQUENCIES = "rope_freqs.weight"
@@ -63,6 +64,7 @@ def describe_gguf(path: Path, folder_check: FolderCheck = accept_folder) -> Desc
         chat=load_chat_template(path, metadata, tokenizer) if generates else None,
         stop_tokens=read_stop_tokens(metadata, tokenizer, config.vocab_size) if generates else frozenset(),
         max_tokens=config.max_positions,
+        sampling=read_gguf_sampling(str(path), metadata) if generates else {},
     )
 
 

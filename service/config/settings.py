@@ -128,6 +128,11 @@ class Settings(ParallelSettings):
         description="Tokens of an answer that are drafted and verified in one step, at most, where that makes it "
         "faster; answers stay the same. 0: none.",
     )
+    generation_config: bool = Field(
+        True,
+        description="Whether requests that do not set a sampling option have the one that the checkpoint suggests "
+        "(generation_config.json). false: the defaults of the API.",
+    )
     drafts: DraftSources = Field(
         default_factory=dict,
         description="Draft models for served models, smaller and with the same vocabulary, model=source.",

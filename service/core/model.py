@@ -59,7 +59,8 @@ class Model:
     `both_orders`: of a classifier that reads a pair in both orders and adds the scores.
     `excludes_prompt`: of an embedder that does not pool the tokens of a prompt. `pair_prompt`: of a reranker that reads
     a pair with its chat template. `late`: of an embedder with a vector for each token. `label_prompt`: of a model that
-    reads labels of the request.
+    reads labels of the request. `sampling`: the sampling options of requests that do not set them, by the names of
+    core.request.Sampling.
     """
 
     name: str
@@ -85,6 +86,7 @@ class Model:
     pair_prompt: PairPrompt | None = None
     late: LateInteraction | None = None
     label_prompt: LabelPrompt | None = None
+    sampling: Mapping[str, float] = field(default_factory=dict)
 
     @property
     def chat_format(self) -> ChatFormat:

@@ -8,7 +8,7 @@ import asyncio
 import logging
 import math
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AsyncExitStack, ExitStack, contextmanager, suppress
 from dataclasses import dataclass, replace
 from functools import partial
@@ -324,12 +324,15 @@ class Loader:
             undo.pop_all()
         self.stage_seconds["read and pack"] += built.read_seconds
         self.stage_seconds["warm up"] += built.warm_seconds
-        model, loaded = build_model(need, built.checkpoint, placement), built.checkpoint
+        loaded = built.checkpoint
+        model = build_model(need, loaded, placement, loaded.sampling if self._settings.generation_config else {})
         how = f"{placement.precision} by {model.executor}" + (
             f", {describe_cost(built.cost, described.description)}" if built.cost is not None else ""
         )
         facts = need.name, loaded.family, loaded.task, how, need.weights / 2**20, built.read_seconds, built.warm_seconds
         log.info("%s is ready: %s, %s, %s, %.0f MiB; read in %.2f s, warm in %.2f s", *facts)
+        if model.sampling:
+            log.info("%s: requests that do not set them have %s", need.name, describe_sampling(model.sampling))
         return LoadedModel(model, built.worker, need, BaseModel(described.description), part)
 
     async def _prepare_tests(
@@ -503,6 +506,11 @@ def yielding_progress(
             yielded_at = time.perf_counter()
 
     return progress
+
+
+def describe_sampling(sampling: Mapping[str, float]) -> str:
+    """Sampling options for a log line."""
+    return ", ".join(f"{name} {value:g}" for name, value in sampling.items())
 
 
 def known_sources(settings: Settings) -> frozenset[str]:

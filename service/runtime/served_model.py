@@ -2,6 +2,7 @@
 
 import logging
 import time
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import cast
 
@@ -19,8 +20,9 @@ from .placement import Placement
 log = logging.getLogger("polyhead.loader")
 
 
-def build_model(need: MemoryNeed, loaded: Checkpoint, placement: Placement) -> Model:
-    """Describe a loaded checkpoint as a served model. Its longest text is limited by its cache."""
+def build_model(need: MemoryNeed, loaded: Checkpoint, placement: Placement, sampling: Mapping[str, float]) -> Model:
+    """Describe a loaded checkpoint as a served model, with the options `sampling`. Its longest text is limited by its
+    cache."""
     model = Model(
         name=need.name,
         task="generate" if loaded.decoding else cast(Task, loaded.task),
@@ -46,6 +48,7 @@ def build_model(need: MemoryNeed, loaded: Checkpoint, placement: Placement) -> M
         pair_prompt=loaded.pair_prompt,
         late=loaded.late,
         label_prompt=loaded.label_prompt,
+        sampling=sampling,
     )
     if not need.blocks or need.cache_tokens >= model.max_tokens:
         return model

@@ -96,6 +96,7 @@ class GenerationRequest:
     field: str
     prompts: tuple[Prompt, ...]
     sampling: Sampling
+    open_options: frozenset[str] = frozenset()  # of `sampling`: those that the checkpoint may set (Model.sampling)
     has_seed: bool = False  # the request has a seed; otherwise every answer gets a random one
     max_tokens: int = 0  # 0: not in the request
     default_max_tokens: int = 0  # the limit if max_tokens is 0, as far as the context allows; 0: no other limit

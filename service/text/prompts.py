@@ -1,7 +1,7 @@
 """Prompts of generators: renders and tokenises the prompts of a call and makes the engine's requests."""
 
 import random
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, Literal
 
@@ -72,9 +72,15 @@ def apply_beam_defaults(model: Model, beams: BeamSearchOptions | None) -> BeamSe
     )
 
 
+def apply_suggestions(model: Model, sampling: Sampling, open_options: Collection[str]) -> Sampling:
+    """Replace the options that are open by those that the model's checkpoint suggests."""
+    suggested: dict[str, Any] = {name: value for name, value in model.sampling.items() if name in open_options}
+    return replace(sampling, **suggested)
+
+
 def build_sampling(model: Model, request: GenerationRequest) -> Sampling:
     """Add the tokens of the banned words. Raises BadRequest for tokens that the network does not have, and TooMany."""
-    sampling = request.sampling
+    sampling = apply_suggestions(model, request.sampling, request.open_options)
     if model.generation_defaults and request.prompt_logprobs >= 0:
         message = f"{model.name} reads a prompt and writes another text; it does not say how likely a prompt is"
         raise BadRequest(f"prompt_logprobs: {message}", param="prompt_logprobs")

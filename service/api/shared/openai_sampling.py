@@ -10,6 +10,7 @@ from ...core.request import BeamSearchOptions, Sampling
 from ...text.generation_request import GenerationRequest, Prompt
 from .dialect import Count, NeutralValues, TokenId, Wire, between, max_items
 from .head_options import INT64_LIMIT, StopTexts
+from .open_options import open_options
 from .response_formats import FormattedRequest, read_grammar
 
 MAX_BIASES, MAX_BAD_WORDS, MAX_WORD_CHARS = 4096, 1024, 256
@@ -101,6 +102,7 @@ def read_generation_options(
         field=field,
         prompts=prompts,
         sampling=read_sampling(wire),
+        open_options=frozenset() if wire.use_beam_search else open_options(wire),
         has_seed="seed" in wire.model_fields_set,
         max_tokens=max_tokens,
         stops=(wire.stop,) if isinstance(wire.stop, str) else tuple(wire.stop),

@@ -42,6 +42,7 @@ def model_tasks(model: Model) -> list[str]:
 def describe_model(model: Model, *, explained: bool) -> dict[str, Any]:
     """What a client needs to use the model.
 
+    `sampling`: the options of requests that do not set them, where the API's defaults are not used;
     `pairs`: whether it reads two texts at once; `mask`: the text of the mask token; `explain`: the methods that explain
     its answers.
     """
@@ -52,6 +53,7 @@ def describe_model(model: Model, *, explained: bool) -> dict[str, Any]:
         "labels": model.labels,
         "max_tokens": model.max_tokens,
         "chat": model.chat is not None,
+        "sampling": dict(model.sampling),
         "mask": "" if hidden is None else model.tokenizer.piece(hidden),
         "pairs": "needed" if model.both_orders else PAIR_USE.get(model.task, "none"),
         "explain": get_args(ExplainMethod) if explained and model.task in TARGET_FIELDS else (),

@@ -100,6 +100,22 @@ def test_loaded_models_answer(tiny_generator: Path, tiny_classifier: Path) -> No
     serving({"chat": tiny_generator, "judge": tiny_classifier}, act)
 
 
+@pytest.mark.parametrize("follows", [True, False])
+def test_a_model_has_the_sampling_options_that_its_checkpoint_suggests(
+    follows: bool, tiny_generator: Path, tmp_path: Path
+) -> None:
+    folder = tmp_path / "suggesting"
+    shutil.copytree(tiny_generator, folder)
+    (folder / "generation_config.json").write_text('{"temperature": 0.5, "top_k": 7, "max_new_tokens": 9}')
+
+    async def act(served: ModelRegistry) -> None:
+        await served.load_all()
+        [chat] = served.models()
+        assert chat.sampling == ({"temperature": 0.5, "top_k": 7} if follows else {})
+
+    serving({"chat": folder}, act, generation_config=follows)
+
+
 def test_messages_during_a_load(tiny_generator: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Progress is visible from the event loop, and clients get a time to retry."""
     seen: list[str] = []

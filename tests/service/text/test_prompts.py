@@ -159,3 +159,11 @@ def test_the_options_of_a_call_are_bounded_for_all_its_answers_together(generato
             prompts(generator, "a", "b", count=2, sampling=replace(sampling, **more))
     with pytest.raises(TooMany, match=r"4 answers"):
         prompts(generator, "a", "b", count=2, sampling=sampling, bad_words=("a",))
+
+
+def test_the_checkpoint_sets_the_options_that_a_request_leaves_open(generator: Model) -> None:
+    suggesting = replace(generator, sampling={"temperature": 0.6, "top_k": 20, "repetition_penalty": 1.1})
+    open_options = frozenset({"temperature", "top_p"})
+    (request,) = prompts(suggesting, "a", sampling=Sampling(top_k=3, top_p=0.9), open_options=open_options)
+    found = request.sampling
+    assert (found.temperature, found.top_k, found.top_p, found.repetition_penalty) == (0.6, 3, 0.9, 1.0)

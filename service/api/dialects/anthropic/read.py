@@ -12,6 +12,7 @@ from ....core.errors import BadRequest
 from ....core.grammar import Grammar
 from ....core.request import Sampling
 from ....text.generation_request import ChatMessages, GenerationRequest, ReasoningSettings, ToolOptions
+from ...shared.open_options import open_options
 from ...shared.response_formats import schema_grammar
 from ...shared.tool_options import EFFORT_BUDGETS, check_tools, make_tool
 from .wire import (
@@ -45,6 +46,7 @@ def read_messages(wire: MessagesRequest) -> GenerationRequest:
         field="messages",
         prompts=(read_conversation(wire),),
         sampling=Sampling(temperature=wire.temperature, top_p=wire.top_p, top_k=wire.top_k),
+        open_options=open_options(wire),
         max_tokens=wire.max_tokens,
         fits_context=True,
         stops=tuple(wire.stop_sequences),

@@ -8,10 +8,13 @@ from itertools import groupby
 from typing import Any, Literal
 
 from ....core.errors import BadRequest
+from ....core.model import Model
 from ....core.request import Sampling
 from ....text.generation_request import ChatMessages, GenerationRequest, ReasoningSettings, ToolOptions
+from ....text.prompts import apply_suggestions
 from ...shared.dialect import Wire
 from ...shared.json_body import check_arguments, read_arguments
+from ...shared.open_options import open_options
 from ...shared.response_formats import convert_format
 from ...shared.tool_options import EFFORT_BUDGETS, check_tools, make_tool
 from .wire import (
@@ -40,7 +43,8 @@ def read_response(wire: ResponseRequest) -> GenerationRequest:
     return GenerationRequest(
         field="input",
         prompts=(ChatMessages(tuple(template_messages(wire))),),
-        sampling=Sampling(temperature=wire.temperature, top_p=wire.top_p),
+        sampling=read_response_sampling(wire),
+        open_options=open_options(wire),
         max_tokens=wire.max_output_tokens,
         limit_field="max_output_tokens",
         logprobs=wire.top_logprobs if with_logprobs else -1,
@@ -48,6 +52,10 @@ def read_response(wire: ResponseRequest) -> GenerationRequest:
         tools=read_response_tools(wire),
         reasoning=read_effort(wire),
     )
+
+
+def read_response_sampling(wire: ResponseRequest) -> Sampling:
+    return Sampling(temperature=wire.temperature, top_p=wire.top_p)
 
 
 def read_response_tools(wire: ResponseRequest) -> ToolOptions:
@@ -145,16 +153,17 @@ def join_text(parts: Sequence[ContentPart]) -> str:
     return "\n".join(part.text for part in parts)
 
 
-def echo_request(wire: ResponseRequest) -> dict[str, Any]:
-    """The request's fields that a response repeats."""
+def echo_request(wire: ResponseRequest, model: Model) -> dict[str, Any]:
+    """The request's fields that a response repeats; sampling options as they are applied."""
     choice = wire.tool_choice
+    sampling = apply_suggestions(model, read_response_sampling(wire), open_options(wire))
     return {
         "model": wire.model,
         "instructions": wire.instructions or None,
         "max_output_tokens": wire.max_output_tokens or None,
         "max_tool_calls": wire.max_tool_calls or None,
-        "temperature": wire.temperature,
-        "top_p": wire.top_p,
+        "temperature": sampling.temperature,
+        "top_p": sampling.top_p,
         "top_logprobs": wire.top_logprobs,
         "text": {"format": dump_set_fields(wire.text.format), "verbosity": "medium"},
         "tools": [dump_set_fields(tool) for tool in wire.tools],

@@ -35,7 +35,8 @@ async def responses(request: Request) -> Response:
 
 async def answer_response(request: Request, wire: ResponseRequest) -> Response:
     model = record_model(request, authorized_models(request).resolve(wire.model, ["generate"]))
-    call = ResponseInfo(id=f"resp_{uuid.uuid4().hex}", created=int(time.time()), request_fields=echo_request(wire))
+    echo = echo_request(wire, model)
+    call = ResponseInfo(id=f"resp_{uuid.uuid4().hex}", created=int(time.time()), request_fields=echo)
     answers = await start_answers(request, wire, model, read_response(wire), call.id)
     if wire.stream:
         response_events = ResponseEvents(call)

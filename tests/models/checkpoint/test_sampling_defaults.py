@@ -1,0 +1,53 @@
+"""The sampling options that checkpoints suggest, of folders and GGUF files."""
+
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from polyhead.models.checkpoint import describe_source
+from polyhead.models.checkpoint.sampling_defaults import read_folder_sampling, read_gguf_sampling
+from polyhead.models.core.errors import CheckpointError
+
+QWEN = {"do_sample": True, "temperature": 0.6, "top_k": 20, "top_p": 0.95, "repetition_penalty": 1.05}
+    "do_sample": True,
+    "temperature": 0.6,
+    "top_k": 20,
+    "top_p": 0.95,
+    "repetition_penalty": 1.05,
+    "eos_token_id": 1,
+}
+
+
+def test_the_options_of_a_generation_config_are_read(tiny_generator: Path, tmp_path: Path) -> None:
+    folder = tmp_path / "model"
+    shutil.copytree(tiny_generator, folder)
+    (folder / "generation_config.json").write_text(json.dumps({**QWEN, "min_p": None}))
+    expected = {"temperature": 0.6, "top_k": 20, "top_p": 0.95, "repetition_penalty": 1.05}
+    assert describe_source(str(folder)).sampling == expected
+    (folder / "generation_config.json").unlink()
+    assert describe_source(str(folder)).sampling == {}
+
+
+def test_the_options_of_a_gguf_file_are_read() -> None:
+    metadata = {"general.sampling.temp": 0.5, "general.sampling.top_k": -1, "general.sampling.mirostat": 1}
+    assert read_gguf_sampling("file", metadata) == {"temperature": 0.5, "top_k": 0}
+
+
+@pytest.mark.parametrize(
+    ("fields", "words"),
+    [
+        ({"temperature": "hot"}, "temperature is 'hot', which should be a number from 0 to 100"),
+        ({"temperature": True}, "temperature is True, which should be a number"),
+        ({"top_p": 1.5}, "top_p is 1.5, which should be a number from 0 to 1"),
+        ({"top_k": 2.5}, "top_k is 2.5, which should be a whole number from 0"),
+        ({"top_k": 1 << 40}, "top_k is 1099511627776, which should be a whole number"),
+        ({"repetition_penalty": 0}, "repetition_penalty is 0, which should be a number from 0.01 to 100"),
+        ({"min_p": float("nan")}, "min_p is nan, which should be a number"),
+    ],
+)
+def test_an_option_out_of_its_range_is_refused_by_name(fields: dict[str, Any], words: str) -> None:
+    with pytest.raises(CheckpointError, match=words):
+        read_folder_sampling("generation_config.json", fields)
