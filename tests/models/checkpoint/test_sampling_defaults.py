@@ -12,13 +12,6 @@ from polyhead.models.checkpoint.sampling_defaults import read_folder_sampling, r
 from polyhead.models.core.errors import CheckpointError
 
 QWEN = {"do_sample": True, "temperature": 0.6, "top_k": 20, "top_p": 0.95, "repetition_penalty": 1.05}
-    "do_sample": True,
-    "temperature": 0.6,
-    "top_k": 20,
-    "top_p": 0.95,
-    "repetition_penalty": 1.05,
-    "eos_token_id": 1,
-}
 
 
 def test_the_options_of_a_generation_config_are_read(tiny_generator: Path, tmp_path: Path) -> None:
