@@ -14,7 +14,7 @@ TOOLS = .venv/.prometheus .venv/.helm
 TIMED = tests/contracts/test_probes.py
 
 .DEFAULT_GOAL = help
-.PHONY: families help setup models serve test lint types layers tests probes browser cluster format bench soak fuzz conformance lengths image manifests clean
+.PHONY: families thorough help setup models serve test lint types layers tests probes browser cluster format bench soak fuzz conformance lengths image manifests clean
 
 help:  ## list the targets
 	@sed -n 's/^\([a-z]*\):.*  ## \(.*\)/\1\t\2/p' $(MAKEFILE_LIST) | expand -t 10
@@ -49,6 +49,9 @@ layers: .venv/.dev  ## import-linter: the levels of packages
 families: .venv/.dev .venv/.native  ## all families against transformers, with the checks that CI leaves out
 	$(BIN)/pytest --numprocesses $(WORKERS) --dist loadfile -m 'thorough or not thorough' tests/families $(ARGS)
 
+thorough: .venv/.dev .venv/.native  ## the checks that CI leaves out
+	$(BIN)/pytest --numprocesses $(WORKERS) --dist loadfile -m thorough $(ARGS)
+
 tests: .venv/.dev .venv/.native $(TOOLS)  ## pytest alone, a file on each of WORKERS=2; ARGS="-k scheduler"
 	$(BIN)/pytest --numprocesses $(WORKERS) --dist loadfile --no-loadscope-reorder --ignore $(TIMED) $(ARGS)
 
@@ -75,7 +78,7 @@ soak: .venv/.dev .venv/.native  ## mixed load for MINUTES=5, then a check for le
 	$(BIN)/python -m benchmarks.soak --minutes $(MINUTES)
 
 fuzz: .venv/.dev .venv/.native  ## random rows for the compiled step under sanitizers, SECONDS=60 for each instruction set
-	$(BIN)/pytest tests/models/native/test_sanitized.py -k random_rows --fuzz $(SECONDS) -rP
+	$(BIN)/pytest tests/models/native/test_sanitized.py -m 'thorough or not thorough' -k 'random_rows or portable' --fuzz $(SECONDS) -rP
 
 conformance: .venv/.dev .venv/.native  ## the official clients; lm-eval's log-probabilities beside transformers'
 	$(BIN)/pytest tests/contracts/test_clients.py tests/contracts/test_messages_clients.py tests/contracts/test_tools_served.py tests/contracts/test_hf_clients.py

@@ -10,11 +10,10 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from polyhead.service.core.request import Terms
 from polyhead.service.engine.worker import RequestOutcome
-from polyhead.service.metrics import Metrics
+from polyhead.service.metrics import Metrics, observer
 from polyhead.service.metrics.exposition import openmetrics_text as in_open_metrics
 from polyhead.service.metrics.exposition import prometheus_text
 from polyhead.service.metrics.metric_table import SECOND_BUCKETS
-from polyhead.service.metrics.observer import MAX_UNLOADED_MODELS
 from tests.support.busy_metrics import TRACE, Busy, Few, Known, busy_metrics, ended, report
 
 UNITS = (
@@ -280,8 +279,12 @@ def test_any_accept_gets_a_page(metrics: Metrics, accept: str, opened: bool) -> 
     assert page.endswith(b"# EOF\n") == opened
 
 
-def test_the_page_remembers_a_bounded_number_of_unloaded_models(metrics: Metrics) -> None:
-    """Names of the settings stay; of others the last REMEMBERED, with all their counts."""
+def test_the_page_remembers_a_bounded_number_of_unloaded_models(
+    metrics: Metrics, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Names of the settings stay; of others the last `most`, with all their counts."""
+    most = 16
+    monkeypatch.setattr(observer, "MAX_UNLOADED_MODELS", most)
 
     def come_and_go(name: str) -> None:
         known = Known(name)
@@ -292,16 +295,16 @@ def test_the_page_remembers_a_bounded_number_of_unloaded_models(metrics: Metrics
         metrics.record_unloaded(known)
 
     come_and_go("chat")
-    for number in range(MAX_UNLOADED_MODELS):
+    for number in range(most):
         come_and_go(f"n{number:04}")
     come_and_go("n0000")  # again: n0001 is the oldest now
     full = len(metrics.render("")[0])
-    for number in range(MAX_UNLOADED_MODELS, 3 * MAX_UNLOADED_MODELS):
+    for number in range(most, 3 * most):
         come_and_go(f"n{number:04}")
         metrics.record_end(ended("done", model="n0001"))  # a late end of a forgotten model has no label
     page = metrics.render("")[0].decode()
     there = set(re.findall(r'model="(n\d{4})"', page))
-    assert there == {f"n{number:04}" for number in range(2 * MAX_UNLOADED_MODELS, 3 * MAX_UNLOADED_MODELS)}
+    assert there == {f"n{number:04}" for number in range(2 * most, 3 * most)}
     assert len(page) < 1.1 * full
     assert value(metrics, "polyhead_requests_total", model="chat", outcome="done") == 1
     come_and_go("n0001")
