@@ -51,7 +51,7 @@ def split_joined(sizes: RecurrentConfig, name: str, tensor: Tensor) -> NamedTens
     if found is None:
         return [(name, tensor)]
     keys, inner = sizes.key_heads * sizes.key_width, sizes.heads * sizes.head_width
-    parts = zip("qkv", torch.split(tensor, (keys, keys, inner)), strict=True)
+    parts = zip("qkv", torch.split(tensor, [keys, keys, inner]), strict=True)
     if found[2] == "conv1d":
         return [(f"{found[1]}.{part}_conv1d.weight", piece.squeeze(1)) for part, piece in parts]
     return [(f"{found[1]}.{part}.weight", piece) for part, piece in parts]

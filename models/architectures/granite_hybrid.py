@@ -25,12 +25,12 @@ def model_config(hf: Json) -> ModelConfig:
         shape = granite_config({**hf, "intermediate_size": hf["shared_intermediate_size"]})
     else:
         shape = granite_moe.model_config(hf)
-    mixers: tuple[MixerName, ...] = ("state_space",) * shape.depth
+    mixer: MixerName = "state_space"
     return replace(
         shape,
         position="rotary" if hf.get("position_embedding_type") == "rope" else "none",
         recurrent=state_space.read_hybrid({"rms_norm_eps": 1e-6, **hf}),
-        mixers=read_mixers(hf, state_space.KINDS) if hf.get("layer_types") else mixers,
+        mixers=read_mixers(hf, state_space.KINDS) if hf.get("layer_types") else (mixer,) * shape.depth,
     )
 
 

@@ -22,8 +22,8 @@ class RaggedBatch:
     sequences, and older ones are read from it; with `states`, so are the states of recurrent layers, which begin at
     zero otherwise. `output_rows` are the rows whose states are returned; None: all. With `spans` one kernel attends for
     all sequences, otherwise they attend in groups. With a `memory`, cross-attention reads source texts from it.
-    `embedded` replaces the token embeddings, for gradients with respect to them and for points between two texts. No row
-    attends to the last `hidden` rows of a sequence, which attend as others do.
+    `embedded` replaces the token embeddings, for gradients with respect to them and for points between two texts. No
+    row attends to the last `hidden` rows of a sequence, which attend as others do.
     """
 
     tokens: Tensor  # [T]

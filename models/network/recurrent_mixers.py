@@ -124,10 +124,9 @@ class StateSpace(RecurrentMixer):
         """[T, W] to [T, W]."""
         config = self.config
         inner, keys, groups = config.heads * config.head_width, config.key_heads * config.key_width, config.key_heads
-        gate, convolved, step = torch.split(self.input(x), (inner, inner + 2 * keys, config.heads), dim=-1)
-        values, b, c = silu(self.convolve(convolved, (self.taps, self.taps_bias), frame)).split(
-            (inner, keys, keys), dim=-1
-        )
+        gate, convolved, step = torch.split(self.input(x), [inner, inner + 2 * keys, config.heads], dim=-1)
+        activated = silu(self.convolve(convolved, (self.taps, self.taps_bias), frame))
+        values, b, c = torch.split(activated, [inner, keys, keys], dim=-1)
         values = values.view(len(x), groups, -1, config.head_width)  # [T, G, H / G, P]
         steps = softplus(step.float() + self.step_bias.float()).clamp(*config.step_limits).view(len(x), groups, -1, 1)
         decay = (-self.log_decay.float().exp().view(groups, -1, 1) * steps).exp()
