@@ -39,7 +39,7 @@ from .hunyuan_moe import HUNYUAN_MOE
 from .internlm import INTERNLM2, INTERNLM3
 from .jina import BERT, JINA_EMBEDDINGS_V3, XLM_ROBERTA
 from .led import LED
-from .lfm2 import LFM2
+from .lfm2 import LFM2, LFM2_MOE
 from .llama import LLAMA, MISTRAL, QWEN2, QWEN3
 from .long_bert import BIG_BIRD, LONGFORMER, XLM_ROBERTA_XL
 from .mamba2 import MAMBA2
@@ -56,6 +56,7 @@ from .nemotron_hybrid import NEMOTRON_HYBRID
 from .neobert import NEOBERT
 from .nomic import NOMIC_BERT
 from .olmo import OLMO, OLMO2, OLMO3
+from .olmo_hybrid import OLMO_HYBRID
 from .opt import OPT
 from .pegasus import PEGASUS
 from .persimmon import PERSIMMON
@@ -180,6 +181,7 @@ FAMILIES: dict[str, Family] = {
         QWEN2_5_IMAGES,
         QWEN3_IMAGES,
         LFM2,
+        LFM2_MOE,
         BAMBA,
         GRANITE_HYBRID,
         MAMBA2,
@@ -189,6 +191,7 @@ FAMILIES: dict[str, Family] = {
         QWEN3_5_MOE,
         QWEN3_5_IMAGES,
         QWEN3_5_MOE_IMAGES,
+        OLMO_HYBRID,
         T5,
         MT5,
         UMT5,

@@ -4,8 +4,8 @@ from dataclasses import replace
 
 from torch import Tensor
 
-from ..network.model_config import MixerName, ModelConfig, RecurrentConfig
-from . import llama
+from ..network.model_config import ExpertConfig, MixerName, ModelConfig, RecurrentConfig
+from . import experts, llama
 from .family import Family, Json, NamedTensors, layer_numbers, read_mixers, read_sizes
 
 KINDS: dict[str, MixerName] = {"conv": "convolution", "full_attention": "attention"}
@@ -19,9 +19,11 @@ RENAMES = (
     (r"\.conv\.out_proj\.", ".attention.output."),
     (r"\.conv\.conv\.weight$", ".attention.taps"),
     (r"\.conv\.conv\.bias$", ".attention.taps_bias"),
-    (r"\.feed_forward\.w1\.", ".mlp.gate."),
-    (r"\.feed_forward\.w2\.", ".mlp.down."),
-    (r"\.feed_forward\.w3\.", ".mlp.up."),
+    (r"\.feed_forward\.gate\.weight$", ".mlp.router.weight"),
+    (r"\.feed_forward\.expert_bias$", ".mlp.choice_bias"),
+    (r"\.feed_forward\.(experts\.\d+\.)?w1\.", r".mlp.\1gate."),
+    (r"\.feed_forward\.(experts\.\d+\.)?w2\.", r".mlp.\1down."),
+    (r"\.feed_forward\.(experts\.\d+\.)?w3\.", r".mlp.\1up."),
     *llama.RENAMES,
 )
 
@@ -43,6 +45,22 @@ def model_config(hf: Json) -> ModelConfig:
             kernel=hf["conv_L_cache"], kernel_bias=has_bias, input_bias=has_bias, output_bias=has_bias
         ),
     )
+
+
+def moe_config(hf: Json) -> ModelConfig:
+    """Experts behind the first layers."""
+    mixture = ExpertConfig(
+        count=experts.expert_count(hf),
+        chosen=hf["num_experts_per_tok"],
+        width=hf["moe_intermediate_size"],
+        layers=experts.layers_from(hf, hf.get("num_dense_layers", 2)),
+        scoring="sigmoid",
+        normalised=bool(hf.get("norm_topk_prob", True)),
+        normalised_eps=1e-6,
+        scale=float(hf.get("routed_scaling_factor", 1.0)),
+        choice_bias=bool(hf.get("use_expert_bias", True)),
+    )
+    return replace(model_config({**hf, "block_auto_adjust_ff_dim": False}), experts=mixture)
 
 
 def read_layers(hf: Json) -> tuple[MixerName, ...]:
@@ -74,3 +92,4 @@ LFM2 = Family(
     convert=convert_weight,
     drop=llama.DROP,
 )
+LFM2_MOE = replace(LFM2, name="lfm2_moe", config=moe_config, heads=llama.llama_heads("Lfm2Moe", ()))

@@ -1,15 +1,27 @@
 """OLMo Hybrid: three of four layers follow the gated delta rule, with norms before each part; layers with attention
 have them after each part, as in OLMo 3 (https://huggingface.co/allenai)."""
 
+import re
 from dataclasses import replace
+from functools import partial
 
-from ..network.model_config import MixerName, ModelConfig
+from torch import Tensor
+
+from ..network.model_config import MixerName, ModelConfig, RecurrentConfig
 from . import delta_net, llama
-from .family import Json, check_required_values, layer_numbers, read_mixers, rope_parameters
+from .family import Family, Json, NamedTensors, check_required_values, layer_numbers, read_mixers, rope_parameters
 
 NORM_EPS = 1e-5  # of the norm within a recurrent layer
 SIZES_BY_HEAD = ("linear_num_key_heads", "linear_num_value_heads")  # as many as attention has, unless they are given
-LAYER_NORM = ("input_layernorm", "attention_layer_norm", "post_attention_layernorm", "feedforward_layer_norm")
+RENAMES = (*delta_net.RENAMES, *llama.RENAMES)
+NORM = re.compile(r"(layers\.(\d+))\.(\w+_layer_?norm)\.weight$")
+# The names of norms, to those in Llama. In a layer with attention a norm of the same name has another place.
+RECURRENT_NORMS = {"attention_layer_norm": "input_layernorm", "feedforward_layer_norm": "post_attention_layernorm"}
+ATTENTION_NORMS = {
+    "post_attention_layernorm": "input_layernorm",
+    "feedforward_layer_norm": "input_layernorm",  # as transformers 5 saves it
+    "post_feedforward_layernorm": "post_attention_layernorm",
+}
 
 
 def fill_sizes(hf: Json) -> Json:
@@ -43,3 +55,27 @@ def model_config(hf: Json) -> ModelConfig:
         mixers=read_layers(hf),
         recurrent=replace(recurrent, update_scale=2.0 if has_negative else 1.0, is_pre_norm=True),
     )
+
+
+def convert_weight(mixers: tuple[MixerName, ...], sizes: RecurrentConfig, name: str, tensor: Tensor) -> NamedTensors:
+    """Name a norm by its place, which depends on the layer; take the convolution's factors apart."""
+    if (found := NORM.match(name)) and int(found[2]) < len(mixers):
+        names = ATTENTION_NORMS if mixers[int(found[2])] == "attention" else RECURRENT_NORMS
+        return [(f"{found[1]}.{names.get(found[3], found[3])}.weight", tensor)]
+    return delta_net.split_joined(sizes, name, tensor)
+
+
+def choose_variant(family: Family, hf: Json) -> Family:
+    sizes = delta_net.read_recurrent(fill_sizes(hf), NORM_EPS)
+    return replace(family, convert=partial(convert_weight, read_layers(hf), sizes))
+
+
+OLMO_HYBRID = Family(
+    name="olmo_hybrid",
+    prefix="model",
+    config=model_config,
+    renames=RENAMES,
+    heads=llama.llama_heads("OlmoHybrid", ()),
+    drop=llama.DROP,
+    variant=choose_variant,
+)

@@ -17,9 +17,7 @@ def attention(
     """The weights of every part of the network that has attention. Layers and heads that a part does not have are left
     out."""
     if not network.layout:
-        message = (
-            "it has no attention, or not in all layers; ask for gradient_x_input, integrated_gradients or occlusion"
-        )
+        message = "it has layers without attention; ask for gradient_x_input, integrated_gradients or occlusion"
         raise UnsupportedError(message)
     if not network.probes:
         values = network.alignments(request.text)[None, None]
