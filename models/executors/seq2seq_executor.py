@@ -57,7 +57,7 @@ class Seq2SeqExecutor:
     ) -> None:
         """`vocabulary`: the size of the vocabulary, which both sides share."""
         self.network, self.device = network, device
-        self.block_count, self.block_size = block_count, block_size
+        self.block_count, self.block_size, self.state_count = block_count, block_size, 0
         self._bounds = Bounds(vocabulary, 0, 0, block_count, block_size)
         self._slot_tokens = [0] * (block_count * block_size)  # tokens, by slot
         # By slot: the state, the row in it, and the step it is from.

@@ -64,6 +64,7 @@ class NativeExecutor:
         pack = PackedNetwork(self._library, network.config, precision, threads)
         self._packed = pack_network(pack, network, head, block_count, load_part)
         self.block_count, self.block_size = block_count, BLOCK_TOKENS if block_count else 0
+        self.state_count = 0
         self._bounds = Bounds.of(network.config, block_count, self.block_size)
         self.weight_bytes = self._packed.weight_bytes
         self._vocabulary, self._width = network.config.vocab_size, network.config.width
