@@ -66,6 +66,10 @@ class Seq2SeqExecutor:
         self._steps = self._vocab_size = 0  # the size is known after the first logits
 
     @property
+    def state_count(self) -> int:
+        return 0  # its states are found by cache slots
+
+    @property
     def argmax(self) -> None:
         return None
 
