@@ -3,6 +3,7 @@
 from .afmoe import AFMOE
 from .albert import ALBERT
 from .baichuan import BAICHUAN
+from .bamba import BAMBA
 from .bart import BART
 from .bert import CAMEMBERT, DISTILBERT, ROBERTA
 from .bert_variants import DATA2VEC, ERNIE_BERT, MEGATRON_BERT, PRE_NORM_ROBERTA, REMBERT
@@ -29,6 +30,7 @@ from .gpt_neox import GPT_NEOX
 from .gpt_oss import GPT_OSS
 from .gptj import CODEGEN, GPTJ
 from .granite import GRANITE, MINICPM
+from .granite_hybrid import GRANITE_HYBRID
 from .granite_moe import GRANITE_MOE, GRANITE_MOE_SHARED
 from .gte import GTE, GTE_PUBLISHED
 from .helium import ERNIE, HELIUM
@@ -37,8 +39,10 @@ from .hunyuan_moe import HUNYUAN_MOE
 from .internlm import INTERNLM2, INTERNLM3
 from .jina import BERT, JINA_EMBEDDINGS_V3, XLM_ROBERTA
 from .led import LED
+from .lfm2 import LFM2, LFM2_MOE
 from .llama import LLAMA, MISTRAL, QWEN2, QWEN3
 from .long_bert import BIG_BIRD, LONGFORMER, XLM_ROBERTA_XL
+from .mamba2 import MAMBA2
 from .marian import MARIAN
 from .mbart import M2M_100, MBART
 from .minimax import MINIMAX_M2
@@ -48,9 +52,11 @@ from .modernbert import MODERNBERT
 from .mpnet import MPNET
 from .mpt import MPT
 from .nemotron import ARCEE, NEMOTRON
+from .nemotron_hybrid import NEMOTRON_HYBRID
 from .neobert import NEOBERT
 from .nomic import NOMIC_BERT
 from .olmo import OLMO, OLMO2, OLMO3
+from .olmo_hybrid import OLMO_HYBRID
 from .opt import OPT
 from .pegasus import PEGASUS
 from .persimmon import PERSIMMON
@@ -60,6 +66,7 @@ from .phimoe import PHIMOE
 from .plbart import PLBART
 from .qwen_images import QWEN2_5_IMAGES, QWEN2_IMAGES, QWEN3_IMAGES, QWEN3_MOE_IMAGES
 from .qwen_moe import DOTS1, FLEX_OLMO, GLM4_MOE, OLMOE, QWEN2_MOE, QWEN3_MOE
+from .qwen_next import QWEN3_5, QWEN3_5_IMAGES, QWEN3_5_MOE, QWEN3_5_MOE_IMAGES, QWEN3_NEXT
 from .roformer import ROFORMER
 from .seed_oss import SEED_OSS
 from .smollm3 import SMOLLM3
@@ -173,6 +180,18 @@ FAMILIES: dict[str, Family] = {
         QWEN2_IMAGES,
         QWEN2_5_IMAGES,
         QWEN3_IMAGES,
+        LFM2,
+        LFM2_MOE,
+        BAMBA,
+        GRANITE_HYBRID,
+        MAMBA2,
+        NEMOTRON_HYBRID,
+        QWEN3_NEXT,
+        QWEN3_5,
+        QWEN3_5_MOE,
+        QWEN3_5_IMAGES,
+        QWEN3_5_MOE_IMAGES,
+        OLMO_HYBRID,
         T5,
         MT5,
         UMT5,

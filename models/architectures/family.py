@@ -11,7 +11,7 @@ from torch import Tensor
 
 from ..core.errors import UnsupportedError, show_value
 from ..network.heads import LabelScoring
-from ..network.model_config import EncoderDecoderConfig, ModelConfig, RopeScaling
+from ..network.model_config import EncoderDecoderConfig, MixerName, ModelConfig, RopeScaling
 
 Json = Mapping[str, Any]
 Renames = tuple[tuple[str, str], ...]  # pattern -> replacement, applied in order
@@ -292,3 +292,13 @@ def read_head_counts(hf: Json) -> tuple[int, int]:
 def read_windowed_layers(hf: Json) -> tuple[bool, ...]:
     """Which layers use a sliding window, from `layer_types`; empty if the configuration has no such field."""
     return tuple(kind == "sliding_attention" for kind in hf.get("layer_types") or ())
+
+
+def read_mixers(hf: Json, known: Mapping[str, MixerName], key: str = "layer_types") -> tuple[MixerName, ...]:
+    """What mixes the tokens of each layer, from the list of kinds at `key`; `known` has their names in such files.
+    UnsupportedError for another kind."""
+    kinds = hf[key]
+    for number, kind in enumerate(kinds):
+        if kind not in known:
+            raise UnsupportedError(f"{key}[{number}] is {show_value(kind)}, which should be one of {', '.join(known)}")
+    return tuple(known[kind] for kind in kinds)

@@ -21,7 +21,7 @@ from ..chat.pair_prompt import PairPrompt
 from ..core.errors import CheckpointError, EncodingError, UnsupportedError, show_value, truncate
 from ..core.label_prompt import LabelPrompt
 from ..core.late_interaction import LateInteraction
-from ..network.model_config import ExpertConfig, LatentConfig, ModelConfig
+from ..network.model_config import ExpertConfig, LatentConfig, ModelConfig, RecurrentConfig
 from ..network.transformer import Transformer
 from ..parallel import Cut
 from ..seq2seq.decoding import DecodingConfig
@@ -71,6 +71,7 @@ BODY_PREFIXES = (
 MIN_DISTANCES = 4  # buckets: near and far ones, before and after
 MAX_EXPERTS = 1 << 16  # of all layers; published networks have 25,000
 MAX_CONVOLUTION = 63  # tokens of a convolution's kernel; each is a copy of the states
+MAX_STATE = 1 << 30  # numbers of the recurrent state of a sequence; published networks have 200 million at most
 MAX_SINUSOIDS = 1 << 24  # numbers of sinusoidal positions, which are computed and not limited by a file
 # With the special tokens around a text and around a pair.
 PROBE_TEXTS: tuple[Text, ...] = ("", "word", ("word", "word"))
@@ -271,7 +272,7 @@ def invalid_fields(config: ModelConfig) -> Iterator[tuple[str, str]]:
             yield "rotary_width", f"even, and {config.head_width} at most, the width of a head"
         if config.head_width > MAX_HEAD_WIDTH:
             yield "head_width", f"{MAX_HEAD_WIDTH} at most, for rotary positions"
-    for name in ("windowed", "rotated"):
+    for name in ("windowed", "rotated", "mixers", "mlps"):
         if len(getattr(config, name)) not in (0, config.depth):
             yield name, f"one for each of {config.depth} layers"
     if config.has_sinusoidal_positions:
@@ -296,6 +297,8 @@ def invalid_fields(config: ModelConfig) -> Iterator[tuple[str, str]]:
         yield from invalid_latent_fields(config, config.latent)
     if config.experts is not None:
         yield from invalid_expert_fields(config, config.experts)
+    if config.recurrent is not None:
+        yield from invalid_recurrent_fields(config, config.recurrent)
     if scaling := config.rope_scaling:
         if not 0 < scaling.factor < math.inf:
             yield "rope_scaling", "by a positive factor"
@@ -329,6 +332,35 @@ def invalid_latent_fields(config: ModelConfig, latent: LatentConfig) -> Iterator
         yield "rotary_width", f"from 2 to less than {config.head_width}, the width of a key, for latent attention"
     if config.kv_heads != config.heads:
         yield "kv_heads", f"{config.heads}, the number of heads, for latent attention"
+
+
+def invalid_recurrent_fields(config: ModelConfig, recurrent: RecurrentConfig) -> Iterator[tuple[str, str]]:
+    """As `invalid_fields`, for recurrent layers."""
+    kinds = {config.mixers[layer] for layer in config.recurrent_layers}
+    if not config.causal or config.norm_order not in ("pre", "inner") or config.shared:
+        yield "recurrent", "in causal networks whose layers have norms of their own"
+    if type(recurrent.kernel) is not int or not 1 <= recurrent.kernel <= MAX_CONVOLUTION:
+        yield "recurrent", f"with a kernel of 1 to {MAX_CONVOLUTION} tokens"
+        return
+    if not 0 <= recurrent.norm_eps < math.inf or not 0 <= recurrent.update_scale < math.inf:
+        yield "recurrent", "with numbers as norm_eps and update_scale, not negative"
+    low, high = recurrent.step_limits
+    if not 0 <= low <= high:
+        yield "recurrent", "with limits of steps that are not negative, the lower one first"
+    if kinds <= {"convolution"}:
+        return
+    for name in ("heads", "head_width", "key_heads", "key_width", "norm_groups"):
+        value = getattr(recurrent, name)
+        if type(value) is not int or not 1 <= value < 2**31:
+            yield "recurrent", f"with a whole number from 1 on as {name}, within reason"
+            return
+    if recurrent.heads % recurrent.key_heads:
+        yield "recurrent", f"with a multiple of {recurrent.key_heads} heads, the number of key heads or groups"
+    if recurrent.heads * recurrent.head_width % recurrent.norm_groups:
+        yield "recurrent", f"with {recurrent.norm_groups} groups of the norm that divide its features"
+    numbers = sum(recurrent.state_numbers(config.mixers[layer], config.width) for layer in config.recurrent_layers)
+    if numbers > MAX_STATE:
+        yield "recurrent", f"with a state of {MAX_STATE} numbers at most"
 
 
 def invalid_expert_fields(config: ModelConfig, experts: ExpertConfig) -> Iterator[tuple[str, str]]:

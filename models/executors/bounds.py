@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from ..core.errors import StepInputError
 from ..network.model_config import ModelConfig
-from .contract import StepInput
+from .contract import StateUse, StepInput
 
 INT32_LIMIT = 2**31  # int32 values are below it
 TABLE_POSITIONS = (
@@ -38,14 +38,16 @@ class StepArrays:
     blocks: Integers
     table_starts: Integers  # [N + 1]
     output_rows: Integers
+    states: Integers | None = None  # [N, 4] the numbers of each StateUse
 
 
 @dataclass(frozen=True)
 class Bounds:
-    """The counts of tokens, positions, segments and cache blocks; each is numbered from 0.
+    """The counts of tokens, positions, segments, cache blocks and state slots; each is numbered from 0.
 
     `positions` is 0 if the network has no table of positions, `segments` 0 if it has no segment embeddings,
-    `block_count` 0 without a cache.
+    `block_count` 0 without a cache, `state_count` 0 without a cache or without recurrent layers. `keeps_states`:
+    recurrent layers with a cache.
     """
 
     tokens: int
@@ -54,11 +56,23 @@ class Bounds:
     block_count: int
     block_size: int
     hides_rows: bool = False
+    keeps_states: bool = False
+    state_count: int = 0
 
     @classmethod
-    def of(cls, config: ModelConfig, block_count: int, block_size: int) -> "Bounds":
+    def of(cls, config: ModelConfig, block_count: int, block_size: int, state_count: int = 0) -> "Bounds":
         positions = config.max_positions if config.position in TABLE_POSITIONS else 0
-        return cls(config.vocab_size, positions, config.segments, block_count, block_size, config.hides_rows)
+        keeps_states = config.is_recurrent and block_count > 0
+        return cls(
+            config.vocab_size,
+            positions,
+            config.segments,
+            block_count,
+            block_size,
+            config.hides_rows,
+            keeps_states,
+            state_count if keeps_states else 0,
+        )
 
     def check(self, rows: StepInput, attached: Container[int]) -> StepArrays:
         """StepInputError for the first number that is out of range; `attached` are the numbers of the attached
@@ -95,7 +109,41 @@ class Bounds:
             table_starts = int32_array("block_tables", list(accumulate(map(len, rows.block_tables), initial=0)))
         positions = int32_array("positions", rows.positions)
         self._check_positions(positions, starts, table_starts)
-        return StepArrays(tokens, positions, segments, starts, blocks, table_starts, outputs)
+        states = self._check_states(rows.states, positions[starts[:-1]], starts[1:] - starts[:-1])
+        return StepArrays(tokens, positions, segments, starts, blocks, table_starts, outputs, states)
+
+    def _check_states(self, uses: Sequence[StateUse] | None, firsts: Integers, lengths: Integers) -> Integers | None:
+        """Slots that are written must be distinct and not read in the step. `firsts` [N] are the positions of first
+        rows, `lengths` [N] the rows of the sequences."""
+        if uses is None and not self.keeps_states:
+            return None
+        if uses is None or not self.keeps_states:
+            right = "be there for recurrent layers with a cache" if uses is None else "be None for this network"
+            raise StepInputError(f"states: they should {right}")
+        check_length("states", len(uses), len(firsts))
+        for n, use in enumerate(uses):
+            check_length(f"states[{n}]", len(use), len(StateUse._fields))
+        flat = int32_array("states", list(chain.from_iterable(uses)))
+        table = flat.reshape(-1, len(StateUse._fields))  # [N, 4]
+        read, write, border_rows, border = (np.ascontiguousarray(column) for column in table.T)
+        check_range("states.read", read[read != -1], self.state_count)
+        check_range("states.write", write, self.state_count)
+        check_range("states.border", border[border != -1], self.state_count)
+        for name, wrong, right in (
+            ("read", (read == -1) != (firsts == 0), "-1 for a sequence that begins, and only for such a one"),
+            ("border_rows", (border_rows < 0) | (border_rows > lengths), "at most the rows of the sequence"),
+            ("border", (border == -1) != (border_rows == 0), "-1 without border_rows, and only then"),
+        ):
+            if wrong.any():
+                n = int(wrong.argmax())
+                raise StepInputError(f"states[{n}].{name} is {getattr(uses[n], name)}, which should be {right}")
+        written = np.concatenate((write, border[border != -1]))
+        slots, counts = np.unique(written, return_counts=True)
+        if (twice := counts > 1).any():
+            raise StepInputError(f"states: slot {slots[twice.argmax()]} is written twice")
+        if (clash := np.isin(slots, read)).any():
+            raise StepInputError(f"states: slot {slots[clash.argmax()]} is read and written")
+        return table
 
     def _check_hidden(self, hidden: Sequence[int], starts: Integers) -> None:
         """Each sequence must have a row that is not hidden, and the network must be able to hide rows."""

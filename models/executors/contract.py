@@ -7,11 +7,21 @@ memory of the cache. The caller of `step` gets logits or states, never keys or v
 from collections.abc import Sequence
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 from torch import Tensor
 
 from ..network.lora import Lora
+
+
+class StateUse(NamedTuple):
+    """The state slots of one sequence in a step. A slot holds the state of all recurrent layers after some token. It is
+    never changed in place, so a step can be computed again, and sequences can share a slot."""
+
+    read: int  # the slot of the state before the sequence's first row; -1: no token is before it
+    write: int  # the slot for the state after its last row
+    border_rows: int = 0  # rows of the sequence after which the state is also written to `border`; 0: none
+    border: int = -1  # a slot; -1: none
 
 
 @dataclass(frozen=True)
@@ -21,7 +31,8 @@ class StepInput:
     Sequence n owns rows [starts[n], starts[n + 1]). `block_tables[n]` lists the cache blocks of its tokens in order,
     including the new ones: the token at position p is in block `block_tables[n][p // block_size]`. Without a cache the
     tables are empty. `output_rows` are the rows whose output is returned. No row attends to the last `hidden` rows of a
-    sequence.
+    sequence. `states` belongs to recurrent networks with a cache; without a cache states begin at zero and are not
+    kept.
     """
 
     tokens: list[int]  # [T]
@@ -33,6 +44,7 @@ class StepInput:
     adapters: list[int] | None = None  # [N] numbers from `attach`, 0: no adapter; None: all are 0
     sources: list[tuple[int, ...]] | None = None  # [N] source tokens, for an encoder-decoder
     hidden: list[int] | None = None  # [N] of networks with `hides_rows` only
+    states: list[StateUse] | None = None  # [N]
 
 
 class Executor(Protocol):
@@ -47,8 +59,13 @@ class Executor(Protocol):
         """Blocks in the cache; 0 for a network without a cache."""
 
     @property
+    def state_count(self) -> int:
+        """Slots for states of recurrent layers; 0 for a network without recurrent layers or without a cache."""
+
+    @property
     def nonfinite_blocks(self) -> AbstractSet[int]:
-        """Cache blocks that hold an infinite or NaN key or value, as of the last step.
+        """Cache blocks that hold an infinite or NaN key or value, as of the last step; and those of the rows of a
+        sequence whose state is not finite after them.
 
         Attention over such a block gives NaN. A block stays in the set until a step writes its first slot again; it is
         cleared before that. Empty for a network without a cache.
@@ -65,8 +82,9 @@ class Executor(Protocol):
     def step(self, rows: StepInput) -> Tensor:
         """Logits [len(output_rows), V] of a generator, or states [len(output_rows), W] of an encoder, as float32.
 
-        The keys and values of every row are stored in the cache. The result does not depend on the other sequences of
-        the step (up to rounding; exactly where the network was made invariant, see models.invariant).
+        The keys and values of every row are stored in the cache, and states in their slots. The result does not depend
+        on the other sequences of the step (up to rounding; exactly where the network was made invariant, see
+        models.invariant).
         """
 
     def copy(self, blocks: Sequence[tuple[int, int]]) -> None:

@@ -57,17 +57,13 @@ class Seq2SeqExecutor:
     ) -> None:
         """`vocabulary`: the size of the vocabulary, which both sides share."""
         self.network, self.device = network, device
-        self.block_count, self.block_size = block_count, block_size
+        self.block_count, self.block_size, self.state_count = block_count, block_size, 0
         self._bounds = Bounds(vocabulary, 0, 0, block_count, block_size)
         self._slot_tokens = [0] * (block_count * block_size)  # tokens, by slot
         # By slot: the state, the row in it, and the step it is from.
         self._states: dict[int, tuple[BatchState, int, int]] = {}
         self._nonfinite_blocks: set[int] = set()
         self._steps = self._vocab_size = 0  # the size is known after the first logits
-
-    @property
-    def state_count(self) -> int:
-        return 0  # its states are found by cache slots
 
     @property
     def argmax(self) -> None:

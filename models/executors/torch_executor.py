@@ -18,6 +18,7 @@ from ..network.cache import CacheView, PagedCache
 from ..network.heads import LanguageHead
 from ..network.lora import AdapterTiles, AdapterUpdates, Lora, expand_adapters, name_linears
 from ..network.ragged import RaggedBatch
+from ..network.recurrent_state import RecurrentState, StateView
 from ..network.transformer import Transformer
 from .bounds import Bounds
 from .contract import StepInput
@@ -28,7 +29,8 @@ from .step_buffer import StepBuffer
 class TorchExecutor:
     """Runs `network` and, for a generator, `head` on a StepInput; see models.executors.contract.Executor.
 
-    `block_count` 0 means no cache: every sequence comes whole. The way of attention is chosen here, once.
+    `block_count` 0 means no cache: every sequence comes whole. `state_count` are the slots for states of recurrent
+    layers, if there are such layers and a cache. The way of attention is chosen here, once.
     """
 
     def __init__(
@@ -38,11 +40,13 @@ class TorchExecutor:
         *,
         block_count: int = 0,
         block_size: int = 0,
+        state_count: int = 0,
         in_place: PagedAttention | None = None,
     ) -> None:
         self.network, self.head = network.eval(), head
         self.block_count, self.block_size = block_count, block_size
-        self._bounds = Bounds.of(network.config, block_count, block_size)
+        self._bounds = Bounds.of(network.config, block_count, block_size, state_count)
+        self.state_count = self._bounds.state_count
         weight, config = network.tokens.weight, network.config
         self.device, self.dtype = weight.device, weight.dtype
         self._nonfinite_blocks: set[int] = set()  # blocks with an infinite or NaN number
@@ -51,8 +55,10 @@ class TorchExecutor:
         self._linear_names, self._loras, self._attached = name_linears(network, config), dict[int, Lora](), 0
         self.cache: PagedCache | None = None
         self._graphs: DecodeGraphs | None = None
+        self.states = RecurrentState(config, self.state_count, weight) if self.state_count else None
         if block_count:
-            replays = in_place is not None and in_place.decode_sequences > 0
+            # Scans take another course for each step, so they are not recorded.
+            replays = in_place is not None and in_place.decode_sequences > 0 and not config.is_recurrent
             self.cache = PagedCache(config, block_count + replays, block_size, weight, in_place is not None)
             if in_place is not None and replays:  # the cache has one more block, the spare one
                 self._graphs = DecodeGraphs(self._compute, self.cache, in_place, config.max_positions)
@@ -111,6 +117,9 @@ class TorchExecutor:
         states = self.network(batch)  # [M, W]
         view = batch.cache
         finite = None if view is None else view.cache.are_finite(view.storage_rows)
+        if finite is not None and batch.states is not None:
+            states_finite = batch.states.state.are_finite(batch.states.writes)  # [N]
+            finite = finite & states_finite.repeat_interleave(torch.tensor(batch.lengths, device=self.device))
         out = states if self.head is None else self.head(states)
         return out.float(), finite
 
@@ -144,7 +153,7 @@ class TorchExecutor:
             read = step_buffer.view_batch(
                 step_buffer.copy_to(self.device), self._kernel, self.cache, self.network.config.max_positions
             )
-            return replace(read, additions=self._adapter_updates(rows))
+            return replace(read, additions=self._adapter_updates(rows), states=self._state_view(rows))
         cache = None
         if self.cache is not None:
             places = self.cache.storage_rows(self._tensor(slots))
@@ -158,7 +167,14 @@ class TorchExecutor:
             output_rows=self._tensor(rows.output_rows) if len(rows.output_rows) < len(rows.tokens) else None,
             additions=self._adapter_updates(rows),
             hidden=None if rows.hidden is None else tuple(rows.hidden),
+            states=self._state_view(rows),
         )
+
+    def _state_view(self, rows: StepInput) -> StateView | None:
+        if rows.states is None or self.states is None:
+            return None
+        reads, writes, border_rows, borders = (list(column) for column in zip(*rows.states, strict=True))
+        return StateView(self.states, self._tensor(reads), self._tensor(writes), border_rows, borders)
 
     def _adapter_updates(self, rows: StepInput) -> AdapterUpdates | None:
         if rows.adapters is None or not any(rows.adapters):

@@ -35,8 +35,9 @@ class LargestStep:
 
 
 def block_bytes(config: ModelConfig, block_size: int, dtype: torch.dtype) -> int:
-    """Bytes of a cache block: keys and values of `block_size` tokens in all layers."""
-    return 2 * config.depth * config.kv_heads * config.head_width * block_size * dtype.itemsize
+    """Bytes of a cache block: keys and values of `block_size` tokens in all layers with attention. For states see
+    models.network.recurrent_state.state_bytes."""
+    return 2 * len(config.attention_layers) * config.kv_heads * config.head_width * block_size * dtype.itemsize
 
 
 def forward_bytes(config: ModelConfig, dtype: torch.dtype, largest: LargestStep) -> int:
@@ -70,12 +71,28 @@ def _activations(config: ModelConfig, dtype: torch.dtype, largest: LargestStep) 
         attention += config.heads * config.distances
     if config.position == "relative":  # products of queries and key vectors, and weight sums for value vectors
         attention += 2 * config.heads * (2 * config.farthest + 1)
-    return largest.rows * (3 * config.width + max(attention, mlp)) * dtype.itemsize
+    parts = largest.rows * (3 * config.width + max(attention, mlp)) * dtype.itemsize
+    return max(parts, largest.rows * 3 * config.width * dtype.itemsize + recurrent_bytes(config, dtype, largest))
+
+
+def recurrent_bytes(config: ModelConfig, dtype: torch.dtype, largest: LargestStep) -> int:
+    """Bytes of one recurrent layer: its inputs, in the scan's order and as float32, its outputs, and the states of all
+    sequences before and after a token."""
+    recurrent = config.recurrent
+    if recurrent is None or not config.is_recurrent:
+        return 0
+    mixer = config.mixers[config.recurrent_layers[0]]
+    channels = recurrent.convolved(mixer, config.width)
+    inner = recurrent.heads * recurrent.head_width or config.width
+    row = (channels + inner + 2 * recurrent.heads) * (dtype.itemsize + 4 * torch.float32.itemsize)
+    states = 4 * recurrent.state_numbers(mixer, config.width) * torch.float32.itemsize
+    past = channels * (recurrent.kernel - 1) * torch.float32.itemsize
+    return largest.rows * row + largest.sequences * (states + past)
 
 
 def _masks(config: ModelConfig, dtype: torch.dtype, largest: LargestStep) -> int:
     """The masks of all groups, and in attention one more copy for each query head that shares a key head."""
-    if largest.in_place:
+    if largest.in_place or not config.attention_layers:
         return 0
     shared = config.heads // config.kv_heads
     kept = (2 if config.window else 1) * dtype.itemsize
@@ -94,7 +111,7 @@ def _masks(config: ModelConfig, dtype: torch.dtype, largest: LargestStep) -> int
 
 def gather_bytes(config: ModelConfig, dtype: torch.dtype, largest: LargestStep) -> int:
     """Keys and values gathered from the cache, of one layer and one group of sequences; reused in every step."""
-    if not largest.cached or largest.in_place:
+    if not largest.cached or largest.in_place or not config.attention_layers:
         return 0
     keys = min(largest.sequences * largest.context, max(GROUP_KEYS, largest.context))
     numbers = 2 * keys * config.kv_heads * config.head_width

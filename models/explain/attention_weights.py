@@ -17,7 +17,8 @@ def attention(
     """The weights of every part of the network that has attention. Layers and heads that a part does not have are left
     out."""
     if not network.layout:
-        raise UnsupportedError("it has no attention; ask for gradient_x_input, integrated_gradients or occlusion")
+        message = "it has layers without attention; ask for gradient_x_input, integrated_gradients or occlusion"
+        raise UnsupportedError(message)
     if not network.probes:
         values = network.alignments(request.text)[None, None]
         return Explanation((AttentionWeights("cross", values, (0,), (0,)),))

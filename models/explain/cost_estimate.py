@@ -19,6 +19,7 @@ EDGE_NUMBERS = 12  # numbers of 8 bytes for each edge, while flows are computed
 SLACK_BYTES = 1 << 20  # for small things: indices, scores, vectors of a text
 MIN_ROWS = 8  # a pass takes as long for one row as for this many, since all weights are read
 LAYER_OVERHEAD = 20_000_000  # operations in the time that launching the calls of one layer takes
+SCAN_OVERHEAD = 1_000_000  # operations in the time that launching the calls of a row of a scan takes
 EDGE_OPERATIONS = 2000  # operations in the time that one flow takes for one edge, on one core
 
 
@@ -54,7 +55,7 @@ def _stack_bytes(config: ModelConfig, rows: int, count: int, needs_gradients: bo
     mlp, sums = (3 if config.gated_mlp else 1) * config.active_mlp_width, 6 if config.norm_order == "sandwich" else 4
     layers = config.depth if needs_gradients else 0
     # Kept for the backward pass; the layer in progress takes this much again, and more.
-    layer = sums * config.width + attention + mlp
+    layer = sums * config.width + max(attention, _count_recurrent_numbers(config)) + mlp
     a_row = layers * layer + layer + 2 * (config.width + inner + config.active_mlp_width)
     shared = config.heads // config.kv_heads
     masked = config.causal or bool(config.window)
@@ -65,6 +66,18 @@ def _stack_bytes(config: ModelConfig, rows: int, count: int, needs_gradients: bo
     if config.has_distance_scores:
         a_pair += 3 * config.heads + 4
     return FLOAT32_BYTES * count * rows * (a_row + rows * a_pair)
+
+
+def _count_recurrent_numbers(config: ModelConfig) -> int:
+    """Numbers that a recurrent layer keeps of a row: those of its parts, and its state after the row, of which the
+    scan makes up to four more of the same size."""
+    recurrent = config.recurrent
+    if recurrent is None or not config.is_recurrent:
+        return 0
+    mixer = config.mixers[config.recurrent_layers[0]]
+    channels = recurrent.convolved(mixer, config.width)
+    inner = recurrent.heads * recurrent.head_width or config.width
+    return (channels + inner) * (6 + 2 * recurrent.kernel) + 5 * recurrent.state_numbers(mixer, config.width)
 
 
 def _cross_attention_bytes(config: ModelConfig, request: ExplanationRequest, count: int, needs_gradients: bool) -> int:
@@ -164,6 +177,13 @@ def _stack_operations(config: ModelConfig, rows: int, count: int) -> int:
         narrow = config.width * (latent.rank + latent.query_rank + config.rotary_width)
         wide = (latent.rank * 2 + (latent.query_rank or config.width) + config.width) * inner
         projections = narrow + wide
+    if (recurrent := config.recurrent) is not None and config.is_recurrent:
+        mixer = config.mixers[config.recurrent_layers[0]]
+        channels = recurrent.convolved(mixer, config.width)
+        inputs = channels + 2 * (recurrent.heads * recurrent.head_width or config.width)
+        scanned = 4 * recurrent.state_numbers(mixer, config.width) + channels * recurrent.kernel
+        # A scan launches the calls of a layer for each row.
+        projections = max(projections, config.width * inputs + scanned + SCAN_OVERHEAD)
     matrices = projections + mlp
     # Products of queries, keys, values and distances.
     products = 4 if config.position in ("distance", "relative") else 2

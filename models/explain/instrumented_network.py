@@ -243,12 +243,13 @@ def run_in_pieces(layers: Generator[int, None, T], most: int) -> Generator[None,
 
 
 def find_attentions(network: nn.Module, head: nn.Module) -> dict[AttentionPart, list[Attention]]:
-    """The attention layers of each part, in order."""
+    """The attention layers of each part, in order; nothing if other layers of the part are recurrent."""
     if isinstance(head, EncoderDecoder):
         bodies: dict[AttentionPart, Transformer] = {"encoder": head.encoder, "decoder": head.decoder}
         crossing: dict[AttentionPart, list[Attention]] = {"cross": list(head.decoder.cross_attentions)}
     else:
-        bodies, crossing = {"self": network} if isinstance(network, Transformer) else {}, {}
+        is_shown = isinstance(network, Transformer) and not network.config.is_recurrent
+        bodies, crossing = {"self": cast(Transformer, network)} if is_shown else {}, {}
     looking_back = {part: [cast(Attention, block.attention) for block in body.blocks] for part, body in bodies.items()}
     return looking_back | crossing
 

@@ -12,12 +12,12 @@ import torch
 from torch import Tensor, nn
 
 from ..core.errors import InvarianceError
-from ..network.attention import Attention
+from ..network.attention import Attention, attend
 from ..network.embedding_head import DenseLayer
 from ..network.heads import LanguageHead, MaskHead, TokenHead
 from ..network.mlp import MLP
 from ..network.ragged import RaggedBatch
-from ..network.transformer import PreBlock, Transformer
+from ..network.transformer import Transformer
 from .invariant_attention import self_test_attention
 from .invariant_linear import (
     InvariantActivation,
@@ -49,17 +49,18 @@ def make_invariant(network: Transformer, head: nn.Module, yield_to_engine: Calla
     _replace_linears(network, head, sizes={}, yield_to_engine=yield_to_engine)
     _replace_activation(head)
     weight, config = network.tokens.weight, network.config
-    mix = self_test_attention(config.head_width, config.heads // config.kv_heads, weight.device)
+    mix = attend
+    if config.attention_layers:
+        mix = self_test_attention(config.head_width, config.heads // config.kv_heads, weight.device)
     for module in network.modules():
         if isinstance(module, MLP):
             module.activation = InvariantActivation(module.activation)
         elif isinstance(module, Attention):
             module.mix = mix
-    first = network.blocks[0]
-    assert isinstance(first, PreBlock)
-    inner = next(module for module in network.modules() if isinstance(module, MLP))
-    self_test_rows("the activation", inner.activation, inner.width, weight)
-    self_test_rows("the norm", first.mlp_norm, config.width, weight)
+    norms = nn.ModuleList(part for name, part in network.blocks[0].named_children() if name.endswith("_norm"))
+    for inner in [module for module in network.modules() if isinstance(module, MLP)][:1]:
+        self_test_rows("the activation", inner.activation, inner.width, weight)
+    self_test_rows("the norm", norms[-1], config.width, weight)
     self_test_rows("softmax", lambda x: x.softmax(dim=-1), config.width, weight)
     yield_to_engine()
     self_test(network, head)

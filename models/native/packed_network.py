@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from ..executors.bounds import TABLE_POSITIONS
+from ..network.attention import Attention
 from ..network.experts import MixtureOfExperts
 from ..network.heads import LanguageHead
 from ..network.mlp import MLP
@@ -57,6 +58,8 @@ def unsupported_reason(config: ModelConfig) -> str:
         (config.experts is not None and config.experts.scoring == "sparse_mixer", "its router is a sparse mixer"),
         (config.experts is not None and config.experts.shared_scale != 1.0, "its shared expert's output is scaled"),
         (config.latent is not None, "its attention is latent"),
+        (config.is_recurrent, "it has recurrent layers"),
+        (bool(config.mlps), "it has layers without an MLP"),
         (config.attention_gate, "its mixed values are multiplied by a gate"),
         (config.qkv_limit, "its queries, keys and values are clamped"),
         (config.convolution, "a convolution is beside its first layer"),
@@ -318,7 +321,7 @@ def pack_layer(pack: PackedNetwork, block: PreBlock, rotations: list[tuple[int, 
 
 def pack_weights(pack: PackedNetwork, block: PreBlock) -> Layer:
     """The fields of a layer that depend on its weights."""
-    attention = block.attention
+    attention = cast("Attention", block.attention)
     layer = Layer(attention_norm=pack.pack_norm(block.attention_norm), mlp_norm=pack.pack_norm(block.mlp_norm))
     if isinstance(block, SandwichBlock):
         layer.attention_post_norm = pack.pack_norm(block.attention_post_norm)

@@ -18,6 +18,7 @@ from .mlp import logistic
 from .model_config import ModelConfig
 from .positions import DistanceBias, DistanceVectors, LinearBias, RelativeVectors, Rotary, rotate
 from .ragged import RaggedBatch
+from .scan_order import ScanOrder
 from .varlen import attention_window
 
 AttentionFunction = Callable[[Tensor, Tensor, Tensor, Tensor | None, "Scoring"], Tensor]  # as `attend`
@@ -104,7 +105,8 @@ class AttentionGroup:
 class AttentionContext:
     """What all layers of one forward pass share: groups, masks, rotations, and the order of packed rows.
 
-    There are no groups if one kernel attends for all sequences (`RaggedBatch.spans`). `cross` is for cross-attention
+    There are no groups if one kernel attends for all sequences (`RaggedBatch.spans`) or if no layer attends. `scan` is
+    for recurrent layers. `cross` is for cross-attention
     (models.network.cross_attention).
     """
 
@@ -115,6 +117,7 @@ class AttentionContext:
     window_rotation: tuple[Tensor, Tensor] | None
     distances: tuple[Tensor, Tensor] | None  # the vectors [C, W] of the buckets, and the buckets [K, K] of a text
     last_layer: int
+    scan: ScanOrder | None = None
     cross: "CrossAttentionContext | None" = None
 
     @classmethod
@@ -131,7 +134,7 @@ class AttentionContext:
         `distances`: one of the distance modules of models.network.positions, or another module if there is none.
         """
         turns = [rotary.rotation(batch.positions, dtype) for rotary in rotaries]
-        members = _group_batch(batch)
+        members = _group_batch(batch) if config.attention_layers else []
         groups = [_build_group(batch, config, group, dtype) for group in members]
         vectors = None
         if isinstance(distances, DistanceVectors):
@@ -140,7 +143,8 @@ class AttentionContext:
             groups = [group.with_bias(distances, dtype) for group in groups]
         full, windowed = (turns[0], turns[-1]) if turns else (None, None)
         order = _output_order(batch, members) if members else None
-        return cls(batch, groups, order, full, windowed, vectors, config.depth - 1)
+        scan = ScanOrder.of(batch, config.recurrent.kernel) if config.recurrent and config.is_recurrent else None
+        return cls(batch, groups, order, full, windowed, vectors, config.depth - 1, scan)
 
     def select_output_rows(self, x: Tensor, layer: int) -> Tensor:
         """[T, W] to the output rows [M, W] if no later layer needs the others: after the last attention."""

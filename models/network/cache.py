@@ -28,8 +28,12 @@ class PagedCache:
         self.in_place = in_place
         inner = (size, config.kv_heads) if in_place else (config.kv_heads, size)
         shape = (count, *inner, config.head_width)
-        self.keys = [_zeros(shape, like) for _ in range(config.depth)]  # [count, KV, size, D] or [count, size, KV, D]
-        self.values = [_zeros(shape, like) for _ in range(config.depth)]
+        # [count, KV, size, D] or [count, size, KV, D]; nothing for a layer without attention
+        self.keys, self.values = (
+            [zero_pages(shape if config.mixer(layer) == "attention" else (0,), like) for layer in range(config.depth)]
+            for _ in range(2)
+        )
+        self.last_layer = max(config.attention_layers, default=-1)
         self._gathered = [like.new_empty(0) for _ in range(2)]
 
     def storage_rows(self, slots: Tensor) -> Tensor:
@@ -51,19 +55,26 @@ class PagedCache:
 
     def copy(self, blocks: Sequence[tuple[int, int]]) -> None:
         """Copy blocks in all layers, in order: of each pair, the first block to the second."""
-        for storage in (*self.keys, *self.values):
+        for storage in self._storages():
             for source, target in blocks:
                 storage[target] = storage[source]
 
     def clear(self, blocks: Sequence[int]) -> None:
         """Zero whole blocks in all layers."""
-        for storage in (*self.keys, *self.values):
+        for storage in self._storages():
             storage[list(blocks)] = 0
 
+    def _storages(self) -> list[Tensor]:
+        """The keys and values of the layers with attention."""
+        return [storage for storage in (*self.keys, *self.values) if len(storage)]
+
     def are_finite(self, places: Tensor) -> Tensor:
-        """[T] whether the numbers at `places` are finite. Only the last layer is checked: NaN in an earlier layer
-        reaches it."""
-        rows = (self.keys[-1].view(-1, self.width)[places], self.values[-1].view(-1, self.width)[places])
+        """[T] whether the numbers at `places` are finite. Only the last layer with attention is checked: NaN in an
+        earlier layer reaches it."""
+        if self.last_layer < 0:
+            return torch.ones(len(places) // self.heads, dtype=torch.bool, device=places.device)
+        kept = (self.keys[self.last_layer], self.values[self.last_layer])
+        rows = tuple(storage.view(-1, self.width)[places] for storage in kept)
         sums = rows[0].sum(dim=1) + rows[1].sum(dim=1)
         return sums.view(-1, self.heads).isfinite().all(dim=1)
 
@@ -192,7 +203,7 @@ class CacheView:
     lengths: Sequence[int] = ()  # [N] tokens to read, including the new ones; empty if the batch has spans
 
 
-def _zeros(shape: tuple[int, ...], like: Tensor) -> Tensor:
+def zero_pages(shape: tuple[int, ...], like: Tensor) -> Tensor:
     """Zeros; on a CPU their pages take memory only when they are first written."""
     if like.device.type != "cpu":
         return like.new_zeros(shape)

@@ -36,8 +36,8 @@ Lora = Mapping[str, LowRank]  # by the product's name, "blocks.3.mlp.up"
 
 
 def adaptable_shapes(config: ModelConfig) -> dict[str, tuple[int, int]]:
-    """The inputs and outputs of the linear layers that an adapter can change, by name; experts and latent attention
-    cannot be changed."""
+    """The inputs and outputs of the linear layers that an adapter can change, by name; experts, latent attention
+    and recurrent layers cannot be changed."""
     inner, kept = config.heads * config.head_width, config.kv_heads * config.head_width
     outputs = dict(zip(ATTENTION, (inner, kept, kept, config.width), strict=True))
     shapes = {name: (inner if name == ATTENTION[-1] else config.width, count) for name, count in outputs.items()}
@@ -50,7 +50,10 @@ def adaptable_shapes(config: ModelConfig) -> dict[str, tuple[int, int]]:
     return {
         f"blocks.{layer}.{name}": shape
         for layer in layers
-        for name, shape in (shapes if config.has_experts(layer) else shapes | mlp).items()
+        for name, shape in {
+            **(shapes if config.mixer(layer) == "attention" else {}),
+            **(mlp if config.has_mlp(layer) and not config.has_experts(layer) else {}),
+        }.items()
     }
 
 

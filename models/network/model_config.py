@@ -1,8 +1,12 @@
 """The configuration of a network, the only description of an architecture. No other module depends on a family's
 name."""
 
+import math
 from dataclasses import dataclass
 from typing import Literal
+
+# What mixes the tokens of a layer: attention, one of models.network.recurrent_mixers, or nothing.
+MixerName = Literal["attention", "convolution", "state_space", "delta", "none"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -74,6 +78,43 @@ class LatentConfig:
     query_rank: int = 0  # of the vector of queries; 0: queries are computed from the state
     value_width: int  # of a head
     norm_eps: float = 1e-6  # of the norms of the narrow vectors
+
+
+@dataclass(frozen=True, kw_only=True)
+class RecurrentConfig:
+    """The recurrent layers of a network, which mix tokens through a state of fixed size; see
+    models.network.recurrent_mixers.
+
+    Letters are those of the papers: H `heads` of P `head_width` features, G `key_heads` of N `key_width` features.
+    "convolution" has none of them.
+    """
+
+    kernel: int  # tokens of the causal convolution of each channel, the token's own included
+    kernel_bias: bool = False
+    heads: int = 0  # heads of values
+    head_width: int = 0  # features of a value head
+    key_heads: int = 0  # of "state_space": groups of heads with the same B and C; of "delta": heads of queries and keys
+    key_width: int = 0  # of "state_space": the width of the state; of "delta": features of a key
+    input_bias: bool = False
+    output_bias: bool = False
+    norm_groups: int = 1  # of "state_space": groups of features that are normed apart; "delta" norms each head
+    gate_first: bool = True  # of "state_space": norm(x * silu(gate)); otherwise norm(x) * silu(gate)
+    gated_norm: bool = True  # of "state_space"; without it: x * silu(gate)
+    norm_eps: float = 1e-5  # of that norm
+    step_limits: tuple[float, float] = (0.0, math.inf)  # of "state_space": steps are clamped to them
+    update_scale: float = 1.0  # of "delta": by which the rates of updates, between 0 and 1, are multiplied
+    is_pre_norm: bool = False  # recurrent layers have norms before their parts, whatever `norm_order` is
+
+    def convolved(self, mixer: MixerName, width: int) -> int:
+        """Channels of the convolution in a layer of this kind, of a network of `width` features."""
+        inner, keys = self.heads * self.head_width, self.key_heads * self.key_width
+        return {"convolution": width, "state_space": inner + 2 * keys, "delta": inner + 2 * keys}.get(mixer, 0)
+
+    def state_numbers(self, mixer: MixerName, width: int) -> int:
+        """Numbers of the state of a sequence in a layer of this kind: the last rows of the convolution's input, and a
+        matrix for each head."""
+        matrices = self.heads * self.head_width * self.key_width if mixer in ("state_space", "delta") else 0
+        return self.convolved(mixer, width) * (self.kernel - 1) + matrices
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -164,6 +205,9 @@ class ModelConfig:
     shared: bool = False  # all layers have the same weights
     has_cross_attention: bool = False  # its layers have cross-attention
     hides_rows: bool = False  # sequences may end in rows that no row attends to (query expansion of ColBERT)
+    recurrent: RecurrentConfig | None = None
+    mixers: tuple[MixerName, ...] = ()  # of each layer; empty: attention
+    mlps: tuple[bool, ...] = ()  # which layers have an MLP; empty: all
 
     @property
     def attention_kind(self) -> str:
@@ -202,6 +246,25 @@ class ModelConfig:
     def has_plain_scores(self) -> bool:
         """Whether scores are scaled products and nothing else, so that a fused kernel can compute attention."""
         return not (self.score_cap or self.sinks)
+
+    @property
+    def is_recurrent(self) -> bool:
+        """Whether a layer keeps a state that is not in the cache of keys and values."""
+        return self.recurrent is not None and bool(self.recurrent_layers)
+
+    @property
+    def recurrent_layers(self) -> tuple[int, ...]:
+        return tuple(layer for layer, mixer in enumerate(self.mixers) if mixer not in ("attention", "none"))
+
+    @property
+    def attention_layers(self) -> tuple[int, ...]:
+        return tuple(layer for layer in range(self.depth) if self.mixer(layer) == "attention")
+
+    def mixer(self, layer: int) -> MixerName:
+        return self.mixers[layer] if self.mixers else "attention"
+
+    def has_mlp(self, layer: int) -> bool:
+        return not self.mlps or self.mlps[layer]
 
     def has_experts(self, layer: int) -> bool:
         return self.experts is not None and self.experts.is_in(layer)

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from .cache import CacheView, MemoryView
 from .lora import AdapterUpdates
+from .recurrent_state import StateView
 from .varlen import SequenceSpans
 
 
@@ -18,10 +19,11 @@ class RaggedBatch:
     """T tokens of N sequences: sequence n owns rows [starts[n], starts[n + 1]).
 
     `tokens[i]` is at `positions[i]` of its sequence. With a `cache`, the rows are only the newest tokens of their
-    sequences, and older ones are read from it. `output_rows` are the rows whose states are returned; None: all. With
-    `spans` one kernel attends for all sequences, otherwise they attend in groups. With a `memory`, cross-attention
-    reads source texts from it. `embedded` replaces the token embeddings, for gradients with respect to them and for
-    points between two texts. No row attends to the last `hidden` rows of a sequence, which attend as others do.
+    sequences, and older ones are read from it; with `states`, so are the states of recurrent layers, which begin at
+    zero otherwise. `output_rows` are the rows whose states are returned; None: all. With `spans` one kernel attends for
+    all sequences, otherwise they attend in groups. With a `memory`, cross-attention reads source texts from it.
+    `embedded` replaces the token embeddings, for gradients with respect to them and for points between two texts. No
+    row attends to the last `hidden` rows of a sequence, which attend as others do.
     """
 
     tokens: Tensor  # [T]
@@ -35,6 +37,7 @@ class RaggedBatch:
     memory: MemoryView | None = None
     embedded: Tensor | None = None  # [T, E]
     hidden: tuple[int, ...] | None = None  # [N]
+    states: StateView | None = None
 
     @classmethod
     def of(

@@ -6,12 +6,13 @@ from typing import ClassVar, cast
 import torch
 from torch import Tensor, nn
 
-from .attention import AttentionContext, build_attention
+from .attention import Attention, AttentionContext
 from .experts import MixtureOfExperts, build_mlp
 from .mlp import MLP, MLP_ACTIVATIONS
 from .model_config import ModelConfig
 from .positions import Rotary, build_distances, build_embedding, build_rotary
 from .ragged import RaggedBatch
+from .recurrent_mixers import RecurrentMixer, build_mixer
 
 
 def build_norm(config: ModelConfig, width: int = 0) -> nn.Module:
@@ -28,7 +29,7 @@ class PreBlock(nn.Module):
     def __init__(self, config: ModelConfig, layer: int) -> None:
         super().__init__()
         self.layer = layer
-        self.attention = build_attention(config, layer)
+        self.attention: Attention | RecurrentMixer = build_mixer(config, layer)
         self.attention_norm = build_norm(config) if layer or config.opening_norm else nn.Identity()
         self.mlp: MLP | MixtureOfExperts = build_mlp(config, layer)
         self.mlp_norm = build_norm(config)
@@ -121,6 +122,33 @@ class ParallelBlock(PreBlock):
         return self.add(x, self.mlp(inner, frame.linear_function(self.layer)))
 
 
+class MixerBlock(PreBlock):
+    """A pre-norm block without an MLP, as in Mamba-2 (arXiv:2405.21060)."""
+
+    def __init__(self, config: ModelConfig, layer: int) -> None:
+        nn.Module.__init__(self)
+        self.layer, self.residual_scale = layer, config.residual_scale
+        self.attention, self.attention_norm = build_mixer(config, layer), build_norm(config)
+
+    def forward(self, x: Tensor, frame: AttentionContext) -> Tensor:
+        """[T, W] to [T, W]; in the last layer to the output rows."""
+        return frame.select_output_rows(self.add(x, self.attention(self.attention_norm(x), frame)), self.layer)
+
+
+class MLPBlock(PreBlock):
+    """A pre-norm block in which rows do not mix, as in Nemotron-H (arXiv:2504.03624)."""
+
+    def __init__(self, config: ModelConfig, layer: int) -> None:
+        nn.Module.__init__(self)
+        self.layer, self.residual_scale = layer, config.residual_scale
+        self.mlp, self.mlp_norm = build_mlp(config, layer), build_norm(config)
+
+    def forward(self, x: Tensor, frame: AttentionContext) -> Tensor:
+        """[T, W] to [T, W]; in the last layer to the output rows."""
+        x = frame.select_output_rows(x, self.layer)
+        return self.add(x, self.mlp(self.mlp_norm(x), frame.linear_function(self.layer)))
+
+
 BLOCKS: dict[str, type[PreBlock]] = {
     "pre": PreBlock,
     "post": PostBlock,
@@ -164,6 +192,12 @@ class Transformer(nn.Module):
         self.rotaries = nn.ModuleList(build_rotary(config, windowed) for windowed in kinds if rotary)
 
     def choose_block(self, config: ModelConfig, layer: int) -> type[PreBlock]:
+        if config.mixer(layer) == "none":
+            return MLPBlock
+        if not config.has_mlp(layer):
+            return MixerBlock
+        if config.recurrent is not None and config.recurrent.is_pre_norm and config.mixer(layer) != "attention":
+            return PreBlock
         return ConvolutionBlock if config.convolution and layer == 0 else self.block_classes[config.norm_order]
 
     def forward(self, batch: RaggedBatch) -> Tensor:

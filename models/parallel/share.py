@@ -75,6 +75,8 @@ def split_problem(config: ModelConfig, world: int) -> str:
         return "its MLPs are mixtures of experts, which are not split, so tensor_parallel would have to be 1"
     if config.latent is not None and world > 1:
         return "its attention is latent, which is not split, so tensor_parallel would have to be 1"
+    if config.is_recurrent and world > 1:
+        return "it has recurrent layers, which are not split, so tensor_parallel would have to be 1"
     if config.attention_gate and world > 1:
         return "its attention has a gate, which is not split, so tensor_parallel would have to be 1"
     if config.query_key_norm == "joint" and world > 1:

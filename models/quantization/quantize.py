@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from ..core.errors import UnsupportedError
-from ..network.attention import AttentionContext, Scoring, attend
+from ..network.attention import Attention, AttentionContext, Scoring, attend
 from ..network.heads import LanguageHead
 from ..network.ragged import RaggedBatch
 from ..network.transformer import PreBlock, Transformer
@@ -66,6 +66,8 @@ def calibrate(
     """
     if network.config.experts is not None:
         raise UnsupportedError("its MLPs are mixtures of experts, for which no calibration is implemented")
+    if network.config.is_recurrent:
+        raise UnsupportedError("it has recurrent layers, for which no calibration is implemented")
     device = network.tokens.weight.device
     block_inputs = [network.embed(RaggedBatch.of([sequence], device=device)) for sequence in sequences]
     found: dict[str, Int4Matrix] = {}
@@ -136,7 +138,7 @@ def quantize_block(block: PreBlock, block_inputs: list[BlockInput]) -> dict[str,
 
 def measure_hessians(block: PreBlock, block_inputs: list[BlockInput], linears: list[nn.Linear]) -> list[Tensor]:
     """The Hessian of each linear layer."""
-    attention = block.attention
+    attention = cast(Attention, block.attention)
     seen = [ValueHessian(linear) if linear is attention.value else InputHessian(linear) for linear in linears]
     before = attention.mix
     attention.mix = next(watcher.mix for watcher in seen if isinstance(watcher, ValueHessian))

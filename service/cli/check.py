@@ -171,8 +171,8 @@ def format_table(needs: Sequence[MemoryNeed], explained: Mapping[str, MemoryNeed
         rows = [(*cells[:3], more, *cells[3:]) for cells, more in zip(rows, column, strict=False)]
     if explained:
         beside = [ceil_mib(explained[need.name].total) for need in needs]
-        column = [EXPLAIN_HEADER, *beside, *([sum(beside)] if len(needs) > 1 else [])]
-        rows = [(*cells, str(more)) for cells, more in zip(rows, column, strict=True)]
+        totals = [*beside, *([sum(beside)] if len(needs) > 1 else [])]
+        rows = [(*cells, more) for cells, more in zip(rows, [EXPLAIN_HEADER, *map(str, totals)], strict=True)]
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     return "\n".join(align_cells(cells, widths) for cells in rows)
 

@@ -188,7 +188,7 @@ def test_a_recurrent_network_shows_its_alignment(options: dict[str, Any]) -> Non
 
 def test_a_network_without_attention_is_refused() -> None:
     network = recurrent(attention="none")
-    with pytest.raises(UnsupportedError, match="it has no attention;"):
+    with pytest.raises(UnsupportedError, match="it has layers without attention;"):
         explained(
             explain(
                 InstrumentedNetwork(network, network), ExplanationRequest(InputTokens((0, 7), source=(5,)), "attention")
