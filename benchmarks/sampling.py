@@ -33,7 +33,7 @@ from polyhead.service.core.request import Generate, Sampling
 from polyhead.service.engine.logits_processors import LogitsProcessor, needs_processing
 from polyhead.service.engine.sampler import Sampler, SampleRow
 from polyhead.service.runtime import quickstart
-from polyhead.service.runtime.executor_choice import build_executor, build_sampler, make_deterministic
+from polyhead.service.runtime.executor_choice import CacheSize, build_executor, build_sampler, make_deterministic
 from polyhead.service.runtime.placement import Precision, choose_placement
 
 SEQUENCES, CONTEXT, ANSWERED = 32, 128, 32
@@ -96,7 +96,7 @@ def opened(chosen: Settings) -> tuple[Checkpoint, Executor, Sampler]:
 
     make_deterministic(loaded, chosen, place)
     blocks = SEQUENCES * -(-(CONTEXT + 1) // place.block_size)
-    return loaded, build_executor(loaded, chosen, place, blocks, held), build_sampler(place)
+    return loaded, build_executor(loaded, chosen, place, CacheSize(blocks), held), build_sampler(place)
 
 
 def caught_up(run: Executor, tokens: list[int]) -> StepInput:

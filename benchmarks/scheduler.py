@@ -49,6 +49,7 @@ class Nothing:
     """An executor with fixed results."""
 
     nonfinite_blocks: frozenset[int] = frozenset()
+    state_count = 0
     argmax = None
 
     def __init__(self) -> None:
@@ -67,7 +68,11 @@ class Timed:
 
     def __init__(self, executor: Executor) -> None:
         self.executor, self.seconds = executor, 0.0
-        self.block_size, self.block_count = executor.block_size, executor.block_count
+        self.block_size, self.block_count, self.state_count = (
+            executor.block_size,
+            executor.block_count,
+            executor.state_count,
+        )
         self.padding = executor.padding
 
     @property

@@ -53,6 +53,7 @@ class NativeExecutor:
         *,
         precision: Precision = "int8",
         block_count: int = 0,
+        state_count: int = 0,
         threads: int = 1,
         instructions: str = "",
         load_part: LoadPart = nullcontext,
@@ -64,7 +65,7 @@ class NativeExecutor:
         pack = PackedNetwork(self._library, network.config, precision, threads)
         self._packed = pack_network(pack, network, head, block_count, load_part)
         self.block_count, self.block_size = block_count, BLOCK_TOKENS if block_count else 0
-        self.state_count = 0
+        self.state_count = state_count if block_count and network.config.is_recurrent else 0
         self._bounds = Bounds.of(network.config, block_count, self.block_size)
         self.weight_bytes = self._packed.weight_bytes
         self._vocabulary, self._width = network.config.vocab_size, network.config.width

@@ -26,6 +26,7 @@ from ..runtime.memory_budget import (
     ModelSize,
     adapter_memory_need,
     ceil_mib,
+    describe_state_shortage,
     measure_model,
     memory_limit,
     smallest_need,
@@ -35,6 +36,7 @@ from ..runtime.self_test import apply_known_cost
 from ..runtime.tokenizer_check import TokenizerCheck
 
 HEADER = ("model", "weights", "cache", "workspace", "total")
+STATES_HEADER = "states"  # header of the column for states of recurrent layers
 EXPLAIN_HEADER = "to explain"  # header of the column for explanations
 
 
@@ -121,7 +123,10 @@ def plan_memory(
             budget.reserve_adapter(adapter)
         except InsufficientMemory as error:
             complaints.append(error.message)
-    notes = complaints or [describe_cache_shortage(model, plan) for model, plan in zip(models, needs, strict=True)]
+    shortages = (describe_cache_shortage, partial(describe_state_shortage, settings=settings))
+    notes = complaints or [
+        shortage(model, plan) for model, plan in zip(models, needs, strict=True) for shortage in shortages
+    ]
     if not complaints:
         notes.append(describe_explain_shortage(explained, budget.free))
     parts = [format_table([*needs, *adapters], explained), describe_limit(settings, free), *filter(None, notes)]
@@ -161,10 +166,13 @@ def format_table(needs: Sequence[MemoryNeed], explained: Mapping[str, MemoryNeed
     rows = [HEADER, *map(format_cells, needs)]
     if len(needs) > 1:
         rows.append(("together", "", "", "", str(ceil_mib(sum(need.total for need in needs)))))
+    if any(need.state_count for need in needs):
+        column = [STATES_HEADER, *map(format_states, needs), ""]
+        rows = [(*cells[:3], more, *cells[3:]) for cells, more in zip(rows, column, strict=False)]
     if explained:
         beside = [ceil_mib(explained[need.name].total) for need in needs]
-        column = [EXPLAIN_HEADER, *beside, *([sum(beside)] if len(needs) > 1 else [])]
-        rows = [(*cells, str(more)) for cells, more in zip(rows, column, strict=True)]
+        totals = [*beside, *([sum(beside)] if len(needs) > 1 else [])]
+        rows = [(*cells, more) for cells, more in zip(rows, [EXPLAIN_HEADER, *map(str, totals)], strict=True)]
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     return "\n".join(align_cells(cells, widths) for cells in rows)
 
@@ -172,6 +180,10 @@ def format_table(needs: Sequence[MemoryNeed], explained: Mapping[str, MemoryNeed
 def format_cells(need: MemoryNeed) -> tuple[str, ...]:
     cache = f"{ceil_mib(need.cache)} ({need.cache_tokens} tokens, {need.blocks} blocks)" if need.blocks else "-"
     return need.name, str(ceil_mib(need.weights)), cache, str(ceil_mib(need.workspace)), str(ceil_mib(need.total))
+
+
+def format_states(need: MemoryNeed) -> str:
+    return f"{ceil_mib(need.states)} ({need.state_count} slots)" if need.state_count else "-"
 
 
 def align_cells(cells: Sequence[str], widths: Sequence[int]) -> str:

@@ -37,8 +37,9 @@ from ..core.request import (
 from ..engine.encoder_worker import EncoderWorker
 from ..engine.generator_worker import GeneratorWorker
 from ..engine.head_outputs import OutputHead
+from ..engine.state_slots import smallest_slot_count
 from ..engine.worker import RequestTiming, StepReport, Worker
-from ..runtime.executor_choice import build_executor, build_sampler, make_deterministic
+from ..runtime.executor_choice import CacheSize, build_executor, build_sampler, make_deterministic
 from ..runtime.placement import choose_placement
 
 SMALL_BLOCK = 4  # tokens in a block of a small cache; answers need new blocks more often
@@ -213,18 +214,19 @@ def generator_conditions(loaded: Checkpoint, settings: Settings, requests: Seque
     batches = shuffle_batches(len(needs))
     placement = choose_placement(settings)
     size, sampler = placement.block_size, build_sampler(placement)
-    large_cache = build_executor(loaded, settings, placement, sum(math.ceil(need / size) for need in needs))
+    states = smallest_slot_count(MAX_BATCH) if loaded.decoder_config.is_recurrent else 0
+    large = CacheSize(sum(math.ceil(need / size) for need in needs), states)
+    large_cache = build_executor(loaded, settings, placement, large)
     largest = max(sum(needs[number] for number in batch) for batch in batches)
     fixed = placement.instructions or placement.kernel is not None  # the block size then changes the order of sums
     small = settings if fixed else settings.model_copy(update={"block_size": SMALL_BLOCK})
     small_placement = choose_placement(small)
-    small_cache = build_executor(
-        loaded, small, small_placement, math.ceil(max(*needs, largest // CACHE_DIVISOR) / small_placement.block_size)
-    )
+    few = math.ceil(max(*needs, largest // CACHE_DIVISOR) / small_placement.block_size)
+    small_cache = build_executor(loaded, small, small_placement, CacheSize(few, states))
 
     def worker(executor: Executor = large_cache, **budgets: Any) -> Callable[[], Worker]:
         def build() -> Worker:
-            generator = GeneratorWorker(executor, model="verified", **budgets)
+            generator = GeneratorWorker(executor, model="verified", sequence_budget=MAX_BATCH, **budgets)
             generator.sampler = sampler
             return generator
 

@@ -21,7 +21,7 @@ from polyhead.models import checkpoint
 from polyhead.models.checkpoint import Checkpoint
 from polyhead.models.checkpoint.description import Description, missing_embedding
 from polyhead.models.core.errors import ModelError, UnsupportedError
-from polyhead.models.executors.contract import StepInput
+from polyhead.models.executors.contract import StateUse, StepInput
 from polyhead.models.executors.torch_executor import TorchExecutor
 from polyhead.models.native.native_executor import NativeExecutor
 from polyhead.models.native.packed_network import free_weights
@@ -31,7 +31,7 @@ from ..config.settings import Settings, read_settings
 from ..core.text_limits import truncate_rows
 from ..engine.head_outputs import OutputHead
 from ..resources.machine import return_free_memory
-from ..runtime.executor_choice import build_executor, executor_name, make_deterministic
+from ..runtime.executor_choice import CacheSize, build_executor, executor_name, make_deterministic
 from ..runtime.placement import Placement, choose_placement
 from ..runtime.self_test import TEXT_FILE
 from ..text.encoder_inputs import TOKEN_TASKS
@@ -211,7 +211,8 @@ class QualityMeasurement:
         make_deterministic(loaded, settings, placement)
         longest = max(len(passage.tokens) for step in steps for passage in step)
         blocks = math.ceil(longest / placement.block_size) if loaded.task == "generate" else 0
-        executor = cast(NativeExecutor | TorchExecutor, build_executor(loaded, settings, placement, blocks, load_part))
+        cache = CacheSize(blocks, int(blocks > 0 and loaded.config.is_recurrent))
+        executor = cast(NativeExecutor | TorchExecutor, build_executor(loaded, settings, placement, cache, load_part))
         for number, step in enumerate(steps):
             report_progress(f"{placement.precision}: steps", number, len(steps))
             answers, states = run_batch(loaded, executor, step)
@@ -286,6 +287,7 @@ def run_batch(loaded: Checkpoint, executor: NativeExecutor | TorchExecutor, step
         ],
         output_rows=list(range(starts[-1])),
         segments=batch_segments(step),
+        states=[StateUse(read=-1, write=0)] if executor.state_count else None,  # a generator's batch is one window
     )
     out, states = executor.step_with_states(rows)
     out, states = out.cpu(), states.cpu()

@@ -18,7 +18,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from polyhead.models.executors.contract import StepInput
+from polyhead.models.executors.contract import StateUse, StepInput
 
 from ..concurrency.fair_queue import FairQueue
 from ..concurrency.outcome import Failure, attempt
@@ -29,6 +29,7 @@ from .request_beams import SearchStep
 from .request_state import RequestState
 from .sampler import NO_SCORE, Sampler, SampleRow, TokenScore, score_tokens
 from .scheduler import Chunk, TokenSequence
+from .state_slots import NO_SLOT, HeldSlots
 
 States = Mapping[TokenSequence, RequestState]  # the request of each scheduled sequence
 
@@ -49,6 +50,7 @@ def build_step_input(chunks: Sequence[Chunk], block_size: int) -> StepInput:
         output_rows += range(len(tokens) - chunk.row_count, len(tokens))
     adapters = [chunk.sequence.adapter for chunk in chunks]
     sources = [chunk.sequence.source for chunk in chunks]
+    held = [chunk.sequence.slots for chunk in chunks]
     return StepInput(
         tokens,
         positions,
@@ -57,7 +59,12 @@ def build_step_input(chunks: Sequence[Chunk], block_size: int) -> StepInput:
         output_rows,
         adapters=adapters if any(adapters) else None,
         sources=sources if any(sources) else None,
+        states=[use_slots(slots) for slots in held] if any(slots.write != NO_SLOT for slots in held) else None,
     )
+
+
+def use_slots(held: HeldSlots) -> StateUse:
+    return StateUse(held.current, held.write, held.border_rows, held.border)
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,6 +9,7 @@ from array import array
 from collections import OrderedDict
 from collections.abc import Iterable, Sequence
 from hashlib import blake2b
+from itertools import takewhile
 
 BlockKey = bytes
 ROOT_KEY: BlockKey = b""
@@ -69,6 +70,10 @@ class BlockAllocator:
         held += (self._take_free() for _ in range(missing))
         return True
 
+    def count_cached(self, keys: Iterable[BlockKey]) -> int:
+        """How many of the leading keys belong to cached blocks."""
+        return sum(1 for _ in takewhile(self.block_of.__contains__, keys))
+
     def share_cached(self, held: list[int], keys: Iterable[BlockKey], first: int) -> int:
         """Put cached blocks with the keys `keys` into `held` from index `first` on; return how many were found.
 
@@ -115,9 +120,11 @@ class BlockAllocator:
             self.block_of[key], self.key_of[block] = block, key
 
     def unpublish(self, held: Iterable[int]) -> None:
-        """Remove the keys of these blocks, because their contents are not valid."""
+        """Remove the keys of these blocks, because their contents are not valid or no longer wanted."""
         for block in held:
             self._remove_key(block)
+            if block in self.free_blocks:
+                self.free_blocks.move_to_end(block, last=False)
 
     def release(self, held: list[int]) -> None:
         """Drop the references to all blocks of `held`, the last first, so that prefixes stay cached longest."""

@@ -29,6 +29,7 @@ from .batch_sampling import (
     pending_samples,
     sample_tokens,
     score_prompt,
+    use_slots,
 )
 from .block_allocator import BlockAllocator, BlockCopy
 from .fault_bisection import FaultBisector
@@ -37,6 +38,7 @@ from .request_groups import RequestGroups
 from .request_state import RequestState, StepTimes
 from .sampler import NO_SCORE, Sampler, TokenScore, TorchSampler, finite_rows
 from .scheduler import Chunk, Scheduler, StepPlan, TokenSequence, number_rows
+from .state_slots import HeldSlots
 from .speculation import DraftRequest, Speculation
 from .worker import HandleEvent, RequestHandle, StepReport, StepResult, WarmupRequest, deadline_error
 
@@ -66,9 +68,8 @@ class GeneratorWorker:
         self.model = model
         self._executor = executor
         self._blocks = BlockAllocator(executor.block_count, executor.block_size)
-        self._groups = RequestGroups(
-            Scheduler(self._blocks, token_budget=token_budget, sequence_budget=sequence_budget, chunk=prefill_chunk)
-        )
+        budgets = {"token_budget": token_budget, "sequence_budget": sequence_budget, "chunk": prefill_chunk}
+        self._groups = RequestGroups(Scheduler(self._blocks, **budgets, state_count=executor.state_count))
         self._plan = EMPTY_PLAN  # of the current step
         self._copies: list[BlockCopy] = []  # to be made before the next step is computed
         self.speculation = Speculation(0, token_budget)  # drafts nothing, unless the loader replaces it
@@ -236,15 +237,25 @@ class GeneratorWorker:
         self._self_test(0)
 
     def _self_test(self, adapter: int) -> None:
-        block: list[int] = []
+        block, held, slots = list[int](), HeldSlots(), self._groups.scheduler.states
         if not self._blocks.allocate(block, 1):
             return  # no block is free: the running sequences show whether the model computes
+        slots.take_write(held)
         try:
-            proof = StepInput([0], [0], [0, 1], [block], [0], adapters=[adapter] if adapter else None)
+            proof = StepInput(
+                [0],
+                [0],
+                [0, 1],
+                [block],
+                [0],
+                adapters=[adapter] if adapter else None,
+                states=[use_slots(held)] if slots.count else None,
+            )
             if not all(finite_rows(self._executor.step(proof))):
                 raise StepFailed("the logits after token 0 are not finite")
         finally:
             self._blocks.release(block)
+            slots.release(held)
 
     def check_invariants(self) -> None:
         self._groups.check()
@@ -259,7 +270,7 @@ class GeneratorWorker:
         while self.has_work:
             self.step()
             breathe()
-        self._blocks.unpublish(range(self._blocks.count))
+        self._groups.scheduler.unpublish_all()
 
     def _next_plan(self) -> StepPlan:
         """The next part of a failed step, or else a new plan."""
@@ -310,7 +321,7 @@ class GeneratorWorker:
         error = StepFailed(f"model {self.model!r} computed numbers that are not finite for this request")
         for state in nonfinite:
             for sequence in state.sequences:
-                self._blocks.unpublish(sequence.blocks)
+                self._groups.scheduler.unpublish(sequence)
             events += self._end_request(state, Failed(error))
         self._groups.commit(self._plan.chunks)
         return events
@@ -434,6 +445,9 @@ class GeneratorWorker:
             adapters=Counter(each.adapter for each in scheduler.running if each.adapter) if self._adapters else {},
             blocks_total=self._blocks.count,
             blocks_used=self._blocks.used_count,
+            states_total=scheduler.states.count,
+            states_used=scheduler.states.used_count,
+            states_cached=scheduler.states.cached_count,
             preemptions=plan.preemptions,
             cached_tokens=plan.cached_tokens,
             queue_s=times.queue,

@@ -29,6 +29,11 @@ no step is empty while there is work.
 A decoding sequence may have a draft: tokens that may come next.  The budget and the blocks that are left are used to
 compute some of them in the same step.
 
+Of a network with recurrent layers, a sequence also holds a slot with its state after the computed tokens
+(service.engine.state_slots), and its chunk a slot for the state after it.  A cached prefix ends where a state is cached:
+after the last full block of a chunk, or where the tokens of two sequences branch.  Such sequences have no drafts, since
+a state cannot go back to the token before it.
+
 A sequence whose reader has fallen behind is paused: it has neither blocks nor a place in the queue until it is
 resumed.
 """
@@ -42,6 +47,7 @@ from operator import attrgetter
 
 from ..concurrency.fair_queue import Deadlines, FairQueue, LineKey
 from .block_allocator import BlockAllocator, BlockCopy, BlockKey, child_key, root_key
+from .state_slots import NO_SLOT, HeldSlots, StateSlots, smallest_slot_count
 
 Rank = tuple[int, int]  # smaller goes first
 
@@ -64,6 +70,8 @@ class TokenSequence:
     blocks: list[int] = field(default_factory=list)
     block_keys: list[BlockKey] = field(default_factory=list)  # of its full blocks, as far as they were needed
     published: int = 0  # leading blocks that were published or are shared
+    slots: HeldSlots = field(default_factory=HeldSlots)  # of recurrent states
+    branch: int = 0  # leading tokens whose blocks were found in the cache, but not the state after them
     cached_tokens: int = 0  # prompt tokens found in the cache
     preempted: int = 0
     rank: Rank = (0, 0)
@@ -134,11 +142,17 @@ def logits_row_count(chunk: Chunk) -> int:
 
 
 class Scheduler:
-    """Shares `token_budget` tokens a step among at most `sequence_budget` sequences, `chunk` at most for each."""
+    """Shares `token_budget` tokens a step among at most `sequence_budget` sequences, `chunk` at most for each.
 
-    def __init__(self, blocks: BlockAllocator, *, token_budget: int, sequence_budget: int, chunk: int) -> None:
+    `state_count`: slots for the states of a network with recurrent layers, at least `smallest_slot_count`.
+    """
+
+    def __init__(
+        self, blocks: BlockAllocator, *, token_budget: int, sequence_budget: int, chunk: int, state_count: int = 0
+    ) -> None:
         assert min(token_budget, sequence_budget, chunk) > 0
-        self.blocks = blocks
+        assert not state_count or state_count >= smallest_slot_count(sequence_budget), "too few slots for states"
+        self.blocks, self.states = blocks, StateSlots(state_count, blocks.size)
         self.token_budget, self.sequence_budget, self.chunk = token_budget, sequence_budget, chunk
         self.waiting: FairQueue[TokenSequence] = FairQueue()
         self.running: dict[TokenSequence, None] = {}  # in order of rank
@@ -168,8 +182,9 @@ class Scheduler:
         self._deadlines.add(sequence, sequence.deadline)
 
     def remove(self, sequence: TokenSequence) -> None:
-        """Remove a finished, aborted or expired sequence and release its blocks."""
+        """Remove a finished, aborted or expired sequence and release its blocks and its state."""
         self.blocks.release(sequence.blocks)
+        self.states.release(sequence.slots)
         self._deadlines.remove(sequence)
         self._unlist(sequence)
         beams = self._searches.get(sequence.rank, {})
@@ -182,7 +197,7 @@ class Scheduler:
     def pause(self, sequence: TokenSequence) -> None:
         """Compute no more of a sequence until it is resumed."""
         self._unlist(sequence)
-        self._release_blocks(sequence)
+        self._release_cache(sequence)
         self.paused.add(sequence)
 
     def resume(self, sequence: TokenSequence) -> None:
@@ -224,7 +239,7 @@ class Scheduler:
             self.waiting.put_back(sequence, sequence.owner, sequence.priority)
 
     def copy_progress(self, sequence: TokenSequence, other: TokenSequence) -> None:
-        """Make `sequence` share the blocks that `other` has computed, instead of its own.
+        """Make `sequence` share the blocks that `other` has computed, and its state, instead of its own.
 
         A sequence that is not running shares nothing.
         """
@@ -236,11 +251,14 @@ class Scheduler:
         self.blocks.release(sequence.blocks)
         sequence.blocks, sequence.computed = kept, computed
         sequence.published, sequence.cached_tokens = other.published, other.cached_tokens
+        self.states.share(sequence.slots, other.slots)
 
     def schedule(self) -> StepPlan:
         """The next step.  Empty only if no sequence waits or runs."""
         self._preemptions = self._cached_tokens = 0
         self._copies = []
+        for sequence in self.running:  # a chunk that was not committed is planned again
+            self.states.drop_planned(sequence.slots)
         self._admit()
         chunks: list[Chunk] = []
         prefilling: list[TokenSequence] = []
@@ -252,14 +270,19 @@ class Scheduler:
             elif len(chunks) < self.token_budget:
                 chunks.append(Chunk(sequence, 1, is_last=True))
         left = self._plan_prefills(prefilling, self.token_budget - len(chunks), chunks)
-        self._plan_drafts(chunks, min(left, self.sequence_budget - sum(map(logits_row_count, chunks))))
+        if self.states.count:
+            self._plan_states(chunks)
+        else:
+            self._plan_drafts(chunks, min(left, self.sequence_budget - sum(map(logits_row_count, chunks))))
         return StepPlan(chunks, self._preemptions, self._cached_tokens, self._copies)
 
     def commit(self, chunks: list[Chunk]) -> None:
-        """Count the chunks as computed, without their drafts, and publish blocks that are full now."""
+        """Count the chunks as computed, without their drafts, and publish blocks that are full now, and states."""
         for chunk in chunks:
-            self.waiting.charge(chunk.sequence.owner, chunk.count + chunk.draft)
-            self.advance(chunk.sequence, chunk.count)
+            sequence = chunk.sequence
+            self.waiting.charge(sequence.owner, chunk.count + chunk.draft)
+            self.advance(sequence, chunk.count)
+            self.states.commit(sequence.slots, sequence.block_keys, sequence.computed, chunk.count)
 
     def advance(self, sequence: TokenSequence, count: int) -> None:
         """Count `count` more tokens as computed."""
@@ -271,9 +294,22 @@ class Scheduler:
                 self.blocks.publish(sequence.blocks[index], sequence.block_keys[index])
             sequence.published = full
 
+    def unpublish(self, sequence: TokenSequence) -> None:
+        """Let nobody find what was computed of a sequence, because it is not valid."""
+        self.blocks.unpublish(sequence.blocks)
+        self.states.unpublish(sequence.block_keys)
+
+    def unpublish_all(self) -> None:
+        self.blocks.unpublish(range(self.blocks.count))
+        self.states.unpublish_all()
+
     def check(self) -> None:
-        """Assert that no block is leaked, lost or held twice, and that no removed sequence is kept."""
+        """Assert that no block or slot is leaked, lost or held twice, and that no removed sequence is kept."""
         self.blocks.check(sequence.blocks for sequence in self.running)
+        self.states.check(sequence.slots for sequence in self.running)
+        assert not self.states.count or all(
+            bool(sequence.computed) == (sequence.slots.current != NO_SLOT) for sequence in self.running
+        ), "a running sequence lost its state, or has one before its first token"
         assert not any(sequence.blocks for sequence in (*self.waiting, *self.paused, *self.set_aside)), (
             "a sequence not running holds blocks"
         )
@@ -313,18 +349,22 @@ class Scheduler:
     def _preempt(self, sequence: TokenSequence) -> None:
         is_computed = not sequence.uncomputed
         self._unlist(sequence)
-        self._release_blocks(sequence)
+        self._release_cache(sequence)
         if is_computed:
             self.set_aside.add(sequence)
         else:
             self.waiting.put_back(sequence, sequence.owner, sequence.priority)
         self._preemptions += 1
 
-    def _release_blocks(self, sequence: TokenSequence) -> None:
-        """Release the blocks of a sequence; it and others may find what is cached of it."""
-        self.blocks.release(sequence.blocks)
-        sequence.computed = sequence.published = 0
+    def _release_cache(self, sequence: TokenSequence) -> None:
+        """Release the blocks and the state of a running sequence; it and others may find what is cached of it."""
+        self._forget_progress(sequence)
         sequence.preempted += 1
+
+    def _forget_progress(self, sequence: TokenSequence) -> None:
+        self.blocks.release(sequence.blocks)
+        self.states.release(sequence.slots)
+        sequence.computed = sequence.published = 0
 
     def _unlist(self, sequence: TokenSequence) -> None:
         """Remove a sequence from the paused, those set aside, the waiting or the running ones."""
@@ -400,8 +440,7 @@ class Scheduler:
                 if self.blocks.allocate(sequence.blocks, sequence.slot_count, spare=len(self.running)):
                     self._count_cached(sequence, shared)
                     return True
-                self.blocks.release(sequence.blocks)
-                sequence.computed = sequence.published = 0
+                self._forget_progress(sequence)
             victim = self._find_victim(sequence)
             if victim is None:
                 return False
@@ -456,15 +495,36 @@ class Scheduler:
                 chunk.draft = count
                 budget -= count
 
+    def _plan_states(self, chunks: list[Chunk]) -> None:
+        """Take a slot for the state after each chunk, then slots for states at borders, as far as there are any."""
+        for chunk in chunks:
+            self.states.take_write(chunk.sequence.slots)
+        size = self.blocks.size
+        for chunk in chunks:
+            sequence, start = chunk.sequence, chunk.sequence.computed
+            end = start + chunk.count
+            border = sequence.branch if start < sequence.branch < end else (end - 1) // size * size
+            if border > start:
+                self._extend_keys(sequence, border // size)
+                self.states.take_border(sequence.slots, border - start, sequence.block_keys[border // size - 1])
+
     def _reuse_prefix(self, sequence: TokenSequence) -> int:
-        """Skip cached blocks; return how many tokens they hold.  The last token is always computed, for its logits."""
+        """Skip cached blocks, up to a cached state where there are states; return how many tokens they hold.
+
+        The last token is always computed, for its logits.
+        """
         size = self.blocks.size
         first, rest = divmod(sequence.computed, size)
         most = (len(sequence.tokens) - 1) // size
         if rest or first >= most or sequence.computed < sequence.scored_prefix:
             return 0
         self._extend_keys(sequence, most)
-        shared = self.blocks.share_cached(sequence.blocks, sequence.block_keys[first:most], first)
+        keys = sequence.block_keys[first:most]
+        if self.states.count:
+            found = self.blocks.count_cached(keys)
+            keys = keys[: self.states.adopt_cached(sequence.slots, keys[:found])]
+            sequence.branch = (first + found) * size if found > len(keys) else 0
+        shared = self.blocks.share_cached(sequence.blocks, keys, first)
         sequence.computed += shared * size
         sequence.published += shared
         return shared * size

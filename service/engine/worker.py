@@ -85,6 +85,9 @@ class StepReport:
     waiting: int
     blocks_total: int = 0
     blocks_used: int = 0
+    states_total: int = 0  # slots for states of recurrent layers
+    states_used: int = 0
+    states_cached: int = 0  # slots whose state another sequence can find
     preemptions: int = 0
     cached_tokens: int = 0  # prompt tokens found in the cache
     drafted: int = 0  # draft tokens computed

@@ -174,6 +174,19 @@ SECTIONS: Mapping[str, tuple[Metric, ...]] = {
         gauge(
             "kv_blocks_used", MODEL_LABELS, "blocks", "Blocks that running sequences hold.", "PolyheadCacheExhausted"
         ),
+        gauge(
+            "recurrent_states",
+            MODEL_LABELS,
+            "states",
+            "Slots for states of recurrent layers; 0 for networks without such layers.",
+        ),
+        gauge("recurrent_states_used", MODEL_LABELS, "states", "State slots that running sequences hold."),
+        gauge(
+            "recurrent_states_cached",
+            MODEL_LABELS,
+            "states",
+            "State slots that a prompt with the same beginning can go on from, held or not.",
+        ),
         counter(
             "preemptions",
             MODEL_LABELS,

@@ -10,6 +10,8 @@ from polyhead.models.core.errors import UnsupportedError
 from ..config.settings import Settings
 from .placement import choose_placement
 
+NO_RECURRENT_DRAFTS = "the states of recurrent layers cannot go back to the token before a rejected draft"
+
 
 def choose_draft_model(
     name: str, description: Description, settings: Settings, folder_check: FolderCheck = accept_folder
@@ -35,6 +37,8 @@ def draft_mismatch(description: Description, draft: Description, settings: Setti
     for role, each in (("the model", description), ("the draft", draft)):
         if each.head.task != "generate":
             return f"{role} has a head for {each.head.task!r}; both must generate text"
+        if each.config.is_recurrent:
+            return f"{role} is recurrent, and {NO_RECURRENT_DRAFTS}"
     ours, theirs = description.tokenizer, draft.tokenizer
     if not ours.has_same_tokens(theirs):
         counts = f"{theirs.vocab_size} tokens, the model has {ours.vocab_size}"

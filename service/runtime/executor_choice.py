@@ -5,7 +5,7 @@ The functions that build something are called on the thread that will compute wi
 
 from collections.abc import Callable
 from contextlib import nullcontext
-from typing import cast
+from typing import NamedTuple, cast
 
 from torch import nn
 
@@ -74,10 +74,23 @@ def executor_name(placement: Placement, config: ModelConfig) -> str:
     return "torch-varlen" if choose_kernel(placement, config) else "torch"
 
 
+class CacheSize(NamedTuple):
+    """What a generator's executor keeps between steps, none of it for an encoder: blocks of keys and values, and slots
+    for the states of recurrent layers, if there are such layers.
+    """
+
+    blocks: int = 0
+    states: int = 0
+
+
 def build_executor(
-    loaded: Checkpoint, settings: Settings, placement: Placement, blocks: int = 0, load_part: LoadPart = nullcontext
+    loaded: Checkpoint,
+    settings: Settings,
+    placement: Placement,
+    cache: CacheSize = CacheSize(),
+    load_part: LoadPart = nullcontext,
 ) -> Executor:
-    """Build the executor of a loaded checkpoint. `blocks`: blocks of a generator's cache, 0 for an encoder.
+    """Build the executor of a loaded checkpoint.
 
     The compiled step packs its own weights, one part of the network after the other; `load_part` is a context manager
     that has the unpacked weights of a part in memory.
@@ -86,21 +99,26 @@ def build_executor(
         network = cast(Seq2Seq, loaded.head)
         sizes = {
             "vocabulary": loaded.decoder_config.vocab_size,
-            "block_count": blocks,
+            "block_count": cache.blocks,
             "block_size": placement.block_size,
         }
         return Seq2SeqExecutor(network, placement.device, **sizes)
     head = loaded.head if isinstance(loaded.head, LanguageHead) else None
     if not placement.instructions:
         kernel = choose_kernel(placement, loaded.decoder_config)
-        paged = PagedAttention(kernel, settings.max_running if blocks else 0) if kernel else None
-        size = placement.block_size if blocks else 0
-        return TorchExecutor(loaded.network, head, block_count=blocks, block_size=size, in_place=paged)
+        paged = PagedAttention(kernel, settings.max_running if cache.blocks else 0) if kernel else None
+        sizes = {
+            "block_count": cache.blocks,
+            "block_size": placement.block_size if cache.blocks else 0,
+            "state_count": cache.states,
+        }
+        return TorchExecutor(loaded.network, head, **sizes, in_place=paged)
     return NativeExecutor(
         loaded.network,
         head,
         precision=cast(Precision, placement.precision),
-        block_count=blocks,
+        block_count=cache.blocks,
+        state_count=cache.states,
         threads=placement.threads,
         instructions=placement.instructions,
         load_part=load_part,

@@ -43,10 +43,18 @@ from ..engine.speculation import Speculation
 from ..engine.worker import Worker
 from ..resources import machine
 from ..resources.process_info import trim_heap
-from .draft_choice import choose_draft_model
-from .executor_choice import build_executor, build_sampler, choose_kernel, make_deterministic
+from .draft_choice import NO_RECURRENT_DRAFTS, choose_draft_model
+from .executor_choice import CacheSize, build_executor, build_sampler, choose_kernel, make_deterministic
 from .load_task import GRACE_S, LoadTask
-from .memory_budget import MemoryBudget, MemoryNeed, ModelSize, adapter_memory_need, measure_model, memory_limit
+from .memory_budget import (
+    MemoryBudget,
+    MemoryNeed,
+    ModelSize,
+    adapter_memory_need,
+    describe_state_shortage,
+    measure_model,
+    memory_limit,
+)
 from .placement import Placement, choose_placement, native_step_obstacle
 from .rank_processes import DistributedModel, RankProcesses, check_adapter_allowed
 from .self_test import SelfTest, apply_known_cost, describe_cost, is_tested, prefer_float32
@@ -280,6 +288,14 @@ class Loader:
         placement = choose_placement(self._settings, size.default_precision, size.config)
         return DescribedModel(source, description, size, placement, draft)
 
+    def _log_recurrent_limits(self, size: ModelSize, need: MemoryNeed) -> None:
+        if not size.config.is_recurrent:
+            return
+        if self._settings.draft_tokens:
+            log.info("%s: nothing is drafted for it: %s", size.name, NO_RECURRENT_DRAFTS)
+        if shortage := describe_state_shortage(size, need, self._settings):
+            log.warning(shortage)
+
     def _place_again(self, described: DescribedModel, description: Description) -> DescribedModel:
         return self._place(described.size.name, described.source, description, described.draft)
 
@@ -306,6 +322,7 @@ class Loader:
             )
         self.tokenizer_check.close()
         need = self.budget.plan(described.size, others, kept)
+        self._log_recurrent_limits(described.size, need)
         part, in_place = None, choose_kernel(placement, described.size.config) is not None
         if self._ranks is not None:
             part = self._ranks.new_model(described.source, self.source_policy, need, placement, in_place=in_place)
@@ -465,7 +482,7 @@ class Loader:
             yield_turn()
 
         make_deterministic(loaded, settings, placement, yield_turn)
-        return build_executor(loaded, settings, placement, need.blocks, load_part)
+        return build_executor(loaded, settings, placement, CacheSize(need.blocks, need.state_count), load_part)
 
     def _build_worker(
         self, placement: Placement, need: MemoryNeed, loaded: Checkpoint, drafter: DraftModel | None, executor: Executor
@@ -478,11 +495,12 @@ class Loader:
             executor,
             model=need.name,
             token_budget=settings.step_tokens,
-            sequence_budget=settings.max_running,
+            sequence_budget=need.sequences,
             prefill_chunk=settings.prefill_chunk,
         )
         generator.sampler = build_sampler(placement)
-        if not loaded.decoding:  # any state but the newest is computed again from the beginning
+        # An encoder-decoder computes any state but the newest again from the beginning, recurrent layers cannot go back.
+        if not (loaded.decoding or loaded.decoder_config.is_recurrent):
             generator.speculation = Speculation(settings.draft_tokens, settings.max_running, drafter)
         return generator
 

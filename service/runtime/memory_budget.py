@@ -31,6 +31,7 @@ from polyhead.models.invariant.invariant_linear import linear_test_bytes
 from polyhead.models.native import step_memory as native
 from polyhead.models.native.packed_network import Precision
 from polyhead.models.network.model_config import ModelConfig
+from polyhead.models.network.recurrent_state import state_bytes
 from polyhead.models.parallel import Share, cut_parameters, share_config
 
 from ..config.settings import Settings
@@ -38,11 +39,13 @@ from ..core.errors import InsufficientMemory
 from ..core.request import Task
 from ..engine.head_outputs import reading_bytes
 from ..engine.sampler import sampling_bytes
+from ..engine.state_slots import smallest_slot_count
 from ..resources import machine
 from .executor_choice import choose_kernel, sampling_instructions
 from .placement import Placement, choose_placement
 from .self_test import precision_test_bytes
 
+CHECKPOINT_STATES = 16  # states that stay cached while all sequences run, where memory allows
 CPU_CACHE_TOKENS = 16_384  # a generator's cache on a CPU, unless its context is longer or memory is short
 MIN_CACHE_TOKENS = 256  # the smallest cache that an error message suggests
 MIB = 1 << 20
@@ -126,11 +129,23 @@ def shard_description(description: Description, share: Share) -> Description:
 
 
 @dataclass(frozen=True)
+class CachePlan:
+    """What a generator may keep between steps: blocks of keys and values, the sequences that run at once, and states of
+    recurrent layers that stay cached while they run.
+    """
+
+    blocks: int = 0
+    sequences: int = 0
+    checkpoints: int = 0
+
+
+@dataclass(frozen=True)
 class MemoryNeed:
     """The memory that a model needs, in bytes. A generator's cache has `blocks` of `block_size` tokens; an encoder has
-    0 blocks.
+    0 blocks. `sequences` of a generator may run at once.
 
-    `loading` is needed beside the weights while they are read, when cache and workspace are not in use yet.
+    `loading` is needed beside the weights while they are read, when cache and workspace are not in use yet. `states`
+    are `state_count` slots for the states of recurrent layers.
     """
 
     name: str
@@ -140,10 +155,13 @@ class MemoryNeed:
     loading: int
     blocks: int
     block_size: int
+    sequences: int = 0
+    states: int = 0
+    state_count: int = 0
 
     @property
     def total(self) -> int:
-        return self.weights + max(self.cache + self.workspace, self.loading)
+        return self.weights + max(self.cache + self.states + self.workspace, self.loading)
 
     @property
     def cache_tokens(self) -> int:
@@ -151,7 +169,8 @@ class MemoryNeed:
 
     def __str__(self) -> str:
         cache = f", cache {ceil_mib(self.cache)} ({self.cache_tokens} tokens)" if self.blocks else ""
-        parts = f"weights {ceil_mib(self.weights)}{cache}, workspace {ceil_mib(self.workspace)}"
+        states = f", states {ceil_mib(self.states)} ({self.state_count} slots)" if self.state_count else ""
+        parts = f"weights {ceil_mib(self.weights)}{cache}{states}, workspace {ceil_mib(self.workspace)}"
         return f"{ceil_mib(self.total)} MiB ({parts})"
 
 
@@ -174,12 +193,12 @@ class MemoryPrediction:
         self.placement = choose_placement(settings, model.default_precision, model.config)
         self.draft = MemoryPrediction(model.draft, settings) if model.draft is not None else None
 
-    def need(self, blocks: int) -> MemoryNeed:
-        """Predict the memory with a cache of so many blocks; the cache of the draft model has as many."""
-        own = self._own_need(blocks)
+    def need(self, plan: CachePlan) -> MemoryNeed:
+        """Predict the memory with such a cache; that of the draft model has as many blocks."""
+        own = self._own_need(plan)
         if self.draft is None:
             return own
-        draft = self.draft.need(blocks)
+        draft = self.draft.need(plan)
         return replace(
             own,
             weights=own.weights + draft.weights,
@@ -188,26 +207,47 @@ class MemoryPrediction:
             loading=max(draft.loading, own.loading + draft.cache),  # it is read first
         )
 
-    def smallest_need(self) -> MemoryNeed:
-        """Predict the memory with the smallest useful cache: one full context, or the setting `cache_tokens`."""
-        if not self.model.generates:
-            return self.need(0)
-        return self.need(math.ceil((self.settings.cache_tokens or self.model.context) / self.placement.block_size))
-
-    def max_blocks(self) -> int:
-        """Return the blocks of the largest useful cache, or of the one that the setting `cache_tokens` asks for."""
+    def smallest_plan(self) -> CachePlan:
+        """Return the smallest useful cache: one full context, or the setting `cache_tokens`, and the states of one
+        sequence.
+        """
         model, settings = self.model, self.settings
         if not model.generates:
-            return 0
+            return CachePlan()
+        blocks = math.ceil((settings.cache_tokens or model.context) / self.placement.block_size)
+        return CachePlan(blocks, 1 if model.config.is_recurrent else settings.max_running)
+
+    def largest_plan(self) -> CachePlan:
+        """Return the largest useful cache, with as many blocks as the setting `cache_tokens` asks for."""
+        model, settings = self.model, self.settings
+        if not model.generates:
+            return CachePlan()
         useful = settings.max_running * model.context
         if self.placement.device.type == "cpu":
             useful = min(useful, max(model.context, CPU_CACHE_TOKENS))
-        return math.ceil((settings.cache_tokens or useful) / self.placement.block_size)
+        blocks = math.ceil((settings.cache_tokens or useful) / self.placement.block_size)
+        return CachePlan(blocks, settings.max_running, CHECKPOINT_STATES if model.config.is_recurrent else 0)
 
-    def _own_need(self, blocks: int) -> MemoryNeed:
+    def largest_need(self, room: int) -> MemoryNeed:
+        """Predict the memory with the largest cache that takes at most `room` bytes, or else the smallest one.
+
+        Sequences that run at once come before more blocks for them, and these before cached states.
+        """
+        plan, largest = self.smallest_plan(), self.largest_plan()
+
+        for part in ("sequences", "blocks", "checkpoints"):
+            fits = partial(self._fits, plan, part, room)
+            plan = replace(plan, **{part: search_highest(getattr(plan, part), getattr(largest, part), fits)})
+        return self.need(plan)
+
+    def _fits(self, plan: CachePlan, part: str, room: int, count: int) -> bool:
+        return self.need(replace(plan, **{part: count})).total <= room
+
+    def _own_need(self, plan: CachePlan) -> MemoryNeed:
         """The memory without the draft model."""
-        model, placement = self.model, self.placement
-        largest = largest_step(model, self.settings, placement, blocks)
+        model, placement, blocks = self.model, self.placement, plan.blocks
+        state_count = smallest_slot_count(plan.sequences) + plan.checkpoints if model.config.is_recurrent else 0
+        largest = largest_step(model, self.settings, placement, plan)
         parts = (
             native_parts(model, placement, largest)
             if placement.instructions
@@ -221,15 +261,20 @@ class MemoryPrediction:
             loading=model.checkpoint_size.tokenizer + parts.loading,
             blocks=blocks,
             block_size=placement.block_size,
+            sequences=plan.sequences,
+            states=state_count * state_bytes(model.config),
+            state_count=state_count,
         )
 
 
 def memory_need(model: ModelSize, settings: Settings, blocks: int) -> MemoryNeed:
-    return MemoryPrediction(model, settings).need(blocks)
+    """Predict the memory of a model whose cache has so many blocks, with as many sequences as the settings allow."""
+    return MemoryPrediction(model, settings).need(CachePlan(blocks, settings.max_running if model.generates else 0))
 
 
 def smallest_need(model: ModelSize, settings: Settings) -> MemoryNeed:
-    return MemoryPrediction(model, settings).smallest_need()
+    prediction = MemoryPrediction(model, settings)
+    return prediction.need(prediction.smallest_plan())
 
 
 @dataclass(frozen=True)
@@ -325,13 +370,13 @@ def max_sampling_bytes(model: ModelSize, largest: LargestStep, placement: Placem
     return sampling_bytes(rows, model.config.vocab_size, logit_bytes, sorts=sorts)
 
 
-def largest_step(model: ModelSize, settings: Settings, placement: Placement, blocks: int) -> LargestStep:
+def largest_step(model: ModelSize, settings: Settings, placement: Placement, plan: CachePlan) -> LargestStep:
     in_place = choose_kernel(placement, model.config) is not None
     if model.generates:
         return LargestStep(
             rows=settings.step_tokens,
-            sequences=settings.max_running,
-            context=min(model.context, blocks * placement.block_size),
+            sequences=plan.sequences,
+            context=min(model.context, plan.blocks * placement.block_size),
             cached=True,
             invariant=settings.deterministic,
             in_place=in_place,
@@ -369,20 +414,17 @@ class MemoryBudget:
     def plan(self, model: ModelSize, others: Sequence[ModelSize] = (), kept: int = 0) -> MemoryNeed:
         """Return the memory that a model gets. Raises InsufficientMemory.
 
-        If memory is short, its cache is made smaller. As far as possible, `others`, which are loaded later, are left
-        the least that they need, and `kept` bytes are left free.
+        If memory is short, its cache is made smaller, and where sequences have recurrent states, fewer run at once. As
+        far as possible, `others`, which are loaded later, are left the least that they need, and `kept` bytes are left
+        free.
         """
         prediction = MemoryPrediction(model, self._settings)
-        smallest, blocks = prediction.smallest_need(), prediction.max_blocks()
+        smallest = prediction.need(prediction.smallest_plan())
         if smallest.total > self.free:
             raise InsufficientMemory(self.describe_shortage(model, smallest))
-        if blocks <= smallest.blocks:
-            return smallest
         spare = self.free - kept - smallest.total - sum(smallest_need(other, self._settings).total for other in others)
         room = smallest.total + max(spare, 0) // (1 + sum(other.generates for other in others))
-        return prediction.need(
-            search_highest(smallest.blocks, blocks, lambda count: prediction.need(count).total <= room)
-        )
+        return prediction.largest_need(room)
 
     def reserve(self, need: MemoryNeed) -> None:
         self._reserved.append(need)
@@ -435,6 +477,16 @@ class MemoryBudget:
 
     def _fits(self, model: ModelSize, setting: str, value: object) -> bool:
         return smallest_need(model, self._settings.model_copy(update={setting: value})).total <= self.free
+
+
+def describe_state_shortage(model: ModelSize, need: MemoryNeed, settings: Settings) -> str:
+    """Say how many sequences of a recurrent network run at once, if fewer than the settings allow; empty otherwise."""
+    if not model.config.is_recurrent or need.sequences >= settings.max_running:
+        return ""
+    return (
+        f"{model.name}: {need.sequences} of its sequences run at once, not the {settings.max_running} of max_running, "
+        f"since a state has {ceil_mib(need.states // need.state_count)} MiB"
+    )
 
 
 def search_highest(low: int, high: int, good: Callable[[int], bool]) -> int:

@@ -20,7 +20,7 @@ from torch import nn
 from polyhead.models.checkpoint.default_precision import DefaultPrecision
 from polyhead.models.checkpoint.description import Description, build_on_meta, missing_embedding
 from polyhead.models.checkpoint.weight_reader import WeightReader
-from polyhead.models.executors.contract import Executor, StepInput
+from polyhead.models.executors.contract import Executor, StateUse, StepInput
 from polyhead.models.native.library import library_hash
 from polyhead.models.native.packed_network import free_weights
 from polyhead.models.network.ragged import RaggedBatch
@@ -235,7 +235,9 @@ class SelfTest:
     def _rows_of(self, text: list[int], executor: Executor) -> StepInput:
         blocks = -(-len(text) // executor.block_size) if executor.block_size else 0
         count = len(text)
-        return StepInput(text, list(range(count)), [0, count], [list(range(blocks))], list(self._compared_rows(text)))
+        states = [StateUse(read=-1, write=0)] if executor.state_count else None
+        compared = list(self._compared_rows(text))
+        return StepInput(text, list(range(count)), [0, count], [list(range(blocks))], compared, states=states)
 
 
 def self_test_windows(description: Description, longest: int) -> list[list[int]]:

@@ -42,6 +42,7 @@ class FakeGenerator:
     NaN. A step raises an error while `raises` returns True."""
 
     argmax = None
+    state_count = 0
 
     def __init__(self, block_count: int = 64, block_size: int = 4) -> None:
         self.block_count, self.block_size = block_count, block_size
@@ -87,11 +88,43 @@ class FakeGenerator:
         return len(rows.block_tables)
 
 
+class FakeRecurrentGenerator(FakeGenerator):
+    """A generator that also stores the tokens of a sequence in a slot of state, and compares them with its blocks.
+
+    A step that raises has written its slots before."""
+
+    def __init__(self, block_count: int = 64, block_size: int = 4, state_count: int = 130) -> None:
+        super().__init__(block_count, block_size)
+        self.state_count = state_count
+        self.states: dict[int, list[int]] = {}
+
+    def step(self, rows: StepInput) -> Tensor:
+        assert rows.states is not None
+        assert len(rows.states) == len(rows.block_tables)
+        written = [slot for use in rows.states for slot in (use.write, use.border) if slot != -1]
+        assert len(set(written)) == len(written), "a slot is written twice"
+        assert not {use.read for use in rows.states} & set(written), "a slot is read and written"
+        for use, start, end in zip(rows.states, rows.starts, rows.starts[1:], strict=False):
+            before = [] if use.read == -1 else self.states[use.read]
+            assert len(before) == rows.positions[start], "the state is not that of the token before"
+            assert (use.border == -1) == (use.border_rows == 0)
+            assert 0 <= use.border_rows <= end - start
+            self.states[use.write] = before + rows.tokens[start:end]
+            if use.border != -1:
+                self.states[use.border] = before + rows.tokens[start : start + use.border_rows]
+        logits = super().step(rows)
+        for use, table in zip(rows.states, rows.block_tables, strict=True):
+            tokens = self.states[use.write]
+            kept = [self.cache[self.slot(table, position)][1] for position in range(len(tokens))]
+            assert kept == tokens, "the state of another sequence"
+        return logits
+
+
 class FakeEncoder:
     """States of three features: the token, its position and its segment. A step with one of `failing_tokens` raises an
     error."""
 
-    block_count = block_size = 0
+    block_count = block_size = state_count = 0
     argmax = None
 
     def __init__(self) -> None:

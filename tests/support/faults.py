@@ -90,6 +90,10 @@ class FaultyExecutor:
         return self.executor.block_count
 
     @property
+    def state_count(self) -> int:
+        return self.executor.state_count
+
+    @property
     def nonfinite_blocks(self) -> AbstractSet[int]:
         return self.executor.nonfinite_blocks
 

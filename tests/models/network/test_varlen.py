@@ -30,7 +30,7 @@ from polyhead.service.core.request import Done, Generate, Sampling
 from polyhead.service.engine.generator_worker import GeneratorWorker
 from polyhead.service.engine.worker import RequestTiming
 from polyhead.service.runtime import placement as place
-from polyhead.service.runtime.executor_choice import build_executor, executor_name
+from polyhead.service.runtime.executor_choice import CacheSize, build_executor, executor_name
 from polyhead.service.runtime.memory_budget import ModelSize, memory_need
 from polyhead.service.runtime.placement import choose_placement
 from tests.models.native.test_step import (
@@ -405,7 +405,7 @@ def test_the_executor_is_what_was_chosen(monkeypatch: pytest.MonkeyPatch) -> Non
             network=network(LLAMA), head=head(LLAMA), decoder_config=LLAMA, default_precision=None, decoding=None
         )
         chosen = Settings(max_running=8)
-        executor: Any = build_executor(loaded, chosen, choose_placement(chosen, config=LLAMA), blocks=5)
+        executor: Any = build_executor(loaded, chosen, choose_placement(chosen, config=LLAMA), cache=CacheSize(5))
         assert (executor.block_size, executor.block_count, executor.cache.count) == (PAGE_TOKENS, 5, 6)
         headless: Any = SimpleNamespace(
             network=network(LLAMA), head=None, decoder_config=LLAMA, default_precision=None, decoding=None
@@ -413,7 +413,7 @@ def test_the_executor_is_what_was_chosen(monkeypatch: pytest.MonkeyPatch) -> Non
         encoder: Any = build_executor(headless, Settings(), choose_placement(Settings(), config=LLAMA))
         assert (encoder.block_size, encoder.cache, encoder.padding(rows_of([([1, 2], 0, [])]))) == (0, None, 0)
         chosen = Settings(block_size=16)
-        grouped: Any = build_executor(loaded, chosen, choose_placement(chosen, config=LLAMA), blocks=5)
+        grouped: Any = build_executor(loaded, chosen, choose_placement(chosen, config=LLAMA), cache=CacheSize(5))
         assert (grouped.block_size, grouped.cache.count, grouped.cache.in_place) == (16, 5, False)
 
 

@@ -225,7 +225,7 @@ def test_an_error_within_a_step_ends_the_other_processes() -> None:
     """Whatever the error was, the other processes are out of step after it."""
 
     class FailingExecutor:
-        block_size = block_count = 4
+        block_size = block_count = state_count = 4
         group = SimpleNamespace(broadcast_message=lambda words: sent.append(words[:2]))
 
         def check(self, rows: StepInput) -> None:

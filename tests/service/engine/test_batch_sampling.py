@@ -14,7 +14,7 @@ from polyhead.service.core.guide import GuideBusy, GuideSpec
 from polyhead.service.core.request import Generate, Sampling, Terms
 from polyhead.service.engine import generator_worker
 from polyhead.service.engine.generator_worker import GeneratorWorker
-from tests.support.engine_fakes import WORDS, FakeGenerator, RecordingTicket, ask, finish, generate, turn
+from tests.support.engine_fakes import WORDS, FakeGenerator, FakeRecurrentGenerator, RecordingTicket, ask, finish, generate, turn
 
 PATIENCE_S = 60.0
 
@@ -62,9 +62,9 @@ def short_wait(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(generator_worker, "MASK_WAIT_S", 0.001)
 
 
-@pytest.fixture
-def worker() -> GeneratorWorker:
-    return GeneratorWorker(FakeGenerator(), model="talker")
+@pytest.fixture(params=[FakeGenerator, FakeRecurrentGenerator])
+def worker(request: pytest.FixtureRequest) -> GeneratorWorker:
+    return GeneratorWorker(request.param(), model="talker")
 
 
 def guided(guide: SlowGuide, seed: int, **options: Any) -> Generate:

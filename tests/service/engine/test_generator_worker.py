@@ -17,7 +17,17 @@ from polyhead.service.core.errors import BadRequest, Expired, StepFailed
 from polyhead.service.core.request import Done, Failed, Generate, GeneratedToken, Sampling, Terms
 from polyhead.service.engine.generator_worker import GeneratorWorker
 from polyhead.service.engine.sampler import sample_rows
-from tests.support.engine_fakes import FakeGenerator, RecordingTicket, ask, finish, generate, greedy, logits_after, turn
+from tests.support.engine_fakes import (
+    FakeGenerator,
+    FakeRecurrentGenerator,
+    RecordingTicket,
+    ask,
+    finish,
+    generate,
+    greedy,
+    logits_after,
+    turn,
+)
 
 
 @pytest.fixture(autouse=True, scope="module")
@@ -167,8 +177,9 @@ def test_a_row_with_nan_logits_fails_alone() -> None:
     assert good.tokens == greedy([1, 2, 3, 4, 5, 6], 8)
 
 
-def test_blocks_of_a_failed_sequence_are_not_found() -> None:
-    executor = FakeGenerator()
+@pytest.mark.parametrize("kind", [FakeGenerator, FakeRecurrentGenerator])
+def test_blocks_of_a_failed_sequence_are_not_found(kind: type[FakeGenerator]) -> None:
+    executor = kind()
     worker = generator(executor, prefill_chunk=4)
     executor.poison = {22}
     (bad,) = ask(worker, generate([*range(10), 22]))
@@ -194,8 +205,9 @@ def tried(worker: GeneratorWorker) -> int:
     return raised
 
 
-def test_a_step_that_raises_once_fails_no_request() -> None:
-    executor = FakeGenerator()
+@pytest.mark.parametrize("kind", [FakeGenerator, FakeRecurrentGenerator])
+def test_a_step_that_raises_once_fails_no_request(kind: type[FakeGenerator]) -> None:
+    executor = kind()
     worker = generator(executor)
     prompts = [[index, 2, 3, 4, 5] for index in range(5)]
     seeded = Sampling(temperature=1.0, seed=7)
@@ -299,8 +311,9 @@ def test_expired_requests_take_part_in_no_step() -> None:
     assert not any(2 in rows.tokens[:1] and rows.positions[0] == 0 for rows in executor.seen)
 
 
-def test_the_recovery_probe_uses_a_block_and_frees_it() -> None:
-    executor = FakeGenerator(4, 4)
+@pytest.mark.parametrize("kind", [FakeGenerator, FakeRecurrentGenerator])
+def test_the_recovery_probe_uses_a_block_and_frees_it(kind: type[FakeGenerator]) -> None:
+    executor = kind(4, 4)
     worker = generator(executor)
     worker.self_test()
     worker.check_invariants()
@@ -311,7 +324,7 @@ def test_the_recovery_probe_uses_a_block_and_frees_it() -> None:
     with pytest.raises(RuntimeError):
         worker.self_test()
     worker.check_invariants()
-    assert worker._blocks.used_count == 0
+    assert worker._blocks.used_count == worker._groups.scheduler.states.used_count == 0
 
 
 def test_a_step_that_fails_before_its_schedule_is_made_fails_all(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -347,8 +360,9 @@ def test_the_report_of_a_generator_adds_up() -> None:
     assert reports[-1].blocks_used == reports[-1].running == reports[-1].waiting == 0
 
 
-def test_a_generator_warms_up_without_a_trace() -> None:
-    executor = FakeGenerator()
+@pytest.mark.parametrize("kind", [FakeGenerator, FakeRecurrentGenerator])
+def test_a_generator_warms_up_without_a_trace(kind: type[FakeGenerator]) -> None:
+    executor = kind()
     worker = generator(executor)
     worker.warm_up()
     assert executor.seen
@@ -447,7 +461,7 @@ def test_with_a_network_the_warm_up_leaves_no_trace(network: tuple[Transformer, 
 def run_with_faults(seed: int) -> dict[str, int]:
     """A generator with random faults of every kind; returns how its requests ended."""
     choice = random.Random(seed)
-    executor = FakeGenerator(choice.choice([10, 16, 64]), choice.choice([2, 4]))
+    executor = choice.choice([FakeGenerator, FakeRecurrentGenerator])(choice.choice([10, 16, 64]), choice.choice([2, 4]))
     worker = generator(
         executor,
         token_budget=choice.choice([4, 16, 64]),
@@ -482,7 +496,7 @@ def run_with_faults(seed: int) -> dict[str, int]:
                     ticket.receive(event)
         worker._groups.scheduler.check()
     worker.check_invariants()
-    assert worker._blocks.used_count == 0
+    assert worker._blocks.used_count == worker._groups.scheduler.states.used_count == 0
     for ticket in tickets:
         prompt = list(ticket.request.tokens)
         event = ticket.events[-1] if ticket.events else None

@@ -40,6 +40,7 @@ from tests.support.engine_fakes import (
     GREEDY,
     WORDS,
     FakeGenerator,
+    FakeRecurrentGenerator,
     RecordingTicket,
     ask,
     finish,
@@ -47,6 +48,8 @@ from tests.support.engine_fakes import (
     logits_after,
     turn,
 )
+
+FAKES = (FakeGenerator, FakeRecurrentGenerator)
 
 
 def generator(executor: FakeGenerator, **budgets: int) -> GeneratorWorker:
@@ -107,7 +110,7 @@ def test_groups_and_other_requests_in_a_small_cache(seed: int) -> None:
         prompt = [choice.randint(0, 3) for _ in range(choice.randint(1, 12))]
         many = group([*prompt, number], choice.randint(1, 4), max_tokens=choice.randint(1, 9))
         requests += many
-    executor = FakeGenerator(block_count=choice.choice([6, 9, 30]), block_size=4)
+    executor = choice.choice(FAKES)(block_count=choice.choice([6, 9, 30]), block_size=4)
     worker = generator(executor, sequence_budget=choice.choice([2, 4, 64]), prefill_chunk=choice.choice([2, 64]))
     tickets = ask(worker, *requests)
     gone: set[RecordingTicket] = set()
@@ -132,7 +135,7 @@ def test_a_group_of_more_answers_than_places(seed: int) -> None:
     choice = random.Random(seed)
     places, count = choice.choice([1, 2, 5]), choice.randint(8, 20)
     requests = [*group(range(1, 11), count), generate([7, 7], 12), *group([3, 4, 5], count, max_tokens=3)]
-    worker = generator(FakeGenerator(block_count=choice.choice([8, 60])), sequence_budget=places)
+    worker = generator(choice.choice(FAKES)(block_count=choice.choice([8, 60])), sequence_budget=places)
     tickets = ask(worker, *requests)
     gone: set[RecordingTicket] = set()
     while worker.has_work:
@@ -382,7 +385,7 @@ def test_beam_searches_in_a_small_cache_find_the_same(seed: int) -> None:
     stops = frozenset({choice.randint(0, 22), choice.randint(0, 22)})
     requests = beam_search_of(prompt, how.width, how, max_tokens=6, stop_tokens=stops, logprobs=1)
     roomy = answers(FakeGenerator(200), *requests)
-    executor = FakeGenerator(block_count=24, block_size=3)
+    executor = choice.choice(FAKES)(block_count=24, block_size=3)
     others = [generate([index, 7], 12) for index in range(6)]
     crowded = answers(executor, *others, *requests, prefill_chunk=2, token_budget=5)
     assert crowded[6:] == roomy
@@ -468,7 +471,7 @@ def test_no_step_is_empty_while_there_is_work(
     crowd: tuple[dict[str, int], tuple[int, int], list[tuple[int, Generate]]], choice: random.Random
 ) -> None:
     budgets, cache, requests = crowd
-    worker = generator(FakeGenerator(*cache), **budgets)
+    worker = generator(choice.choice(FAKES)(*cache), **budgets)
     tickets: list[RecordingTicket] = []
     gone: set[RecordingTicket] = set()
     turns = 0

@@ -2,18 +2,21 @@
 
 A dictionary is the network of the fuzz test: a slot of the cache stores the whole prefix that it was computed from,
 and the next token is a function of all tokens before it. So a block with contents of another sequence, a leaked
-block, or a sequence that was changed by another is found at once."""
+block, or a sequence that was changed by another is found at once. The same holds for the slots of recurrent states, of
+which half of the runs have some."""
 
 import random
 from collections import Counter
+from collections.abc import Callable
 from dataclasses import astuple, dataclass, field, replace
 from math import inf
 from typing import Any
 
 import pytest
 
-from polyhead.service.engine.block_allocator import BlockAllocator, child_key
+from polyhead.service.engine.block_allocator import ROOT_KEY, BlockAllocator, block_keys, child_key
 from polyhead.service.engine.scheduler import Chunk, Scheduler, TokenSequence, logits_row_count
+from polyhead.service.engine.state_slots import NO_SLOT, smallest_slot_count
 
 STOP = 5
 NEVER = -1
@@ -48,7 +51,20 @@ class SimulatedRun:
     accepted: int = 0
     forks: int = 0
     copies: int = 0
+    late: int = 0
+    checkpoints: int = 0
+    states: dict[int, tuple[int, ...]] = field(default_factory=dict)
+    written: set[int] = field(default_factory=set)  # slots, in this step
     start_of: dict[TokenSequence, list[int]] = field(default_factory=dict)
+
+    def check_published_states(self) -> None:
+        """Each state that was published by this step is that after the tokens of its key."""
+        pool, size = self.scheduler.states._pool, self.scheduler.blocks.size
+        for slot in self.written & pool.key_of.keys():
+            tokens = list(self.states[slot])
+            assert len(tokens) % size == 0
+            assert block_keys(ROOT_KEY, tokens, size)[-1] == pool.key_of[slot], "a state has the key of another one"
+        self.written.clear()
 
     @classmethod
     def of(cls, count: int, size: int, **budgets: int) -> "SimulatedRun":
@@ -73,24 +89,29 @@ class SimulatedRun:
         scheduler.pause(sequence)
         return 1
 
-    def step(self) -> list[Chunk]:
+    def step(self, is_late: Callable[[], bool] = lambda: False) -> list[Chunk]:
+        """One step, computed twice, as after an error; chunks that are late are not committed."""
         scheduler = self.scheduler
         plan = scheduler.schedule()
         self.check_plan(plan.chunks)
         self.preemptions += plan.preemptions
+        self.checkpoints += sum(chunk.sequence.slots.border != NO_SLOT for chunk in plan.chunks)
         self.cached += plan.cached_tokens
         for copy in plan.copies:
             self.copy(*copy)
-        for chunk in plan.chunks:
+        for chunk in (*plan.chunks, *plan.chunks):
             self.write(chunk)
-        drawn = [(chunk, self.draw(chunk)) for chunk in plan.chunks if chunk.is_last]
-        scheduler.commit(plan.chunks)
+        done = [chunk for chunk in plan.chunks if not is_late()]
+        self.late += len(plan.chunks) - len(done)
+        drawn = [(chunk, self.draw(chunk)) for chunk in done if chunk.is_last]
+        scheduler.commit(done)
         for chunk, tokens in drawn:
             scheduler.advance(chunk.sequence, len(tokens) - 1)
             self.accepted += len(tokens) - 1
             self.take(chunk.sequence, tokens)
         self.copies += len(plan.copies)
         scheduler.check()
+        self.check_published_states()
         size = scheduler.blocks.size
         assert all(s.published == s.computed // size for s in scheduler.running), "a full block was not published"
         return plan.chunks
@@ -183,6 +204,22 @@ class SimulatedRun:
             block = sequence.blocks[position // self.scheduler.blocks.size]
             assert self.scheduler.blocks.reference_counts[block] == 1, "written to a shared block"
             self.cache[self.slot(sequence, position)] = tuple(tokens[: position + 1])
+        if self.scheduler.states.count:
+            self.write_states(chunk)
+
+    def write_states(self, chunk: Chunk) -> None:
+        held, tokens, start = chunk.sequence.slots, chunk.sequence.tokens, chunk.sequence.computed
+        pool = self.scheduler.states._pool
+        before = () if held.current == NO_SLOT else self.states[held.current]
+        assert before == tuple(tokens[:start]), "state of another sequence, or of another token"
+        assert not chunk.draft, "a state cannot go back"
+        rows = {held.write: chunk.count} | ({held.border: held.border_rows} if held.border != NO_SLOT else {})
+        for slot, count in rows.items():
+            assert pool.reference_counts[slot] == 1, "written to a shared slot"
+            assert slot not in pool.key_of, "written to a cached slot"
+            assert 0 < count <= chunk.count
+            self.states[slot] = (*before, *tokens[start : start + count])
+            self.written.add(slot)
 
     def read(self, chunk: Chunk) -> list[int]:
         sequence = chunk.sequence
@@ -208,6 +245,9 @@ class Totals:
     accepted: int = 0  # draft tokens
     forks: int = 0
     copies: int = 0  # of blocks with two holders
+    late: int = 0  # chunks that were not committed
+    checkpoints: int = 0  # states inside a chunk
+    resumed: int = 0  # prompt tokens that were skipped with a cached state
 
     def __add__(self, other: "Totals") -> "Totals":
         return Totals(
@@ -229,14 +269,16 @@ def fuzz(seed: int) -> Totals:
     """One random run."""
     choice = random.Random(seed)
     size, count = choice.choice([1, 2, 4]), choice.choice([6, 12, 20, 40])
+    sequences, state_room = choice.choice([1, 3, 8]), choice.choice([0, 1, 10])
     play = SimulatedRun.of(
         count,
         size,
         token_budget=choice.choice([1, 3, 8, 64]),
-        sequence_budget=choice.choice([1, 3, 8]),
+        sequence_budget=sequences,
         chunk=choice.choice([1, 3, 64]),
+        state_count=smallest_slot_count(sequences) + state_room if choice.random() < 0.5 else 0,
     )
-    scheduler, capacity = play.scheduler, size * count
+    scheduler, capacity, lateness = play.scheduler, size * count, choice.choice([0.0, 0.1])
     prompts = [
         [choice.randint(0, 2) for _ in range(choice.randint(1, max(1, capacity // choice.choice([1, 2, 3]) - 1)))]
         for _ in range(choice.randint(1, 12))
@@ -265,7 +307,7 @@ def fuzz(seed: int) -> Totals:
         play.fork_some(choice)
         before = set(scheduler.running)
         present = [*scheduler.running, *scheduler.waiting]
-        chunks = play.step()
+        chunks = play.step(lambda: choice.random() < lateness)
         assert chunks or not present, "no progress"
         totals.mixed += len({chunk.count > 1 for chunk in chunks}) > 1
         totals.yielded += len(before & set(scheduler.waiting))
@@ -275,6 +317,7 @@ def fuzz(seed: int) -> Totals:
         assert sequence.cached_tokens < play.limits[sequence]
         assert not sequence.blocks
     assert not scheduler.blocks.used_count
+    assert not scheduler.states.used_count
     return replace(
         totals,
         preemptions=play.preemptions,
@@ -282,6 +325,9 @@ def fuzz(seed: int) -> Totals:
         accepted=play.accepted,
         forks=play.forks,
         copies=play.copies,
+        late=play.late,
+        checkpoints=play.checkpoints,
+        resumed=play.cached if scheduler.states.count else 0,
     )
 
 
@@ -463,6 +509,80 @@ def test_uncommitted_blocks_are_not_found() -> None:
     scheduler.remove(first)  # its step failed
     scheduler.add(second)
     assert scheduler.schedule().cached_tokens == 0
+
+
+def recurrent_run(states: int, **budgets: int) -> SimulatedRun:
+    budgets = {"token_budget": 64, "sequence_budget": 2, "chunk": 64} | budgets
+    run = SimulatedRun.of(64, 4, state_count=states, **budgets)
+    run.stop = NEVER
+    return run
+
+
+def test_a_cached_prefix_ends_at_a_cached_state() -> None:
+    play = recurrent_run(12)
+    play.add([index % 7 for index in range(18)], 1)
+    play.step()
+    same = play.add([index % 7 for index in range(18)], 1)
+    assert sum(chunk.count for chunk in play.step()) == 2, "the state at the last border, 16, is cached"
+    assert same.cached_tokens == 16
+    other = play.add([*(index % 7 for index in range(10)), 9, 9], 1)
+    assert sum(chunk.count for chunk in play.step()) == 12, "the first 8 tokens have blocks, and no state"
+    assert other.cached_tokens == 0
+
+
+def test_a_state_is_kept_where_two_prompts_branch() -> None:
+    play, shared = recurrent_run(12), [index % 5 for index in range(9)]
+    computed = []
+    for first in (6, 7, 8):
+        play.add([*shared, *[first] * 12], 1)
+        computed.append(sum(chunk.count for chunk in play.step()))
+    assert computed == [21, 21, 13], "the second finds the blocks of 8 tokens, the third their state"
+
+
+def test_of_an_answer_only_the_last_border_stays_cached() -> None:
+    play = recurrent_run(40)
+    sequence = play.add([1, 2, 3, 4, 5, 6], 25)
+    play.run()
+    keys = block_keys(ROOT_KEY, sequence.tokens, 4)
+    cached = [index for index, key in enumerate(keys) if key in play.scheduler.states._pool.block_of]
+    assert cached == [0, 6], "after 4 tokens, in the prompt, and after 28, the last that was computed"
+
+
+def test_without_a_free_slot_no_state_is_kept_inside_a_chunk() -> None:
+    play = recurrent_run(smallest_slot_count(2), chunk=8)
+    for first in (1, 2):
+        play.add([first] * 20, 9)
+    play.step()
+    assert play.checkpoints == 2, "nothing is read yet, so six slots are enough"
+    play.step()
+    assert play.checkpoints == 3, "two are read and two written; one of the others stays free"
+    play.run()
+
+
+def test_states_that_are_not_valid_are_not_found() -> None:
+    play = recurrent_run(12)
+    bad = play.add([1] * 18, 5)
+    play.step()
+    play.scheduler.unpublish(bad)
+    play.scheduler.remove(bad)
+    same = play.add([1] * 18, 1)
+    play.step()
+    assert same.cached_tokens == 0
+    play.scheduler.unpublish_all()
+    assert play.scheduler.states.cached_count == 0
+
+
+def test_a_recurrent_network_has_no_drafts() -> None:
+    play = recurrent_run(12)
+    sequence = play.add([1, 2, 3], 9)
+    play.step()
+    sequence.draft = [4, 5]
+    assert [chunk.draft for chunk in play.step()] == [0]
+
+
+def test_too_few_slots_are_a_mistake_of_the_caller() -> None:
+    with pytest.raises(AssertionError, match="too few slots"):
+        recurrent_run(smallest_slot_count(2) - 1)
 
 
 def test_a_block_is_published_once(monkeypatch: pytest.MonkeyPatch) -> None:

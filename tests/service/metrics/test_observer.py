@@ -18,7 +18,7 @@ from tests.support.busy_metrics import TRACE, Busy, Few, Known, busy_metrics, en
 
 UNITS = (
     *("_seconds", "_tokens", "_info", "_sequences", "_blocks", "_used"),
-    *("_ready", "_running", "_waiting", "_replicas"),
+    *("_ready", "_running", "_waiting", "_replicas", "_states", "_cached"),
 )
 
 
@@ -52,6 +52,8 @@ def test_a_step_is_observed_once_everywhere(metrics: Metrics) -> None:
     assert value(metrics, "polyhead_padding_tokens_total", model="chat") == 2
     assert value(metrics, "polyhead_kv_blocks", model="chat") == 64
     assert value(metrics, "polyhead_kv_blocks_used", model="chat") == 16
+    for name, count in (("recurrent_states", 34), ("recurrent_states_used", 8), ("recurrent_states_cached", 21)):
+        assert value(metrics, f"polyhead_{name}", model="chat") == count
     assert value(metrics, "polyhead_preemptions_total", model="chat") == 1
     assert value(metrics, "polyhead_prefix_cached_tokens_total", model="chat") == 16
     assert value(metrics, "polyhead_stage_seconds_sum", model="chat", stage="forward") == 0.25
