@@ -205,7 +205,7 @@ class CacheView:
 
 def zero_pages(shape: tuple[int, ...], like: Tensor) -> Tensor:
     """Zeros; on a CPU their pages take memory only when they are first written."""
-    if like.device.type != "cpu":
+    if like.device.type != "cpu" or 0 in shape:
         return like.new_zeros(shape)
     size = int(np.prod(shape)) * like.dtype.itemsize
     return torch.from_numpy(np.zeros(size, np.uint8)).view(like.dtype).view(shape)

@@ -1,7 +1,7 @@
 """Decoder families equal their reference: packed, over the cache, greedily, as GGUF, natively."""
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -14,21 +14,21 @@ from torch import Tensor
 
 from polyhead.models.checkpoint import Checkpoint, describe_source, load
 from polyhead.models.core.errors import CheckpointError
-from polyhead.models.executors.contract import Executor, StepInput
+from polyhead.models.executors.contract import Executor, StateUse, StepInput
 from polyhead.models.executors.torch_executor import TorchExecutor
 from polyhead.models.native.library import runnable_targets
 from polyhead.models.native.native_executor import NativeExecutor
 from polyhead.models.native.packed_network import unsupported_reason
 from polyhead.models.network.ragged import RaggedBatch
-from tests.families import classic_decoders, modern_decoders
+from tests.families import classic_decoders, modern_decoders, recurrent_decoders
 from tests.families.classic_decoders import Row
 from tests.support import gguf_files
 from tests.support.checkpoints import byte_level_bpe
 from tests.support.edits import edited
 
-ROWS = {**classic_decoders.ROWS, **modern_decoders.ROWS}
-HEADS = {**classic_decoders.HEADS, **modern_decoders.HEADS}
-REFUSED = [*classic_decoders.REFUSED, *modern_decoders.REFUSED]
+ROWS = {**classic_decoders.ROWS, **modern_decoders.ROWS, **recurrent_decoders.ROWS}
+HEADS = {**classic_decoders.HEADS, **modern_decoders.HEADS, **recurrent_decoders.HEADS}
+REFUSED = [*classic_decoders.REFUSED, *modern_decoders.REFUSED, *recurrent_decoders.REFUSED]
 SEQUENCES = [[5, 6, 7, 8, 9, 10, 11, 12, 13], [20, 21, 22], [30, 31, 32, 33, 34], [40]]
 CHUNKS = [{0: 4}, {0: 1, 1: 2}, {0: 2, 1: 1, 2: 3, 3: 1}, {0: 1, 2: 1}, {0: 1, 2: 1}]
 PROMPTS, PROMPT_LENGTH, ANSWER = 20, 5, 40
@@ -102,7 +102,8 @@ def test_packed_sequences_equal_the_reference(case_of: Callable[[str], Case], na
 
 
 def chunked_logits(executor: Executor) -> Tensor:
-    """The logits of all tokens, computed in chunks of several sequences, with keys in scattered blocks."""
+    """The logits of all tokens, computed in chunks of several sequences, with keys in scattered blocks and states in
+    alternating slots."""
     free = list(range(1, 40))
     tables = [[free.pop() for _ in range(-(-len(sequence) // executor.block_size))] for sequence in SEQUENCES]
     done, collected = [0] * len(SEQUENCES), [list[Tensor]() for _ in SEQUENCES]
@@ -116,6 +117,9 @@ def chunked_logits(executor: Executor) -> Tensor:
             rows.block_tables.append(tables[n])
             done[n] += count
         rows.output_rows.extend(range(len(rows.tokens)))
+        if executor.state_count:
+            before = {n: done[n] - count for n, count in chunks.items()}
+            rows = replace(rows, states=[StateUse(slot(n, before[n]), slot(n, done[n])) for n in chunks])
         logits = executor.step(rows)
         for index, n in enumerate(chunks):
             collected[n].append(logits[rows.starts[index] : rows.starts[index + 1]].clone())
@@ -123,11 +127,16 @@ def chunked_logits(executor: Executor) -> Tensor:
     return torch.cat([torch.cat(parts) for parts in collected])
 
 
+def slot(sequence: int, tokens: int) -> int:
+    """Where the state of a sequence after so many tokens is."""
+    return 10 * sequence + tokens if tokens else -1
+
+
 @pytest.mark.parametrize("name", ROWS)
 def test_chunks_over_the_cache_equal_the_reference(case_of: Callable[[str], Case], name: str) -> None:
     case = case_of(name)
     for size in (1, 4):
-        executor = TorchExecutor(case.ours.network, case.ours.head, block_count=40, block_size=size)
+        executor = TorchExecutor(case.ours.network, case.ours.head, block_count=40, block_size=size, state_count=40)
         assert_close(chunked_logits(executor), reference_logits(case.theirs))
 
 
@@ -170,6 +179,10 @@ def greedy_answers(executor: TorchExecutor, prompts: list[list[int]]) -> list[li
             tables,
             [new * (n + 1) - 1 for n in range(len(given))],
         )
+        if executor.state_count:
+            odd = first % 2
+            states = [StateUse(2 * n + odd if first else -1, 2 * n + 1 - odd) for n in range(len(given))]
+            rows = replace(rows, states=states)
         chosen = executor.step(rows).argmax(dim=-1).tolist()
         given, first = [[token] for token in chosen], first + new
         for answer, token in zip(answers, chosen, strict=True):
@@ -190,7 +203,9 @@ def assert_same_or_tied(theirs: Any, prompt: list[int], ours: list[int], expecte
 @pytest.mark.parametrize("name", ROWS)
 def test_greedy_answers_equal_those_of_generate(case_of: Callable[[str], Case], name: str) -> None:
     case, choice = case_of(name), torch.Generator().manual_seed(1)
-    executor = TorchExecutor(case.ours.network, case.ours.head, block_count=PROMPTS * 12, block_size=4)
+    executor = TorchExecutor(
+        case.ours.network, case.ours.head, block_count=PROMPTS * 12, block_size=4, state_count=2 * PROMPTS
+    )
     prompts = torch.randint(3, case.ours.config.vocab_size, (PROMPTS, PROMPT_LENGTH), generator=choice)
     made = case.theirs.generate(
         prompts, do_sample=False, max_new_tokens=ANSWER, eos_token_id=-1, pad_token_id=0,
