@@ -31,6 +31,7 @@ STEP_ERRORS = (
     "output rows",
     "adapters",
     "the cache",
+    "states",
 )
 
 
@@ -56,6 +57,10 @@ class LowRankStruct(Structure):
     )
 
 
+class RecurrentWeights(Structure):
+    _fields_ = tuple((name, c_void_p) for name in ("taps", "taps_bias", "rates", "step_bias", "skip", "norm"))
+
+
 class Layer(Structure):
     _fields_ = (
         ("attention_norm", Norm),
@@ -68,12 +73,19 @@ class Layer(Structure):
         ("sinks", c_void_p),
         ("window", c_int64),
         ("magnitude", c_float),
-        ("unused", c_float),
-        ("qkv", Linear),
-        ("output", Linear),
-        ("up", Linear),
-        ("down", Linear),
+        *((name, c_int32) for name in ("mixer", "order", "gated")),
+        *((name, Linear) for name in ("input", "output", "up", "down")),
         ("mixture", c_void_p),
+        ("recurrent", RecurrentWeights),
+    )
+
+
+class Recurrence(Structure):
+    _fields_ = (
+        *((name, c_int32) for name in ("kernel", "heads", "head_width", "key_heads", "key_width")),
+        *((name, c_int32) for name in ("norm_groups", "gate_first")),
+        *((name, c_float) for name in ("norm_eps", "least_step", "most_step", "update_scale")),
+        ("unused", c_int32),
     )
 
 
@@ -97,8 +109,8 @@ class Mixture(Structure):
 class Plan(Structure):
     _fields_ = (
         *((name, c_int32) for name in ("width", "depth", "heads", "kv_heads", "head_width", "mlp_width")),
-        *((name, c_int32) for name in ("causal", "order", "norm", "activation", "gated", "generates")),
-        *((name, c_int32) for name in ("block_count", "narrow", "position_offset", "vocab_size")),
+        *((name, c_int32) for name in ("causal", "norm", "activation", "gated", "generates")),
+        *((name, c_int32) for name in ("block_count", "state_count", "narrow", "position_offset", "vocab_size")),
         *((name, c_int32) for name in ("position_count", "segment_count")),
         *((name, c_int32) for name in ("embedding_width", "rotary_width", "head_norms")),
         *((name, c_float) for name in ("eps", "score_scale", "embedding_scale")),
@@ -109,6 +121,7 @@ class Plan(Structure):
         ("projection", Linear),
         ("head", Linear),
         ("routing", Routing),
+        ("recurrence", Recurrence),
         ("layers", POINTER(Layer)),
     )
 
@@ -127,6 +140,7 @@ class StepStruct(Structure):
                 "table_starts",
                 "output_rows",
                 "adapters",
+                "uses",
             )
         ),
         ("states", c_void_p),
@@ -195,7 +209,7 @@ def open_library(path: Path) -> ctypes.CDLL:
     loaded.polyhead_close.argtypes = [c_void_p]
     loaded.polyhead_cache_bytes.restype = c_int64
     loaded.polyhead_cache_bytes.argtypes = [c_void_p, c_int]
-    loaded.polyhead_set_cache.argtypes = [c_void_p, c_void_p, c_void_p]
+    loaded.polyhead_set_cache.argtypes = [c_void_p, c_void_p, c_void_p, c_void_p]
     loaded.polyhead_step.restype = c_int
     loaded.polyhead_step.argtypes = [c_void_p, POINTER(StepStruct), c_void_p, c_int, c_void_p, c_void_p]
     loaded.polyhead_multiply.argtypes = [POINTER(Linear), c_void_p, c_int, c_void_p]

@@ -19,7 +19,7 @@ from ..core.errors import StepInputError, UnsupportedError
 from ..executors.bounds import Bounds
 from ..executors.contract import StepInput
 from ..network.heads import LanguageHead
-from ..network.lora import Lora
+from ..network.lora import Lora, adaptable_shapes
 from ..network.transformer import Transformer
 from . import library as native
 from .large_pages import map_pages
@@ -39,6 +39,7 @@ class NativeExecutor:
     """Runs `network` and, for a generator, `head`; see models.executors.contract.Executor. Weights are copied in
     `precision`.
 
+    `state_count` are the slots for states of recurrent layers, if there are such layers and a cache.
     `instructions` names the library; the default is the fastest one for this processor. `threads` are its own. Each
     part of the network is packed inside `load_part(part)`; outside of it the part's own weights are not read.
     UnsupportedError names the part of a network that the compiled step does not support.
@@ -62,21 +63,22 @@ class NativeExecutor:
             raise UnsupportedError(f"the compiled step cannot compute this network: {reason}; torch can")
         self.instructions = instructions or native.runnable_targets()[0]
         self._library = native.load_library(self.instructions)
-        pack = PackedNetwork(self._library, network.config, precision, threads)
-        self._packed = pack_network(pack, network, head, block_count, load_part)
         self.block_count, self.block_size = block_count, BLOCK_TOKENS if block_count else 0
-        self.state_count = state_count if block_count and network.config.is_recurrent else 0
-        self._bounds = Bounds.of(network.config, block_count, self.block_size)
+        self._bounds = Bounds.of(network.config, block_count, self.block_size, state_count)
+        self.state_count = self._bounds.state_count
+        pack = PackedNetwork(self._library, network.config, precision, threads)
+        pack.plan.block_count, pack.plan.state_count = block_count, self.state_count
+        self._packed = pack_network(pack, network, head, load_part)
         self.weight_bytes = self._packed.weight_bytes
         self._vocabulary, self._width = network.config.vocab_size, network.config.width
         self._model = self._library.polyhead_open(ctypes.byref(self._packed.plan), threads)
-        sizes = [self._library.polyhead_cache_bytes(self._model, values) for values in range(2)]
-        self._cache = [map_pages(size) for size in sizes]
+        sizes = [self._library.polyhead_cache_bytes(self._model, which) for which in range(3)]
+        self._cache = [map_pages(size) for size in sizes]  # keys, values, states
         self._library.polyhead_set_cache(self._model, *(kept.ctypes.data for kept in self._cache))
         runs = -(-block_count // RUN_BLOCKS)  # the step's layout: all layers of a run before the next run
         self._runs = [
-            kept[:size].reshape(runs, network.config.depth, RUN_BLOCKS, -1)
-            for kept, size in zip(self._cache, sizes, strict=True)
+            kept[:size].reshape(runs, len(network.config.attention_layers), RUN_BLOCKS, -1)
+            for kept, size in zip(self._cache[:2], sizes[:2], strict=True)
             if size
         ]
         self._generates = head is not None
@@ -140,6 +142,7 @@ class NativeExecutor:
             arrays.table_starts,
             arrays.output_rows,
             None if rows.adapters is None else np.fromiter(map(self._address, rows.adapters), np.uint64),
+            arrays.states,
         ]
         addresses = [0 if array is None else array.ctypes.data for array in kept]
         rank = max((self._loras[number].rank for number in {*(rows.adapters or ())} - {0}), default=0)
@@ -159,6 +162,8 @@ class NativeExecutor:
                 runs[target // RUN_BLOCKS, :, target % RUN_BLOCKS] = runs[source // RUN_BLOCKS, :, source % RUN_BLOCKS]
 
     def attach(self, adapter: Lora) -> int:
+        if unknown := sorted(adapter.keys() - adaptable_shapes(self._config).keys()):
+            raise UnsupportedError(f"{unknown[0]}: the compiled step adds no update of an adapter to it; load it merged")
         self._attached += 1
         self._loras[self._attached] = PackedLora(self._config, adapter)
         return self._attached

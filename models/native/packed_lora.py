@@ -22,7 +22,7 @@ from .packed_network import COLUMNS, HALF, PADDING, interleave
 Array = NDArray[Any]
 HALF_DTYPE = np.dtype([("b", np.uint64), ("first", np.int32), ("rank", np.int32)])
 PACKED_LINEARS = (
-    ("attention.query", "attention.key", "attention.value"),
+    ("attention.query", "attention.key", "attention.value", "attention.gate"),
     ("attention.output",),
     ("mlp.up",),
     ("mlp.down",),
@@ -112,8 +112,8 @@ def product_layout(config: ModelConfig) -> list[tuple[int, list[Array], int]]:
     columns."""
     inner, kept = config.heads * config.head_width, config.kv_heads * config.head_width
     up = [config.mlp_width] * (2 if config.gated_mlp else 1)
-    shapes = [(config.width, [inner, kept, kept]), (inner, [config.width]), (config.width, up)]
-    shapes.append((config.mlp_width, [config.width]))
+    attention = [inner, kept, kept, inner if config.attention_gate else 0]
+    shapes = [(config.width, attention), (inner, [config.width]), (config.width, up), (config.mlp_width, [config.width])]
     return [(inputs, *output_columns(outputs, gated=len(outputs) == 2)) for inputs, outputs in shapes]
 
 

@@ -1,7 +1,7 @@
 """Packs a torch network for the compiled step: packed weights, and a Plan structure that points to them.
 
-Linear layers with the same input (query, key and value; gate and up) are packed as one matrix, so a layer has four
-products.
+Linear layers with the same input (query, key, value and the gate of attention; the parts of a recurrent mixer; gate and
+up) are packed as one matrix, so a layer has at most four products.
 """
 
 import ctypes
@@ -21,11 +21,12 @@ from ..network.attention import Attention
 from ..network.experts import MixtureOfExperts
 from ..network.heads import LanguageHead
 from ..network.mlp import MLP
-from ..network.model_config import ExpertConfig, ModelConfig
+from ..network.model_config import ExpertConfig, MixerName, ModelConfig, RecurrentConfig
 from ..network.positions import LearnedPositions, LinearBias, Rotary, SinusoidalPositions
+from ..network.recurrent_mixers import DeltaNet, RecurrentMixer, ShortConvolution, StateSpace
 from ..network.transformer import PreBlock, SandwichBlock, Transformer
 from .large_pages import PageAllocator
-from .library import Expert, Layer, Linear, Mixture, Norm, Plan, Routing
+from .library import Expert, Layer, Linear, Mixture, Norm, Plan, Recurrence, RecurrentWeights, Routing
 
 Precision = Literal["float32", "int8", "int4"]
 FLOAT32, INT8, INT4, INT4_SHIFTED, INT8_SHIFTED = range(5)  # formats of weights, as in src/gemm.hpp
@@ -37,6 +38,7 @@ PRECISION_FORMATS: dict[Precision, tuple[int, ...]] = {
     "int8": INT8_FORMATS,
     "int4": (INT4, INT4_SHIFTED, *INT8_FORMATS),
 }
+MIXER_CODES: dict[MixerName, int] = {"attention": 0, "convolution": 1, "state_space": 2, "delta": 3, "none": 4}
 NORM_ORDER_CODES = {"pre": 0, "post": 1, "sandwich": 2, "inner": 3, "parallel": 4}
 NORM_CODES = {"layer": 0, "rms": 1}
 HEAD_NORM_CODES = {"": 0, "shared": 0, "per_head": 1, "joint": 2}
@@ -44,6 +46,7 @@ ACTIVATION_CODES = {"gelu": 0, "gelu_tanh": 1, "silu": 2, "relu": 3, "relu_squar
 COLUMNS, HALF, PADDING = 32, 16, 64  # as in src/gemm.hpp
 BLOCK_TOKENS = 16  # tokens, as in src/attention.hpp
 RUN_BLOCKS = 16  # blocks, as in src/step.cpp
+TILE = 32  # columns of a state, as in src/recurrent.hpp
 
 Array = NDArray[Any]
 # Inside the context, a part of the network has its weights.
@@ -58,9 +61,6 @@ def unsupported_reason(config: ModelConfig) -> str:
         (config.experts is not None and config.experts.scoring == "sparse_mixer", "its router is a sparse mixer"),
         (config.experts is not None and config.experts.shared_scale != 1.0, "its shared expert's output is scaled"),
         (config.latent is not None, "its attention is latent"),
-        (config.is_recurrent, "it has recurrent layers"),
-        (bool(config.mlps), "it has layers without an MLP"),
-        (config.attention_gate, "its mixed values are multiplied by a gate"),
         (config.qkv_limit, "its queries, keys and values are clamped"),
         (config.convolution, "a convolution is beside its first layer"),
         (config.shared and not config.opening_norm, "its layers share their weights except for the first norm"),
@@ -212,11 +212,11 @@ def interleave(two: list[Array]) -> Array:
 
 
 def pack_network(
-    pack: PackedNetwork, network: Transformer, head: LanguageHead | None, block_count: int, load_part: LoadPart
+    pack: PackedNetwork, network: Transformer, head: LanguageHead | None, load_part: LoadPart
 ) -> PackedNetwork:
     """Pack the whole network, one part after the other, each inside `load_part(part)`."""
     plan = pack.plan
-    fill_plan(plan, network.config, head is not None, block_count)
+    fill_plan(plan, network.config, head is not None)
     plan.narrow = pack.precision != "float32"
     tied = head is not None and head.output.weight is network.tokens.weight
     with load_part(network.tokens):
@@ -259,15 +259,14 @@ def pack_network(
     return pack
 
 
-def fill_plan(plan: Plan, config: ModelConfig, generates: bool, block_count: int) -> None:
-    """Set the fields of a Plan that are no addresses."""
+def fill_plan(plan: Plan, config: ModelConfig, generates: bool) -> None:
+    """Set the fields of a Plan that are no addresses and follow from the configuration."""
     for name in ("width", "depth", "heads", "kv_heads", "head_width", "mlp_width", "causal"):
         setattr(plan, name, int(getattr(config, name)))
     for name in ("embedding_scale", "score_cap", "residual_scale", "logit_scale", "logit_cap"):
         setattr(plan, name, getattr(config, name))
-    plan.order, plan.norm = NORM_ORDER_CODES[config.norm_order], NORM_CODES[config.norm]
-    plan.activation, plan.gated = ACTIVATION_CODES[config.activation], config.gated_mlp
-    plan.generates, plan.block_count, plan.vocab_size = generates, block_count, config.vocab_size
+    plan.norm, plan.activation = NORM_CODES[config.norm], ACTIVATION_CODES[config.activation]
+    plan.gated, plan.generates, plan.vocab_size = config.gated_mlp, generates, config.vocab_size
     plan.position_count = config.max_positions if config.position in TABLE_POSITIONS else 0
     plan.position_offset = config.position_offset if config.position in TABLE_POSITIONS else 0
     plan.segment_count, plan.embedding_width = config.segments, config.embedding_width or config.width
@@ -275,6 +274,16 @@ def fill_plan(plan: Plan, config: ModelConfig, generates: bool, block_count: int
     plan.eps, plan.score_scale = config.norm_eps, config.score_scale or config.head_width**-0.5
     if config.experts is not None:
         fill_routing(plan.routing, config.experts)
+    if config.recurrent is not None:
+        fill_recurrence(plan.recurrence, config.recurrent)
+
+
+def fill_recurrence(recurrence: Recurrence, config: RecurrentConfig) -> None:
+    """Set the fields that all recurrent layers have in common."""
+    for name in ("kernel", "heads", "head_width", "key_heads", "key_width", "norm_groups", "gate_first"):
+        setattr(recurrence, name, int(getattr(config, name)))
+    recurrence.norm_eps, recurrence.update_scale = config.norm_eps, config.update_scale
+    recurrence.least_step, recurrence.most_step = config.step_limits
 
 
 def fill_routing(routing: Routing, experts: ExpertConfig) -> None:
@@ -312,6 +321,7 @@ def pack_layer(pack: PackedNetwork, block: PreBlock, rotations: list[tuple[int, 
     config = pack.config
     windowed = config.is_windowed(block.layer)
     layer = pack_weights(pack, block) if same is None else Layer.from_buffer_copy(same)
+    layer.order = NORM_ORDER_CODES["pre" if has_pre_norms(config, block.layer) else config.norm_order]
     layer.frequencies, layer.magnitude = None, 1.0
     if rotations and config.is_rotated(block.layer):
         layer.frequencies, layer.magnitude = rotations[-1] if windowed else rotations[0]
@@ -321,19 +331,59 @@ def pack_layer(pack: PackedNetwork, block: PreBlock, rotations: list[tuple[int, 
 
 def pack_weights(pack: PackedNetwork, block: PreBlock) -> Layer:
     """The fields of a layer that depend on its weights."""
-    attention = cast("Attention", block.attention)
-    layer = Layer(attention_norm=pack.pack_norm(block.attention_norm), mlp_norm=pack.pack_norm(block.mlp_norm))
+    parts = dict(block.named_children())  # a layer may have only a mixer or only an MLP
+    mixer, mlp = parts.get("attention"), parts.get("mlp")
+    layer = Layer(attention_norm=pack.pack_norm(parts.get("attention_norm")), mlp_norm=pack.pack_norm(parts.get("mlp_norm")))
+    layer.mixer = MIXER_CODES[pack.config.mixer(block.layer)]
     if isinstance(block, SandwichBlock):
         layer.attention_post_norm = pack.pack_norm(block.attention_post_norm)
         layer.mlp_post_norm = pack.pack_norm(block.mlp_post_norm)
-    layer.query_norm = pack.pack_head_norm(attention.query_norm)
-    layer.key_norm = pack.pack_head_norm(attention.key_norm)
-    layer.sinks = pack.pack_floats(getattr(attention, "sinks", None))
-    layer.qkv = pack.pack_linear([attention.query, attention.key, attention.value])
-    layer.output = pack.pack_linear([attention.output])
-    if isinstance(block.mlp, MLP):
-        layer.up, layer.down = pack_mlp(pack, block.mlp)
+    if isinstance(mixer, Attention):
+        layer.query_norm = pack.pack_head_norm(mixer.query_norm)
+        layer.key_norm = pack.pack_head_norm(mixer.key_norm)
+        layer.sinks = pack.pack_floats(getattr(mixer, "sinks", None))
+        gates = [] if mixer.gate is None else [mixer.gate]
+        layer.input, layer.gated = pack.pack_linear([mixer.query, mixer.key, mixer.value, *gates]), len(gates)
+        layer.output = pack.pack_linear([mixer.output])
+    if isinstance(mixer, RecurrentMixer):
+        layer.input, layer.recurrent = pack_recurrent(pack, mixer)
+        layer.output = pack.pack_linear([mixer.output])
+    if isinstance(mlp, MLP):
+        layer.up, layer.down = pack_mlp(pack, mlp)
     return layer
+
+
+def has_pre_norms(config: ModelConfig, layer: int) -> bool:
+    """Whether a layer has a norm before each of its parts, whatever the others have."""
+    recurrent = config.recurrent is not None and config.recurrent.is_pre_norm and config.mixer(layer) != "attention"
+    return recurrent or config.mixer(layer) == "none" or not config.has_mlp(layer)
+
+
+def pack_recurrent(pack: PackedNetwork, mixer: RecurrentMixer) -> tuple[Linear, RecurrentWeights]:
+    """The input product of a recurrent mixer, and its parameters."""
+    config, weights = mixer.config, RecurrentWeights()
+    values, keys = [config.head_width] * config.heads, [config.key_width] * config.key_heads
+    if isinstance(mixer, DeltaNet):
+        parts = [mixer.query, mixer.key, mixer.value, mixer.gate, mixer.rate, mixer.decay]
+        taps = torch.cat((mixer.query_taps, mixer.key_taps, mixer.value_taps))
+        taps_bias, widths, norm = None, keys + keys + values, mixer.norm_weight.repeat(config.heads)
+    else:
+        assert isinstance(mixer, ShortConvolution | StateSpace)
+        parts, taps, taps_bias, norm = [mixer.input], mixer.taps, mixer.taps_bias, getattr(mixer, "norm_weight", None)
+        widths = values + keys + keys if isinstance(mixer, StateSpace) else [mixer.output.in_features]
+    weights.taps = pack.pack_floats(pad_channels(taps, widths).T)
+    weights.taps_bias = pack.pack_floats(None if taps_bias is None else pad_channels(taps_bias, widths))
+    if not isinstance(mixer, ShortConvolution):
+        weights.rates = pack.pack_floats(-mixer.log_decay.detach().float().exp())
+        weights.step_bias, weights.norm = pack.pack_floats(mixer.step_bias), pack.pack_floats(norm)
+        weights.skip = pack.pack_floats(getattr(mixer, "skip", None))
+    return pack.pack_linear(parts), weights
+
+
+def pad_channels(values: Tensor, widths: list[int]) -> Tensor:
+    """[C, ...] numbers of channels; each head's, of these widths, are padded with zeros to a multiple of TILE."""
+    heads = values.detach().float().split(widths)
+    return torch.cat([torch.cat((head, head.new_zeros(-len(head) % TILE, *head.shape[1:]))) for head in heads])
 
 
 def pack_mlp(pack: PackedNetwork, mlp: MLP) -> tuple[Linear, Linear]:
@@ -344,10 +394,11 @@ def pack_mlp(pack: PackedNetwork, mlp: MLP) -> tuple[Linear, Linear]:
 
 def pack_experts(pack: PackedNetwork, block: PreBlock, load_part: LoadPart) -> list[Expert]:
     """The experts of a block, the shared one last; an empty list for a block without experts."""
-    if not isinstance(block.mlp, MixtureOfExperts):
+    mixture = getattr(block, "mlp", None)
+    if not isinstance(mixture, MixtureOfExperts):
         return []
     packed = []
-    for expert in (*block.mlp.experts, *filter(None, [block.mlp.shared])):
+    for expert in (*mixture.experts, *filter(None, [mixture.shared])):
         with load_part(expert):
             packed.append(Expert(*pack_mlp(pack, cast(MLP, expert))))
     return packed

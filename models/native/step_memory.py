@@ -1,5 +1,5 @@
-"""The memory of the compiled step, computed from a configuration: weights, a cache block, and a step's intermediate
-results.
+"""The memory of the compiled step, computed from a configuration: weights, a cache block, a state slot, and a step's
+intermediate results.
 
 It counts what packed_network.py packs and src/step.cpp allocates; tests/service/runtime/test_memory_budget.py compares
 it with measured memory. `bits` gives, by a matrix's name, the bits of a weight when int4 packs it; other matrices are
@@ -21,6 +21,7 @@ from .packed_network import (
     INT8,
     INT8_SHIFTED,
     PADDING,
+    TILE,
     WEIGHT_BITS,
     Precision,
 )
@@ -30,6 +31,11 @@ SPAN, GROUP = 16, 32  # as in src/gemm.hpp
 SCALE_FEATURES = 32  # of a key that share a scale, as in src/attention.hpp
 GROWTH = 1.25  # memory is allocated this much larger than needed
 FLOAT_BYTES = 4
+# The linear layers that are packed as the input product of a mixer; of the others it is one.
+INPUT_NAMES: dict[str, tuple[str, ...]] = {
+    "attention": ("query", "key", "value"),
+    "delta": ("query", "key", "value", "gate", "rate", "decay"),
+}
 MatrixBits = Mapping[str, float]
 TOKENS_WEIGHT, HEAD_WEIGHT = "tokens.weight", "head.output.weight"
 
@@ -56,8 +62,17 @@ def weight_bytes(config: ModelConfig, precision: Precision, generates: bool, tie
         numbers += round_up(config.experts.count)  # biases for the choice
     if config.query_key_norm:
         numbers += 2 * round_up((config.heads + config.kv_heads) * config.head_width)
-    norms = config.depth * numbers * FLOAT_BYTES
+    norms = (config.depth * numbers + _recurrent_numbers(config)) * FLOAT_BYTES
     return layers + (head if generates else 0) + table + places * embedded * FLOAT_BYTES + norms
+
+
+def _recurrent_numbers(config: ModelConfig) -> int:
+    """Numbers of the parameters of recurrent layers besides their products."""
+    recurrent = config.recurrent
+    if recurrent is None:
+        return 0
+    each = 3 * round_up(recurrent.heads) + round_up(recurrent.heads * recurrent.head_width)
+    return sum((recurrent.kernel + 1) * _padded_channels(config, layer) + each for layer in config.recurrent_layers)
 
 
 def loading_bytes(config: ModelConfig, precision: Precision, generates: bool, tied: bool, bits: MatrixBits) -> int:
@@ -80,17 +95,34 @@ def loading_bytes(config: ModelConfig, precision: Precision, generates: bool, ti
 
 
 def native_block_bytes(config: ModelConfig, precision: Precision) -> int:
-    """Bytes of the keys and values of BLOCK_TOKENS tokens in all layers."""
-    return config.depth * config.kv_heads * BLOCK_TOKENS * _token_bytes(config, precision)
+    """Bytes of the keys and values of BLOCK_TOKENS tokens in all layers with attention."""
+    return len(config.attention_layers) * config.kv_heads * BLOCK_TOKENS * _token_bytes(config, precision)
+
+
+def native_state_bytes(config: ModelConfig) -> int:
+    """Bytes of a state slot: for each recurrent layer the last inputs of its convolution, and the tiles of its heads."""
+    recurrent = config.recurrent
+    if recurrent is None:
+        return 0
+    matrices = recurrent.heads * round_up(recurrent.head_width, TILE) * recurrent.key_width
+    numbers = sum(
+        (recurrent.kernel - 1) * _padded_channels(config, layer)
+        + (0 if config.mixer(layer) == "convolution" else matrices)
+        for layer in config.recurrent_layers
+    )
+    return numbers * FLOAT_BYTES
 
 
 def workspace_bytes(config: ModelConfig, largest: LargestStep, threads: int, generates: bool) -> int:
     """Bytes of the activations of the largest step, each thread's panel, and the output."""
-    heads, kept = config.heads * config.head_width, config.kv_heads * config.head_width
-    width, attended, hidden = round_up(config.width), round_up(heads), round_up(config.mlp_width)
+    shapes = [_mixer_shape(config, layer) for layer in range(config.depth)]
+    projected, attended = (round_up(max(each)) for each in zip(*shapes, strict=True))
+    width, hidden = round_up(config.width), round_up(config.mlp_width)
     output_rows = largest.sequences if generates else largest.rows
     embedded = round_up(config.embedding_width)
-    rows = largest.rows * (width + embedded + attended + round_up(heads + 2 * kept) + 2 * config.head_width)
+    convolved = max((_padded_channels(config, layer) for layer in config.recurrent_layers), default=0)
+    steps = 0 if config.recurrent is None else 2 * round_up(config.recurrent.heads)
+    rows = largest.rows * (width + embedded + attended + projected + convolved + steps + 2 * config.head_width)
     answers = output_rows * (width + attended + (round_up(config.vocab_size, COLUMNS) if generates else config.width))
     own = (
         0
@@ -141,18 +173,48 @@ class PackedShape:
     exact: bool = False
 
 
+def _mixer_shape(config: ModelConfig, layer: int) -> tuple[int, int]:
+    """Outputs of the input product of a layer's mixer, and inputs of its output product."""
+    mixer, recurrent = config.mixer(layer), config.recurrent
+    inner, kept = config.heads * config.head_width, config.kv_heads * config.head_width
+    if mixer == "attention":
+        return (2 if config.attention_gate else 1) * inner + 2 * kept, inner
+    if mixer == "none" or recurrent is None:
+        return 0, 0
+    if mixer == "convolution":
+        return 3 * config.width, config.width
+    inner = recurrent.heads * recurrent.head_width
+    steps = (2 if mixer == "delta" else 1) * recurrent.heads
+    return 2 * (inner + recurrent.key_heads * recurrent.key_width) + steps, inner
+
+
+def _padded_channels(config: ModelConfig, layer: int) -> int:
+    """Channels of the convolution of a recurrent layer, each head's padded."""
+    recurrent = config.recurrent
+    assert recurrent is not None
+    if config.mixer(layer) == "convolution":
+        return round_up(config.width, TILE)
+    keys = 2 * recurrent.key_heads * round_up(recurrent.key_width, TILE)
+    return keys + recurrent.heads * round_up(recurrent.head_width, TILE)
+
+
 def _packed_shapes(config: ModelConfig, layer: int) -> list[PackedShape]:
     """The packed matrices of a layer."""
-    inner, kept = config.heads * config.head_width, config.kv_heads * config.head_width
-    attention = [
-        PackedShape(("attention.query", "attention.key", "attention.value"), config.width, inner + 2 * kept),
+    outputs, inner = _mixer_shape(config, layer)
+    parts = INPUT_NAMES.get(config.mixer(layer), ("input",))
+    parts += ("gate",) if config.attention_gate and config.mixer(layer) == "attention" else ()
+    mixer = [
+        PackedShape(tuple(f"attention.{part}" for part in parts), config.width, outputs),
         PackedShape(("attention.output",), inner, config.width),
     ]
+    shapes = [] if config.mixer(layer) == "none" else mixer
+    if not config.has_mlp(layer):
+        return shapes
     if not config.has_experts(layer):
-        return attention + _mlp_shapes(config, "mlp", config.mlp_width)
+        return shapes + _mlp_shapes(config, "mlp", config.mlp_width)
     experts = config.experts
     assert experts is not None
-    shapes = [*attention, PackedShape(("mlp.router",), config.width, experts.count + experts.shared_gate, exact=True)]
+    shapes = [*shapes, PackedShape(("mlp.router",), config.width, experts.count + experts.shared_gate, exact=True)]
     for number in range(experts.count):
         shapes += _mlp_shapes(config, f"mlp.experts.{number}", experts.width)
     return shapes + (_mlp_shapes(config, "mlp.shared", experts.shared_width) if experts.shared_width else [])

@@ -146,7 +146,9 @@ def test_the_compiled_step_equals_the_reference_or_refuses(case_of: Callable[[st
     case = case_of(name)
     if refusal := unsupported_reason(case.ours.config):
         pytest.skip(refusal)
-    executor = NativeExecutor(case.ours.network, case.ours.head, block_count=40, precision="float32")
+    executor = NativeExecutor(
+        case.ours.network, case.ours.head, block_count=40, state_count=40, precision="float32"
+    )
     assert_close(chunked_logits(executor), reference_logits(case.theirs))
 
 
@@ -158,7 +160,7 @@ def test_weights_of_8_bits_stay_close(case_of: Callable[[str], Case], name: str)
     case = case_of(name)
     if refusal := unsupported_reason(case.ours.config):
         pytest.skip(refusal)
-    executor = NativeExecutor(case.ours.network, case.ours.head, block_count=40, precision="int8")
+    executor = NativeExecutor(case.ours.network, case.ours.head, block_count=40, state_count=40, precision="int8")
     expected = reference_logits(case.theirs)
     error = float((chunked_logits(executor) - expected).square().mean().sqrt())
     assert 0 < error <= ROUNDED * float(expected.std())

@@ -292,7 +292,6 @@ def test_the_compiled_step_and_tensor_parallel_say_why_not(name: str, reason: st
     if config.latent is not None:
         assert "latent" in split_problem(replace(config, experts=None), 2)
         assert not adaptable_shapes(config).keys() & {"blocks.0.attention.query", "blocks.0.attention.output"}
-    assert "gate" in unsupported_reason(replace(config, experts=None, latent=None, attention_gate=True))
     assert "clamped" in unsupported_reason(replace(config, experts=None, latent=None, qkv_limit=1.0))
     assert "gate" in split_problem(replace(config, experts=None, latent=None, attention_gate=True), 2)
 

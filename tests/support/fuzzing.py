@@ -14,6 +14,7 @@ import time
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, fields, replace
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -25,21 +26,23 @@ from torch import Tensor, nn
 from polyhead.models.checkpoint.description import invalid_fields
 from polyhead.models.core.errors import StepInputError
 from polyhead.models.executors.bounds import INT32_LIMIT, TABLE_POSITIONS, Bounds, StepArrays
-from polyhead.models.executors.contract import StepInput
+from polyhead.models.executors.contract import StateUse, StepInput
 from polyhead.models.native import library
 from polyhead.models.native.packed_network import unsupported_reason
 from polyhead.models.network.heads import LanguageHead
-from polyhead.models.network.model_config import ExpertConfig, ModelConfig, RopeScaling
+from polyhead.models.network.model_config import ExpertConfig, MixerName, ModelConfig, RecurrentConfig, RopeScaling
 from polyhead.models.network.transformer import Transformer
 from polyhead.service.core.request import Sampling
 from polyhead.service.engine.native_sampling import CompiledSampler
 from polyhead.service.engine.sampler import SampleRow
 from tests.models.executors.test_bounds import HUGE, disturbed
+from tests.models.native.test_recurrent_layers import RECURRENT
 from tests.models.native.test_step import ENCODERS, GENERATORS, head, network, rows_of
 from tests.support import zoo
 from tests.support.sanitized import Exact, adapters, exactly, narrow
 
 BLOCK = 16  # tokens
+SLOTS = 40  # of states
 STEPS = 24  # of a round
 SIZES = (1, 1, 1, 2, 3, 4, 5, 7, 8, 9, 15, 16, 17, 31, 33, 64, 127, 128, 129, 200, 257, 300)  # tokens of a chunk
 WIDTHS = (1, 2, 15, 16, 17, 31, 32, 33, 48, 63, 64, 65, 96, 100, 128, 130)
@@ -120,6 +123,7 @@ def drawn_config(choice: random.Random) -> ModelConfig:
         query_key_norm_bias=flag(),
         score_scale=choice.choice((0.0, 0.3)),
         score_cap=choice.choice((0.0, 0.0, 1e-30, 0.5, 50.0)),
+        attention_gate=seldom(),
         sinks=seldom(),
         residual_scale=choice.choice((1.0, 1.0, 0.22, 0.0)),
         logit_scale=choice.choice((1.0, 1.0, 0.06, 0.0)),
@@ -163,13 +167,50 @@ def drawn_experts(choice: random.Random, depth: int) -> ExpertConfig:
     )
 
 
+def with_recurrent_layers(config: ModelConfig, choice: random.Random) -> ModelConfig:
+    """The configuration with random mixers, and layers without an MLP."""
+    flag = lambda: choice.random() < 0.5  # noqa: E731
+    kinds: tuple[MixerName, ...] = ("attention", "convolution", "state_space", "delta", "none")
+    mixers = tuple(choice.choice(kinds) for _ in range(config.depth))
+    key_heads, groups = choice.choice((1, 1, 2, 3)), choice.choice((1, 1, 2, 5))
+    recurrent = RecurrentConfig(
+        kernel=choice.choice((1, 2, 3, 4, 4, 7)),
+        kernel_bias=flag(),
+        heads=key_heads * groups * choice.choice((1, 1, 2, 3)),
+        head_width=choice.choice((1, 5, 16, 31, 32, 33, 64)),
+        key_heads=key_heads,
+        key_width=choice.choice((1, 3, 16, 32, 33, 64)),
+        input_bias=flag(),
+        output_bias=flag(),
+        norm_groups=groups,
+        gate_first=flag(),
+        gated_norm=flag(),
+        norm_eps=choice.choice((1e-5, 1e-12, 1.0)),
+        step_limits=choice.choice(((0.0, float("inf")), (0.001, 0.1), (0.5, 0.5))),
+        update_scale=choice.choice((1.0, 2.0)),
+        is_pre_norm=flag(),
+    )
+    return replace(
+        config,
+        causal=True,
+        shared=False,
+        norm_order=choice.choice(("pre", "inner")),
+        recurrent=recurrent if {*mixers} - {"attention", "none"} else None,
+        mixers=mixers,
+        mlps=tuple(mixer == "none" or choice.random() < 0.7 for mixer in mixers),
+    )
+
+
 def made_network(choice: random.Random) -> tuple[Transformer, LanguageHead | None]:
     """A random shape, a shape of the tests, or one of the zoo with its outliers."""
     source = choice.random()
     if source < 0.15:
         grown = zoo.grown(choice.choice([*zoo.GENERATORS, *zoo.ENCODERS]))
         return grown.network, grown.head
-    config = drawn_config(choice) if source < 0.8 else choice.choice([*GENERATORS.values(), *ENCODERS.values()])
+    known = [*GENERATORS.values(), *ENCODERS.values(), *RECURRENT.values()]
+    config = drawn_config(choice) if source < 0.8 else choice.choice(known)
+    if source < 0.4:
+        config = with_recurrent_layers(config, choice)
     assert not unsupported_reason(config)
     assert not [*invalid_fields(config)]
     net = network(config)
@@ -197,7 +238,7 @@ class Replacing(Bounds):
         lists = {name: values for name in names if (values := getattr(arrays, name)) is not None and values.size}
         changed = {name: lists[name].copy() for name in self.choice.sample(sorted(lists), min(2, len(lists)))}
         for values in changed.values():
-            values[self.choice.randrange(len(values))] = self.choice.choice(ODD_NUMBERS)
+            values.reshape(-1)[self.choice.randrange(values.size)] = self.choice.choice(ODD_NUMBERS)
         return replace(arrays, **changed)
 
 
@@ -230,7 +271,15 @@ class Round:
         blocks = choice.choice((1, 3, 15, 16, 17, 40)) if config.causal and choice.random() < 0.9 else 0
         threads = choice.choice((1,) * 6 + (2, 3))
         sys.stderr.write(f"round {number}: {precision}, {blocks} blocks, {threads} threads, {config}\n")
-        executor = Exact(net, last, precision=precision, block_count=blocks, threads=threads, instructions=instructions)
+        executor = Exact(
+            net,
+            last,
+            precision=precision,
+            block_count=blocks,
+            state_count=SLOTS,
+            threads=threads,
+            instructions=instructions,
+        )
         executor._bounds = Replacing(**vars(executor._bounds))
         numbers = adapters(config, executor) if choice.random() < 0.4 else [0]
         return cls(choice, config, executor, numbers, blocks)
@@ -265,11 +314,23 @@ class Round:
         choice, count = self.choice, len(rows.tokens)
         if self.config.segments and choice.random() < 0.7:
             rows = replace(rows, segments=[choice.randrange(self.config.segments) for _ in range(count)])
+        if self.executor.state_count:
+            rows = replace(rows, states=self.uses(rows))
         if len(self.numbers) > 1 and choice.random() < 0.7:
             rows = replace(rows, adapters=[choice.choice(self.numbers) for _ in rows.block_tables])
         if choice.random() < 0.3:
             rows = replace(rows, output_rows=sorted(choice.sample(range(count), choice.randint(0, count))))
         return rows
+
+    def uses(self, rows: StepInput) -> list[StateUse]:
+        """Random slots; those that are read may never have been written."""
+        choice, free = self.choice, self.choice.sample(range(SLOTS), SLOTS)
+        readable, found = [free.pop() for _ in range(5)], []
+        for start, end in pairwise(rows.starts):
+            read = choice.choice(readable) if rows.positions[start] else -1
+            border_rows = choice.choice((0, 0, 1, end - start, choice.randint(1, end - start)))
+            found.append(StateUse(read, free.pop(), border_rows, free.pop() if border_rows else -1))
+        return found
 
     def tokens(self, count: int) -> list[int]:
         most = self.config.vocab_size - 1

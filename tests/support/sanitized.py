@@ -30,7 +30,9 @@ from polyhead.service.engine.logits_processors import LogitsProcessor, TokenRule
 from polyhead.service.engine.native_sampling import CompiledSampler
 from polyhead.service.engine.sampler import SampleRow
 from tests.models.executors.test_bounds import LEARNED, disturbed, fits, fuzzed, good, passed, texts, unchecked
+from tests.models.native.test_recurrent_layers import RECURRENT, ROUNDED
 from tests.models.native.test_step import BERT, ENCODERS, GENERATORS, LLAMA, head, multiplied, network, pieces, rows_of
+from tests.support.state_slots import StateSlots
 
 LENGTHS = (1, 5, 16, 270)  # the last with two parts of attention
 ODD = {
@@ -133,11 +135,14 @@ def generate(config: ModelConfig, instructions: str) -> int:
     choice, steps = random.Random(2), 0
     for net, last, precision in some_kinds(config):
         threads = 1 + steps % 3
-        executor = Exact(net, last, precision=precision, block_count=BLOCKS, threads=threads, instructions=instructions)
+        slots = StateSlots(4 * len(LENGTHS), choice) if config.is_recurrent else None
+        options = {"precision": precision, "block_count": BLOCKS, "state_count": slots.count if slots else 0}
+        executor = Exact(net, last, **options, threads=threads, instructions=instructions)
         numbers = adapters(config, executor)
         for parts in chunks(config, random.Random(steps)):
             some = [choice.choice(numbers) for _ in parts] if steps % 3 else None
-            rows = replace(rows_of(parts, last_only=steps % 4 > 0), adapters=some)
+            rows = rows_of(parts, last_only=steps % 4 > 0, states=slots.uses(parts) if slots else None)
+            rows = replace(rows, adapters=some)
             executor.step(rows) if steps % 4 else executor.step_with_states(rows)
             steps += 1
     return steps
@@ -227,7 +232,8 @@ def exactly(folder: Path) -> None:
 def main(folder: Path, instructions: str) -> None:
     exactly(folder)
     steps = multiply(instructions) + check_nan(instructions) + draw(instructions)
-    steps += sum(generate(config, instructions) for config in (GENERATORS | ODD).values())
+    recurrent = {name: RECURRENT[name] for name in ROUNDED}
+    steps += sum(generate(config, instructions) for config in (GENERATORS | ODD | recurrent).values())
     steps += fuzz(instructions)
     steps += sum(encode(config, instructions) for config in ENCODERS.values())
     sys.stdout.write(f"{steps} steps\n")

@@ -10,6 +10,7 @@
 #include "experts.hpp"
 #include "gemm.hpp"
 #include "pack.hpp"
+#include "recurrent.hpp"
 #include "rows.hpp"
 #include "sample.hpp"
 #include "scratch.hpp"
@@ -18,8 +19,10 @@
 enum Order : int32_t { PRE = 0, POST = 1, SANDWICH = 2, INNER = 3, PARALLEL = 4 };
 enum HeadNorms : int32_t { SHARED = 0, PER_HEAD = 1, JOINT = 2 };  // weights [D], [H, D], or over all heads [H * D]
 // What of StepInput is out of range; library.py has the messages.
-enum class Invalid : int { NONE = 0, COUNTS, STARTS, TOKENS, POSITIONS, SEGMENTS, BLOCKS, OUTPUT_ROWS, ADAPTERS, CACHE };
-enum Product { QKV = 0, OUTPUT = 1, UP = 2, DOWN = 3, PRODUCTS = 4 };
+enum class Invalid : int {
+    NONE = 0, COUNTS, STARTS, TOKENS, POSITIONS, SEGMENTS, BLOCKS, OUTPUT_ROWS, ADAPTERS, CACHE, STATES
+};
+enum Product { INPUT = 0, OUTPUT = 1, UP = 2, DOWN = 3, PRODUCTS = 4 };
 
 struct Layer {
     Norm attention_norm, mlp_norm, attention_post_norm, mlp_post_norm;
@@ -28,15 +31,21 @@ struct Layer {
     const float* sinks;            // [H] scores for no key, or null
     int64_t window;                // tokens; 0: no window
     float magnitude;               // by which rotated queries and keys are multiplied
-    float unused;
-    Linear qkv, output, up, down;  // up: gate and up side by side in each block where the MLP is gated
+    int32_t mixer;                 // what mixes rows: attention, or one of Mixer
+    int32_t order;                 // of norms and parts: Order
+    int32_t gated;                 // the mixed values of attention are multiplied by a gate
+    Linear input;                  // queries, keys, values and the gate; or what the recurrent mixer reads
+    Linear output;                 // of the mixer; NO_MIXER has neither
+    Linear up, down;               // gate and up side by side in each block where the MLP is gated; without weights: no MLP
     const Mixture* mixture;        // in place of `up` and `down`, or null
+    RecurrentWeights recurrent;
 };
 
 struct Plan {
     int32_t width, depth, heads, kv_heads, head_width, mlp_width;
-    int32_t causal, order, norm, activation, gated, generates;
+    int32_t causal, norm, activation, gated, generates;
     int32_t block_count;     // of the cache; 0: no cache, sequences come whole
+    int32_t state_count;     // slots of states of recurrent layers; 0: there are no such layers, or there is no cache
     int32_t narrow;          // keys and values are codes, token embeddings bf16
     int32_t position_offset;
     int32_t vocab_size;      // V
@@ -58,6 +67,7 @@ struct Plan {
     Linear projection;       // of embeddings; without weights: none
     Linear head;             // generates
     Routing routing;         // of the layers with experts
+    Recurrence recurrence;   // of the recurrent layers
     const Layer* layers;     // [depth]
 };
 
@@ -70,6 +80,7 @@ struct StepInput {
     const int32_t* output_rows;                    // [M], ascending
     const LowRank* const* adapters;                // [N] the adapter of each sequence, PRODUCTS updates a layer, or
                                                    // null; null: no sequence has one
+    const StateUse* uses;                          // [N], where there are state slots
     float* states;                                 // [depth][T][width] each layer's output for each row, or null: not
                                                    // written; of the last layer only the output rows
 };
@@ -94,6 +105,7 @@ constexpr int padded(int n, int to = PADDING) { return (n + to - 1) / to * to; }
 
 struct ThreadScratch {  // of one thread
     Scratch<float> floats, scales, offsets, row, hidden, sandwich, scores, mixed, low, queries, query_scales;
+    Scratch<float> state;  // a tile, where states are not kept
     Scratch<int8_t> codes;
     Scratch<int16_t> query_codes;
     Scratch<const void*> blocks;
@@ -117,13 +129,12 @@ class Model {
         const Plan& p = plan_;
         width_ = padded(p.width);
         embedded_ = padded(p.embedding_width);
-        attended_ = padded(p.heads * p.head_width);
-        projected_ = padded((p.heads + 2 * p.kv_heads) * p.head_width);
         hidden_ = padded(p.mlp_width);
         head_ = padded(p.head_width, FEATURES);
         group_ = p.heads / p.kv_heads;
         splits_ = (group_ + MAX_QUERIES - 1) / MAX_QUERIES;
         while (group_ % splits_) ++splits_;
+        place_mixers();
         max_inputs_ = std::max({width_, embedded_, attended_, hidden_});
         each_ = p.routing.chosen + (p.routing.shared ? 1 : 0);
         for (int l = 0; l < p.depth; ++l) {
@@ -146,19 +157,24 @@ class Model {
         for (int i = 0; i < threads; ++i) reserve_scratch(scratch_[i]);
     }
 
-    void set_cache(uint8_t* keys, uint8_t* values) { keys_ = keys; values_ = values; }
-    size_t cache_bytes(bool values) const {
-        const size_t blocks = plan_.block_count ? size_t(plan_.depth) * padded(plan_.block_count, RUN) : 0;
-        return blocks * plan_.kv_heads * (values ? value_bytes_ : key_bytes_);
+    void set_cache(uint8_t* keys, uint8_t* values, float* states) {
+        keys_ = keys; values_ = values; slots_ = states;
+        past_cache_ = !EXACT && reinterpret_cast<uintptr_t>(states) % sizeof(Floats) == 0;  // a sanitizer sees plain stores
+    }
+    // Bytes of the cache's keys (0), its values (1), and all state slots (2).
+    size_t cache_bytes(int which) const {
+        if (which == 2) return size_t(plan_.state_count) * state_numbers_ * sizeof(float);
+        const size_t blocks = plan_.block_count ? size_t(cached_layers_) * padded(plan_.block_count, RUN) : 0;
+        return blocks * plan_.kv_heads * (which ? value_bytes_ : key_bytes_);
     }
 
     // Compares every number of `rows` with the size of what it indexes; lengths of arrays cannot be checked here.
-    Invalid check(const StepInput& rows, int out_stride) const {
+    Invalid check(const StepInput& rows, int out_stride) {
         const Plan& p = plan_;
         const int width = p.generates ? p.head.outputs : p.width;
         if (rows.count < 1 || rows.sequences < 1 || rows.rank < 0 || out_stride < width) return Invalid::COUNTS;
         if (rows.output_count < 0 || rows.output_count > rows.count) return Invalid::COUNTS;
-        if (p.block_count && !(keys_ && values_)) return Invalid::CACHE;
+        if (p.block_count && !(keys_ && values_ && slots_)) return Invalid::CACHE;
         if (rows.starts[0] != 0) return Invalid::STARTS;
         for (int n = 0; n < rows.sequences; ++n)
             if (rows.starts[n + 1] <= rows.starts[n] || rows.starts[n + 1] > rows.count) return Invalid::STARTS;
@@ -192,15 +208,17 @@ class Model {
             for (int i = 0; i < p.depth * PRODUCTS; ++i)
                 if (low[i].rank < 0 || low[i].rank > rows.rank) return Invalid::ADAPTERS;
         }
-        return Invalid::NONE;
+        return p.block_count && last_recurrent_ >= 0 && !are_valid(rows) ? Invalid::STATES : Invalid::NONE;
     }
 
     void step(const StepInput& rows, float* out, int out_stride, uint8_t* nonfinite, int32_t* argmax) {
         rows_ = rows; out_ = out; out_stride_ = out_stride; nonfinite_ = nonfinite; argmax_ = argmax;
         const size_t t = size_t(rows.count);
         x_ = x_scratch_.reserve(t * width_);
-        qkv_ = qkv_scratch_.reserve(t * projected_);
+        projections_ = projections_scratch_.reserve(t * projected_ + LANES);  // a run's last load may reach behind it
         attn_ = attn_scratch_.reserve(t * attended_);
+        convolved_ = convolved_scratch_.reserve(t * channels_);
+        steps_ = steps_scratch_.reserve(t * 2 * step_stride_);
         last_x_ = last_x_scratch_.reserve(size_t(rows.output_count) * width_);
         last_attn_ = last_attn_scratch_.reserve(size_t(rows.output_count) * attended_);
         rotations_ = rotations_scratch_.reserve(2 * t * KINDS * (plan_.rotary_width / 2));
@@ -218,6 +236,58 @@ class Model {
   private:
     static bool below(int32_t number, int32_t count) { return number >= 0 && number < count; }
 
+    // Whether the state slots of a step exist, and none is written that another sequence reads or writes.
+    bool are_valid(const StepInput& rows) {
+        if (!rows.uses) return false;
+        const int count = plan_.state_count;
+        slot_uses_.assign(count, UNUSED);
+        const auto write = [&](int slot) {
+            if (!below(slot, count) || slot_uses_[slot] != UNUSED) return false;
+            slot_uses_[slot] = WRITTEN;
+            return true;
+        };
+        for (int n = 0; n < rows.sequences; ++n) {
+            const int slot = rows.uses[n].read;
+            if ((slot == -1) != (rows.positions[rows.starts[n]] == 0)) return false;
+            if (slot == -1) continue;
+            if (!below(slot, count)) return false;
+            slot_uses_[slot] = READ;
+        }
+        for (int n = 0; n < rows.sequences; ++n) {
+            const StateUse& use = rows.uses[n];
+            if (!write(use.write)) return false;
+            if (use.border_rows < 0 || use.border_rows > rows.starts[n + 1] - rows.starts[n]) return false;
+            if (use.border_rows ? !write(use.border) : use.border != -1) return false;
+        }
+        return true;
+    }
+
+    // Where the layers' keys, values and states are, and how wide the rows between their products are.
+    void place_mixers() {
+        const Plan& p = plan_;
+        for (int kind = CONVOLUTION; kind <= DELTA; ++kind) shapes_[kind] = mixer_shape(kind, p.recurrence, p.width);
+        MixerShape& attention = shapes_[ATTENTION];
+        attention.inner = p.heads * p.head_width;
+        attention.columns = (p.heads + 2 * p.kv_heads) * p.head_width;
+        step_stride_ = padded(p.recurrence.heads, LANES);
+        for (int l = 0; l < p.depth; ++l) {
+            const int mixer = p.layers[l].mixer;
+            const MixerShape& shape = shapes_[mixer];
+            const int gate = p.layers[l].gated ? shape.inner : 0;
+            attended_ = std::max(attended_, padded(shape.inner));
+            projected_ = std::max(projected_, padded(shape.columns + gate));
+            channels_ = std::max(channels_, shape.tiles ? shape.channels : 0);
+            places_.push_back(mixer == ATTENTION ? size_t(cached_layers_++) : state_numbers_);
+            if (mixer == ATTENTION) last_attention_ = l;
+            if (mixer == ATTENTION || mixer == NO_MIXER) continue;
+            last_recurrent_ = l;
+            state_numbers_ += size_t(p.recurrence.kernel - 1) * shape.channels + shape.tiles * tile_numbers();
+        }
+        if (last_recurrent_ < 0) step_stride_ = 0;
+        no_state_.assign(tile_numbers(), 0.f);
+    }
+    size_t tile_numbers() const { return size_t(plan_.recurrence.key_width) * TILE; }
+
     struct alignas(64) Counter { std::atomic<int> n{0}; };
 
     void reserve_scratch(ThreadScratch& scratch) {
@@ -225,6 +295,7 @@ class Model {
         scratch.floats.reserve(inputs); scratch.codes.reserve(inputs);
         scratch.scales.reserve(inputs / SPAN); scratch.offsets.reserve(inputs / GROUP);
         scratch.row.reserve(max_inputs_);
+        if (last_recurrent_ >= 0) scratch.state.reserve(tile_numbers());
         scratch.hidden.reserve(size_t(PANEL) * hidden_);
         scratch.sandwich.reserve(size_t(PANEL) * width_);
         scratch.scores.reserve(size_t(MAX_QUERIES) * PART);
@@ -321,23 +392,22 @@ class Model {
         }
         for (int l = 0; l < plan_.depth; ++l) {
             const bool mixed = l && plan_.layers[l - 1].mixture;
-            if (mixed) finish_mixed_layer(thread, l - 1, x_, attn_, row_adapters_, rows_.count);
+            if (mixed) finish_mixed_layer(thread, l - 1, {x_, attn_, nullptr}, row_adapters_, rows_.count);
             each_panel(thread, rows_.count, counters_[COUNTERS * l + PANELS], [&](const ThreadGroup& group, int a, int b) {
-                if (l && !mixed) finish_layer(group, l - 1, x_, attn_, row_adapters_, a, b);
+                if (l && !mixed) finish_layer(group, l - 1, {x_, attn_, nullptr}, row_adapters_, a, b);
                 if (l && rows_.states) copy_states(group, l - 1, x_, nullptr, a, b);
-                project_qkv(group, l, a, b);
+                if (plan_.layers[l].mixer != NO_MIXER) project_input(group, l, a, b);
             });
             team_.wait();
-            if (plan_.narrow) attend<Codes>(thread, l);
-            else attend<float>(thread, l);
-            team_.wait();
+            mix_rows(thread, l);
         }
         select_output_rows(thread);
         const int last = plan_.depth - 1, outputs = rows_.output_count;
         const bool mixed = plan_.layers[last].mixture;
-        if (mixed) finish_mixed_layer(thread, last, last_x_, last_attn_, last_row_adapters_, outputs);
+        const LayerRows rows{last_x_, last_attn_, rows_.output_rows};
+        if (mixed) finish_mixed_layer(thread, last, rows, last_row_adapters_, outputs);
         each_panel(thread, outputs, counters_[COUNTERS * plan_.depth], [&](const ThreadGroup& group, int a, int b) {
-            if (!mixed) finish_layer(group, last, last_x_, last_attn_, last_row_adapters_, a, b);
+            if (!mixed) finish_layer(group, last, rows, last_row_adapters_, a, b);
             if (rows_.states) copy_states(group, last, last_x_, rows_.output_rows, a, b);
         });
         team_.wait();
@@ -389,7 +459,7 @@ class Model {
     void project_embeddings(const ThreadGroup& group, int a, int b) {
         const Operand x = prepare_rows(group, plan_.projection, {nullptr, 0}, b - a, true,
                                        [&](int r) { return embeddings_ + size_t(a + r) * embedded_; });
-        product(group, plan_.projection, x, b - a, {x_ + size_t(a) * width_, width_, STORE, 0}, &plan_.layers[0].qkv);
+        product(group, plan_.projection, x, b - a, {x_ + size_t(a) * width_, width_, STORE, 0}, &plan_.layers[0].input);
     }
 
     void norm(const Norm& norm, const float* x, float* out) const {
@@ -464,48 +534,184 @@ class Model {
         return std::max(1, l.outputs / COLUMNS / ((rows_.count <= STREAMED ? 1 : GRAINS) * team_.size()));
     }
 
-    // The first part of a layer, in which rows are independent: queries, keys and values of rows [a, b).
-    void project_qkv(const ThreadGroup& group, int l, int a, int b) {
+    // The rows of a layer between its mixer and its end: its input [rows, W], the mixed values, and which row of the step
+    // each is; null: row i is row i.
+    struct LayerRows {
+        float* x;
+        const float* mixed;
+        const int32_t* numbers;
+    };
+
+    // The first part of a layer, in which rows are independent: what its mixer reads of rows [a, b).
+    void project_input(const ThreadGroup& group, int l, int a, int b) {
         const Layer& layer = plan_.layers[l];
         float* row = scratch_[group.thread].row.get();
-        const Operand x = prepare_rows(group, layer.qkv, adapter_updates(l, QKV, row_adapters_, a), b - a, true, [&](int r) {
+        const Operand x = prepare_rows(group, layer.input, adapter_updates(l, INPUT, row_adapters_, a), b - a, true, [&](int r) {
             const float* values = x_ + size_t(a + r) * width_;
-            if (!norms_before() || !layer.attention_norm.weight) return values;
+            if (!norms_before(layer) || !layer.attention_norm.weight) return values;
             norm(layer.attention_norm, values, row);
             return (const float*)row;
         });
-        product(group, layer.qkv, x, b - a, {qkv_ + size_t(a) * projected_, projected_, STORE, 0}, &layer.output);
+        product(group, layer.input, x, b - a, {projections_ + size_t(a) * projected_, projected_, STORE, 0}, &layer.output);
         const auto [from, to] = group.share(b - a);
+        const int inner = shapes_[layer.mixer].inner;
         for (int r = from; r < to; ++r) {
+            float* mixed = attn_ + size_t(a + r) * attended_;
+            std::fill(mixed + inner, mixed + layer.output.inputs, 0.f);  // another layer's values may be there
+            if (layer.mixer != ATTENTION) continue;
             if (plan_.narrow) store_keys_values<Codes>(l, a + r);
             else store_keys_values<float>(l, a + r);
         }
     }
 
-    // x [a, b) += the output product of attention.
-    void add_attention(const ThreadGroup& group, int l, float* x, const float* attn, const RowAdapters& adapters, int a,
-                       int b) {
-        const Layer& layer = plan_.layers[l];
-        const Operand in = prepare_rows(group, layer.output, adapter_updates(l, OUTPUT, adapters, a), b - a, true,
-                                        [&](int r) { return attn + size_t(a + r) * attended_; });
-        const Linear* after = layer.mixture ? &layer.mixture->router : &layer.up;
-        add_product(group, layer.output, in, b - a, x + size_t(a) * width_, layer.attention_norm, layer.attention_post_norm,
-                    plan_.order == PARALLEL ? nullptr : after);
+    // The second part of a layer, in which the rows of a sequence depend on each other: mixed values to `attn_`.
+    void mix_rows(int thread, int l) {
+        const int mixer = plan_.layers[l].mixer;
+        if (mixer == NO_MIXER) return;
+        if (mixer != ATTENTION) {
+            convolve_rows(thread, l);
+            team_.wait();
+            if (!shapes_[mixer].tiles) return;
+            scan_rows(thread, l);
+        } else if (plan_.narrow) {
+            attend<Codes>(thread, l);
+        } else {
+            attend<float>(thread, l);
+        }
+        team_.wait();
     }
 
-    // The part of a layer after attention.
-    void finish_layer(const ThreadGroup& group, int l, float* x, const float* attn, const RowAdapters& adapters, int a,
-                      int b) {
+    // The convolutions of all rows, and the numbers that decays follow from.  Pieces are runs of channels of a row.
+    void convolve_rows(int thread, int l) {
+        const Layer& layer = plan_.layers[l];
+        const MixerShape& shape = shapes_[layer.mixer];
+        const Recurrence& r = plan_.recurrence;
+        const int runs = int(shape.runs.size()), pieces = runs + (shape.tiles ? 1 : 0);
+        const int64_t all = int64_t(rows_.count) * pieces, end = all * (thread + 1) / team_.size();
+        for (int64_t i = all * thread / team_.size(); i < end;) {
+            const int row = int(i / pieces), first = int(i % pieces), n = sequence_of_[row], start = rows_.starts[n];
+            const float* projected = projections_ + size_t(row) * projected_;
+            const StateUse* use = plan_.state_count ? rows_.uses + n : nullptr;
+            const float* past = use && use->read >= 0 ? state_at(use->read, l) : nullptr;
+            const ConvolutionInput in{projected, size_t(projected_), row - start + 1, past, r.kernel, shape.channels,
+                                      layer.mixer == CONVOLUTION ? 2 * plan_.width : 0};
+            const bool is_last = row == rows_.starts[n + 1] - 1, is_border = use && row - start + 1 == use->border_rows;
+            const int last = int(std::min<int64_t>(pieces, first + end - i));
+            for (int p = first; p < last; ++p) {
+                if (p == runs) {
+                    float* steps = steps_ + size_t(row) * 2 * step_stride_;
+                    compute_steps(layer.mixer, r, layer.recurrent, projected + shape.steps, steps, steps + step_stride_);
+                    continue;
+                }
+                const Channels& run = shape.runs[p];
+                if (layer.mixer == CONVOLUTION)
+                    convolve_gated(in, run, layer.recurrent, projected + plan_.width + run.from,
+                                   attn_ + size_t(row) * attended_ + run.to);
+                else
+                    convolve_heads(in, run, layer.recurrent, convolved_ + size_t(row) * channels_ + run.to);
+                if (is_border) keep_inputs(in, run, state_at(use->border, l));
+                if (use && is_last && !keep_inputs(in, run, state_at(use->write, l)) && l == last_recurrent_) report_rows(n);
+            }
+            i += last - first;
+        }
+    }
+
+    // Every tile of a head's state through the rows of its sequence.
+    void scan_rows(int thread, int l) {
+        const int tiles = shapes_[plan_.layers[l].mixer].tiles, items = rows_.sequences * tiles;
+        const int some = std::max(1, items / (GRAINS * team_.size()));
+        Counter& next = counters_[COUNTERS * l + TILES];
+        for (int a; (a = next.n.fetch_add(1, std::memory_order_relaxed) * some) < items;)
+            for (int i = a; i < std::min(items, a + some); ++i) scan_state(thread, l, i / tiles, i % tiles);
+        complete_stores();
+    }
+
+    void scan_state(int thread, int l, int n, int tile) {
+        const Layer& layer = plan_.layers[l];
+        const MixerShape& shape = shapes_[layer.mixer];
+        const Recurrence& r = plan_.recurrence;
+        const int of_head = shape.tiles / r.heads, head = tile / of_head, column = tile % of_head * TILE;
+        const int key_head = head / (r.heads / r.key_heads), start = rows_.starts[n];
+        const float* channels = convolved_ + size_t(start) * channels_;
+        const float* steps = steps_ + size_t(start) * 2 * step_stride_ + head;
+        const StateUse* use = plan_.state_count ? rows_.uses + n : nullptr;
+        const size_t at = size_t(r.kernel - 1) * shape.channels + tile * tile_numbers();
+        const int key = key_head * MixerShape::padded_head(r.key_width);
+        Scan scan;
+        scan.values = channels + shape.values + tile * TILE;
+        scan.keys = channels + shape.keys + key;
+        scan.queries = channels + shape.queries + key;
+        scan.stride = channels_;
+        scan.decays = steps;
+        scan.updates = steps + step_stride_;
+        scan.step_stride = 2 * step_stride_;
+        scan.skip = layer.recurrent.skip ? layer.recurrent.skip[head] : 0.f;
+        scan.out = attn_ + size_t(start) * attended_ + head * r.head_width + column;
+        scan.out_stride = attended_;
+        scan.width = std::min(TILE, r.head_width - column);
+        scan.from = use && use->read >= 0 ? state_at(use->read, l) + at : no_state_.data();
+        scan.to = use ? state_at(use->write, l) + at : scratch_[thread].state.get();
+        scan.border_rows = use ? use->border_rows : 0;
+        scan.border = scan.border_rows ? state_at(use->border, l) + at : nullptr;
+        scan.rows = rows_.starts[n + 1] - start;
+        scan.key_width = r.key_width;
+        scan.past_cache = use && past_cache_;
+        scan_tile(layer.mixer, scan);
+        if (use && l == last_recurrent_ && !is_finite(scan.to, tile_numbers())) report_rows(n);
+    }
+
+    // The state of a recurrent layer in a slot.
+    float* state_at(int slot, int layer) const { return slots_ + slot * state_numbers_ + places_[layer]; }
+
+    // Reports the rows of a sequence whose state is not finite; several threads may.
+    void report_rows(int n) {
+        for (int row = rows_.starts[n]; row < rows_.starts[n + 1]; ++row)
+            __atomic_store_n(nonfinite_ + row, 1, __ATOMIC_RELAXED);
+    }
+
+    // The mixed values of a row as the output product reads them, `row` of the step: gated and normed if the layer does so.
+    const float* mixed_values(const Layer& layer, const float* mixed, int row, float* out) const {
+        const MixerShape& shape = shapes_[layer.mixer];
+        const float* projected = projections_ + size_t(row) * projected_;
+        if (layer.gated) {
+            for (int i = 0; i < shape.inner; i += LANES)
+                store(out + i, mul(load(mixed + i), logistic(load(projected + shape.columns + i))));
+        } else if (shape.gate >= 0) {
+            gate_features(layer.mixer, plan_.recurrence, layer.recurrent.norm, mixed, projected + shape.gate, shape.inner, out);
+        } else {
+            return mixed;
+        }
+        std::fill(out + shape.inner, out + layer.output.inputs, 0.f);
+        return out;
+    }
+
+    // x [a, b) += the output product of the mixer.
+    void add_mixed(const ThreadGroup& group, int l, const LayerRows& of, const RowAdapters& adapters, int a, int b) {
+        const Layer& layer = plan_.layers[l];
+        if (layer.mixer == NO_MIXER) return;
+        float* row = scratch_[group.thread].row.get();
+        const Operand in = prepare_rows(group, layer.output, adapter_updates(l, OUTPUT, adapters, a), b - a, true, [&](int r) {
+            const int number = of.numbers ? of.numbers[a + r] : a + r;
+            return mixed_values(layer, of.mixed + size_t(a + r) * attended_, number, row);
+        });
+        const Linear* after = layer.mixture ? &layer.mixture->router : &layer.up;
+        add_product(group, l, layer.output, in, b - a, of.x + size_t(a) * width_, layer.attention_norm,
+                    layer.attention_post_norm, layer.order == PARALLEL ? nullptr : after);
+    }
+
+    // The part of a layer after its rows were mixed.
+    void finish_layer(const ThreadGroup& group, int l, const LayerRows& of, const RowAdapters& adapters, int a, int b) {
         const Layer& layer = plan_.layers[l];
         const int count = b - a;
         ThreadScratch& scratch = scratch_[group.thread];
         float* row = scratch.row.get();
-        float* rows = x + size_t(a) * width_;
+        float* rows = of.x + size_t(a) * width_;
         auto at = [&](int r) { return rows + size_t(r) * width_; };
-        const bool parallel = plan_.order == PARALLEL;  // the MLP comes first, while the rows are the layer's input
+        const bool parallel = layer.order == PARALLEL;  // the MLP comes first, while the rows are the layer's input
         auto add_mlp = [&] {
+            if (!layer.up.weights) return;
             Operand in = prepare_rows(group, layer.up, adapter_updates(l, UP, adapters, a), count, true, [&](int r) {
-                if (!norms_before()) return (const float*)at(r);
+                if (!norms_before(layer)) return (const float*)at(r);
                 norm(layer.mlp_norm, at(r), row);
                 return (const float*)row;
             });
@@ -514,27 +720,27 @@ class Model {
             product(group, layer.up, in, count, to, &layer.down);
             in = prepare_rows(group, layer.down, adapter_updates(l, DOWN, adapters, a), count, true,
                               [&](int r) { return hidden + size_t(r) * hidden_; });
-            add_product(group, layer.down, in, count, rows, layer.mlp_norm, layer.mlp_post_norm,
+            add_product(group, l, layer.down, in, count, rows, layer.mlp_norm, layer.mlp_post_norm,
                         parallel ? &layer.output : nullptr);
         };
         if (parallel) add_mlp();
-        add_attention(group, l, x, attn, adapters, a, b);
+        add_mixed(group, l, of, adapters, a, b);
         if (!parallel) add_mlp();
     }
 
     // As finish_layer, for all `count` rows of a layer with experts, on all threads.  All rows are ready when this returns.
-    void finish_mixed_layer(int thread, int l, float* x, const float* attn, const RowAdapters& adapters, int count) {
-        const bool parallel = plan_.order == PARALLEL;  // as in finish_layer
+    void finish_mixed_layer(int thread, int l, const LayerRows& of, const RowAdapters& adapters, int count) {
+        const bool parallel = plan_.layers[l].order == PARALLEL;  // as in finish_layer
         each_panel(thread, count, counters_[COUNTERS * l + SCORED], [&](const ThreadGroup& group, int a, int b) {
-            if (!parallel) add_attention(group, l, x, attn, adapters, a, b);
-            multiply_router(group, l, x, a, b, count);
+            if (!parallel) add_mixed(group, l, of, adapters, a, b);
+            multiply_router(group, l, of.x, a, b, count);
         });
         team_.wait();
         choose_rows_experts(thread, l, count);
-        for (int a = 0; a < count; a += SLAB) add_experts(thread, l, x, a, std::min(count, a + SLAB), count);
+        for (int a = 0; a < count; a += SLAB) add_experts(thread, l, of.x, a, std::min(count, a + SLAB), count);
         if (!parallel) return;
         each_panel(thread, count, counters_[COUNTERS * l + ATTENDED], [&](const ThreadGroup& group, int a, int b) {
-            add_attention(group, l, x, attn, adapters, a, b);
+            add_mixed(group, l, of, adapters, a, b);
         });
         team_.wait();
     }
@@ -552,7 +758,7 @@ class Model {
         const Operand in = prepare_rows(group, router, {nullptr, 0}, b - a, true, [&](int r) {
             const float* values = x + size_t(a + r) * width_;
             float* out = normed + size_t(a + r) * width_;
-            if (norms_before()) norm(layer.mlp_norm, values, out);
+            if (norms_before(layer)) norm(layer.mlp_norm, values, out);
             else memcpy(out, values, size_t(width_) * sizeof(float));
             return out;
         });
@@ -597,8 +803,8 @@ class Model {
         multiply_up(thread, all, normed_rows(thread, count) + size_t(from) * width_);
         const Operand inner = prepare_inner(thread, all);
         float* rows = x + size_t(from) * width_;
-        multiply_down(thread, all, inner, rows, to - from);
-        if (is_normed_after()) normalise_sum({*this, thread, true}, rows, mixed_, to - from, layer.mlp_norm, layer.mlp_post_norm);
+        multiply_down(thread, all, inner, norms_apart(layer) ? nullptr : rows, to - from);
+        if (is_normed_after(layer)) normalise_sum({*this, thread, true}, l, rows, mixed_, to - from, layer.mlp_norm, layer.mlp_post_norm);
     }
 
     // The first products of all experts; the inner features of their rows are written to `inner_x_`.
@@ -682,8 +888,8 @@ class Model {
         return {x.floats + at, x.codes + at, x.scales + at / SPAN, x.offsets + at / GROUP, each.inputs};
     }
 
-    // The second products of all experts and the sums of each row [count] in `mixed_`, which are added to `rows` unless they
-    // are normed first.  A piece is a range of columns.
+    // The second products of all experts and the sums of each row [count] in `mixed_`, which are added to `rows` unless it is
+    // null.  A piece is a range of columns.
     void multiply_down(int thread, const Expert* all, const Operand& inner, float* rows, int count) {
         ThreadScratch& scratch = scratch_[thread];
         const RowsByExpert& sorted = scratch.sorted;
@@ -711,7 +917,7 @@ class Model {
                     }
                 }
             }
-            if (plan_.order == SANDWICH || plan_.order == INNER) return;
+            if (!rows) return;
             for (int row = 0; row < count; ++row)
                 add_columns(rows + size_t(row) * width_, mixed_ + size_t(row) * width_, plan_.residual_scale, a, b);
         });
@@ -723,7 +929,11 @@ class Model {
     }
 
     // Whether the input of a part is normed, in layers that have such a norm.
-    bool norms_before() const { return plan_.order != POST && plan_.order != INNER; }
+    static bool norms_before(const Layer& layer) { return layer.order != POST && layer.order != INNER; }
+    // Whether a part's output is normed before the sum.
+    static bool norms_apart(const Layer& layer) { return layer.order == SANDWICH || layer.order == INNER; }
+    // Whether a part's output, or its sum with the part's input, is normed.
+    static bool is_normed_after(const Layer& layer) { return norms_apart(layer) || layer.order == POST; }
 
     // Copies rows [a, b) of `x`, the output of a layer, to `states`; `which` are their row numbers, null: a..b.
     void copy_states(const ThreadGroup& group, int l, const float* x, const int32_t* which, int a, int b) {
@@ -737,24 +947,22 @@ class Model {
 
     // rows += product, with the norms of the layer's norm order: `norm_of_part`, which is before the part, after the sum
     // or before the sum, and `post_norm`, before the sum.
-    void add_product(const ThreadGroup& group, const Linear& l, const Operand& in, int count, float* rows,
+    void add_product(const ThreadGroup& group, int l, const Linear& linear, const Operand& in, int count, float* rows,
                      const Norm& norm_of_part, const Norm& post_norm, const Linear* after) {
-        const bool apart = plan_.order == SANDWICH || plan_.order == INNER;  // the output is normed before the sum
+        const bool apart = norms_apart(plan_.layers[l]);
         float* sandwich = scratch_[group.together ? 0 : group.thread].sandwich.get();
         const Target to{apart ? sandwich : rows, width_, apart ? STORE : ADD, 0, plan_.residual_scale};
-        product(group, l, in, count, to, after);
-        if (is_normed_after()) normalise_sum(group, rows, sandwich, count, norm_of_part, post_norm);
+        product(group, linear, in, count, to, after);
+        if (is_normed_after(plan_.layers[l])) normalise_sum(group, l, rows, sandwich, count, norm_of_part, post_norm);
     }
-
-    // Whether a part's output, or its sum with the part's input, is normed.
-    bool is_normed_after() const { return plan_.order == SANDWICH || plan_.order == INNER || plan_.order == POST; }
 
     // Norms the rows after a part: the sums in `rows`, or the part's outputs [count, width], which are then added to them.
     // The norms are as in add_product.
-    void normalise_sum(const ThreadGroup& group, float* rows, float* outputs, int count, const Norm& norm_of_part,
+    void normalise_sum(const ThreadGroup& group, int l, float* rows, float* outputs, int count, const Norm& norm_of_part,
                        const Norm& post_norm) {
-        const bool apart = plan_.order != POST;
-        const Norm& before_sum = plan_.order == SANDWICH ? post_norm : norm_of_part;
+        const Order order = Order(plan_.layers[l].order);
+        const bool apart = order != POST;
+        const Norm& before_sum = order == SANDWICH ? post_norm : norm_of_part;
         const Floats scale = all(plan_.residual_scale);
         const auto [from, to_row] = group.share(count);
         for (int r = from; r < to_row; ++r) {
@@ -770,7 +978,8 @@ class Model {
 
     // The index of a head's share of a block, in storage order.
     size_t place_of(int layer, int block, int head) const {
-        const size_t b = size_t(block), at = plan_.block_count ? (b / RUN * plan_.depth + layer) * RUN + b % RUN : b;
+        const size_t b = size_t(block);
+        const size_t at = plan_.block_count ? (b / RUN * cached_layers_ + places_[layer]) * RUN + b % RUN : b;
         return at * plan_.kv_heads + head;
     }
     template <class T>
@@ -797,7 +1006,7 @@ class Model {
         const Plan& p = plan_;
         const Layer& layer = p.layers[l];
         const int d = p.head_width, position = rows_.positions[row], n = sequence_of_[row];
-        float* q = qkv_ + size_t(row) * projected_;
+        float* q = projections_ + size_t(row) * projected_;
         float* k = q + p.heads * d;
         float* v = k + p.kv_heads * d;
         const float* angle = layer.frequencies ? rotation(row, kind_of(layer)) : nullptr;
@@ -811,7 +1020,7 @@ class Model {
             const size_t at = place_of(l, block, h);
             store_head(keys_at<T>(at), values_at<T>(at), position % BLOCK, k + h * d, v + h * d, d, head_);
         }
-        if (l == p.depth - 1) {  // NaN in an earlier layer reaches the last one
+        if (l == last_attention_) {  // NaN in an earlier layer reaches the last one
             float s = 0;
             for (int i = 0; i < 2 * p.kv_heads * d; ++i) s += k[i] * 0.f;
             if (s != 0.f) nonfinite_[row] = 1;
@@ -856,7 +1065,7 @@ class Model {
         for (int r = 0; r < queries; ++r) {
             const int row = tile.row + r / heads, position = rows_.positions[row];
             const int64_t window = layer.window;  // a sum with a position may need 32 bits
-            const float* from = qkv_ + size_t(row) * projected_ + (first + r % heads) * d;
+            const float* from = projections_ + size_t(row) * projected_ + (first + r % heads) * d;
             float* query = q.floats + r * head_;
             for (int i = 0; i < d; ++i) query[i] = from[i] * scale;
             std::fill(query + d, query + head_, 0.f);
@@ -982,16 +1191,27 @@ class Model {
     std::vector<ThreadScratch> scratch_;
     std::vector<Counter> counters_;
     Counter claims_[CLAIMS];
-    int width_, embedded_, attended_, projected_, hidden_, head_;  // padded
+    int width_, embedded_, hidden_, head_;  // padded
+    int attended_ = 0, projected_ = 0;      // strides of mixed values and of what mixers read, padded
+    int channels_ = 0, step_stride_ = 0;    // strides of convolved channels, and of half of a row's steps
+    MixerShape shapes_[NO_MIXER + 1];
+    std::vector<size_t> places_;  // of each layer: its number among those with attention, or where its state begins in a slot
+    size_t state_numbers_ = 0;    // of a slot
+    int cached_layers_ = 0, last_attention_ = -1, last_recurrent_ = -1;
+    std::vector<float> no_state_;  // a tile of zeros
+    enum SlotUse : uint8_t { UNUSED, READ, WRITTEN };
+    std::vector<uint8_t> slot_uses_;  // in the step that is checked
     int group_, splits_, max_inputs_;
     int each_ = 0, inner_ = 0, scored_ = 0;  // of a row: experts, their inner features (0: no experts), router's outputs
     const float* frequencies_[KINDS] = {};
     float magnitudes_[KINDS] = {};
     size_t key_bytes_, value_bytes_;  // of one head in one block
     uint8_t *keys_ = nullptr, *values_ = nullptr;
+    float* slots_ = nullptr;
+    bool past_cache_ = false;  // states may be written past the cache
     // The step in progress:
     StepInput rows_;
-    float *out_, *x_, *embeddings_, *qkv_, *attn_, *last_x_, *last_attn_, *rotations_, *partial_;
+    float *out_, *x_, *embeddings_, *projections_, *convolved_, *steps_, *attn_, *last_x_, *last_attn_, *rotations_, *partial_;
     int out_stride_, longest_, parts_;
     bool split_parts_;
     uint8_t* nonfinite_;
@@ -1002,7 +1222,8 @@ class Model {
     Scratch<float> normed_scratch_, logits_scratch_, mixed_scratch_, inner_floats_, inner_scales_, inner_offsets_;
     Scratch<int8_t> inner_codes_;
     Scratch<Choice> choices_scratch_;
-    Scratch<float> x_scratch_, qkv_scratch_, attn_scratch_, last_x_scratch_, last_attn_scratch_, rotations_scratch_;
+    Scratch<float> convolved_scratch_, steps_scratch_;
+    Scratch<float> x_scratch_, projections_scratch_, attn_scratch_, last_x_scratch_, last_attn_scratch_, rotations_scratch_;
     Scratch<float> partial_scratch_, embeddings_scratch_;
     Scratch<uint8_t> key_scratch_, value_scratch_;
     std::vector<Outcome> outcomes_;
@@ -1056,8 +1277,10 @@ EXPORT void polyhead_multiply(const Linear* l, const float* x, int rows, float* 
 
 EXPORT Model* polyhead_open(const Plan* plan, int threads) { return new Model(*plan, threads); }
 EXPORT void polyhead_close(Model* model) { delete model; }
-EXPORT int64_t polyhead_cache_bytes(const Model* model, int values) { return int64_t(model->cache_bytes(values)); }
-EXPORT void polyhead_set_cache(Model* model, uint8_t* keys, uint8_t* values) { model->set_cache(keys, values); }
+EXPORT int64_t polyhead_cache_bytes(const Model* model, int which) { return int64_t(model->cache_bytes(which)); }
+EXPORT void polyhead_set_cache(Model* model, uint8_t* keys, uint8_t* values, float* states) {
+    model->set_cache(keys, values, states);
+}
 // Returns what of `rows` is out of range, in which case nothing is computed; 0: nothing is.
 EXPORT int polyhead_step(Model* model, const StepInput* rows, float* out, int out_stride, uint8_t* nonfinite,
                          int32_t* argmax) {

@@ -57,6 +57,7 @@ INLINE Floats zero() { return _mm512_setzero_ps(); }
 INLINE Floats all(float x) { return _mm512_set1_ps(x); }
 INLINE Floats load(const float* p) { return _mm512_loadu_ps(p); }
 INLINE void store(float* p, Floats x) { _mm512_storeu_ps(p, x); }
+INLINE void store_past_cache(float* p, Floats x) { _mm512_stream_ps(p, x); }
 INLINE Floats add(Floats a, Floats b) { return _mm512_add_ps(a, b); }
 INLINE Floats sub(Floats a, Floats b) { return _mm512_sub_ps(a, b); }
 INLINE Floats mul(Floats a, Floats b) { return _mm512_mul_ps(a, b); }
@@ -162,6 +163,7 @@ INLINE Floats zero() { return _mm256_setzero_ps(); }
 INLINE Floats all(float x) { return _mm256_set1_ps(x); }
 INLINE Floats load(const float* p) { return _mm256_loadu_ps(p); }
 INLINE void store(float* p, Floats x) { _mm256_storeu_ps(p, x); }
+INLINE void store_past_cache(float* p, Floats x) { _mm256_stream_ps(p, x); }
 INLINE Floats add(Floats a, Floats b) { return _mm256_add_ps(a, b); }
 INLINE Floats sub(Floats a, Floats b) { return _mm256_sub_ps(a, b); }
 INLINE Floats mul(Floats a, Floats b) { return _mm256_mul_ps(a, b); }
@@ -293,6 +295,7 @@ INLINE Floats zero() { return Floats{}; }
 INLINE Floats all(float x) { return Floats{x, x, x, x}; }
 INLINE Floats load(const float* p) { Floats x; memcpy(&x, p, sizeof x); return x; }
 INLINE void store(float* p, Floats x) { memcpy(p, &x, sizeof x); }
+INLINE void store_past_cache(float* p, Floats x) { store(p, x); }
 INLINE Floats add(Floats a, Floats b) { return a + b; }
 INLINE Floats sub(Floats a, Floats b) { return a - b; }
 INLINE Floats mul(Floats a, Floats b) { return a * b; }
@@ -376,6 +379,14 @@ INLINE Ints of_digits(Ints high, Ints low) { return high * 128 + low; }
 
 #endif
 
+// store_past_cache writes to memory without reading the line before; p is aligned to a register.  Other threads see what it
+// wrote after complete_stores.
+INLINE void complete_stores() {
+#if defined(POLYHEAD_AVX512) || defined(POLYHEAD_AVX2)
+    _mm_sfence();
+#endif
+}
+
 // e^x (Cephes): relative error below 2e-7; x is brought into -87 .. 88, a NaN stays one.
 INLINE Floats exponential(Floats x) {
     x = largest(all(-87.f), least(all(88.f), x));
@@ -417,7 +428,21 @@ INLINE Floats hyperbolic_tangent(Floats x) {
 }
 // cap * tanh(x / cap).
 INLINE Floats capped(Floats x, float cap) { return mul(hyperbolic_tangent(quotient(x, all(cap))), all(cap)); }
+INLINE Floats logistic(Floats x) { return quotient(all(1.f), add(all(1.f), exponential(sub(zero(), x)))); }
 INLINE Floats silu(Floats x) { return quotient(x, add(all(1.f), exponential(sub(zero(), x)))); }
+// log(1 + e^x) = max(x, 0) + log(1 + z), z = e^-|x|, by the series of 2 artanh(z / (2 + z)): relative error below 3e-7; a NaN
+// stays one.
+INLINE Floats softplus(Floats x) {
+    const Floats z = exponential(sub(zero(), magnitude(x))), w = quotient(z, add(all(2.f), z)), square = mul(w, w);
+    Floats p = all(2.f / 13.f);
+    p = fma(p, square, all(2.f / 11.f));
+    p = fma(p, square, all(2.f / 9.f));
+    p = fma(p, square, all(2.f / 7.f));
+    p = fma(p, square, all(2.f / 5.f));
+    p = fma(p, square, all(2.f / 3.f));
+    p = fma(p, square, all(2.f));
+    return fma(p, w, largest(zero(), x));
+}
 INLINE Floats relu(Floats x) { return largest(zero(), x); }
 INLINE Floats relu_squared(Floats x) { x = relu(x); return mul(x, x); }
 INLINE Floats gelu_sigmoid(Floats x) { return quotient(x, add(all(1.f), exponential(mul(x, all(-1.702f))))); }

@@ -14,7 +14,7 @@ import torch
 
 from polyhead.models.core.errors import StepInputError
 from polyhead.models.executors.bounds import Bounds
-from polyhead.models.executors.contract import Executor, StepInput
+from polyhead.models.executors.contract import Executor, StateUse, StepInput
 from polyhead.models.executors.torch_executor import TorchExecutor
 from polyhead.models.native import library as native
 from polyhead.models.native.library import runnable_targets
@@ -169,7 +169,8 @@ class Unchecked(Bounds):
                 ("table_starts", [sum(map(len, rows.block_tables[:n])) for n in range(len(rows.block_tables) + 1)]),
             )
         }
-        return replace(bounded, **changed)
+        uses = native_integers([number for use in rows.states or () for number in use])
+        return replace(bounded, **changed, states=None if rows.states is None else uses.reshape(-1, 4))
 
 
 BOUNDLESS = Bounds(1 << 30, 0, 0, 1 << 20, 16)
@@ -241,10 +242,11 @@ def test_invalid_counts_return_an_error_code(instructions: str) -> None:
 def disturbed(rows: StepInput, choice: random.Random) -> StepInput:
     """A copy in which one or two integers are changed, or a list is one longer or shorter."""
     fields = ["tokens", "positions", "starts", "output_rows", "block_tables"]
-    fields += [name for name in ("segments", "adapters") if getattr(rows, name) is not None]
+    fields += [name for name in ("segments", "adapters", "states") if getattr(rows, name) is not None]
     for _ in range(choice.randint(1, 2)):
         name = choice.choice(fields)
-        whole = [list(each) for each in rows.block_tables] if name == "block_tables" else [list(getattr(rows, name))]
+        nested = name in ("block_tables", "states")
+        whole = [list(each) for each in getattr(rows, name)] if nested else [list(getattr(rows, name))]
         values = choice.choice(whole) if whole else []
         number = choice.choice([-HUGE, -1, 0, 1, 2, 7, 8, 15, 16, 17, 39, 40, 77, 90, HUGE, 2**31 - 1, 2**35])
         match choice.randrange(6):
@@ -254,7 +256,10 @@ def disturbed(rows: StepInput, choice: random.Random) -> StepInput:
                 values.append(number)
             case _ if values:
                 values[choice.randrange(len(values))] = number
-        rows = replace(rows, **{name: whole if name == "block_tables" else whole[0]})
+        changed: Any = whole if nested else whole[0]
+        if name == "states":
+            changed = [StateUse(*use) if len(use) == len(StateUse._fields) else tuple(use) for use in whole]
+        rows = replace(rows, **{name: changed})
     return rows
 
 

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from polyhead.models.checkpoint.description import invalid_fields
-from polyhead.models.executors.contract import Executor, StepInput
+from polyhead.models.executors.contract import Executor, StateUse, StepInput
 from polyhead.models.executors.torch_executor import TorchExecutor
 from polyhead.models.native.library import load_library, runnable_targets
 from polyhead.models.native.native_executor import NativeExecutor
@@ -123,6 +123,7 @@ GENERATORS = {
         window=20,
         windowed=(True, False, True),
     ),
+    "gated values": replace(LLAMA, attention_gate=True, query_key_norm="shared", rotary_width=6, head_width=10),
     "sinks": replace(LLAMA, sinks=True, window=20, windowed=(True, False, True), mlp_bias=True, residual_scale=0.8),
     "alibi": replace(
         LLAMA,
@@ -253,7 +254,9 @@ def texts(config: ModelConfig, lengths: tuple[int, ...] = LENGTHS) -> list[list[
     return [[choice.randrange(config.vocab_size) for _ in range(length)] for length in lengths]
 
 
-def rows_of(parts: list[tuple[list[int], int, list[int]]], last_only: bool = True) -> StepInput:
+def rows_of(
+    parts: list[tuple[list[int], int, list[int]]], last_only: bool = True, states: list[StateUse] | None = None
+) -> StepInput:
     """Each part: tokens, the position of the first, and the blocks of the whole sequence."""
     starts = list(accumulate((len(tokens) for tokens, _, _ in parts), initial=0))
     return StepInput(
@@ -262,6 +265,7 @@ def rows_of(parts: list[tuple[list[int], int, list[int]]], last_only: bool = Tru
         starts=starts,
         block_tables=[table for _, _, table in parts],
         output_rows=[end - 1 for end in starts[1:]] if last_only else list(range(starts[-1])),
+        states=states,
     )
 
 
