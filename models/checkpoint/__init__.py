@@ -7,7 +7,7 @@ executed or unpickled.
 """
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from logging import getLogger
 from pathlib import Path
@@ -30,7 +30,7 @@ from . import gguf_file as gguf
 from . import merged_adapter as adapter
 from . import recurrent_folder as recurrent
 from .default_precision import DefaultPrecision
-from .description import Description, build_on_meta
+from .description import Description, Form, build_on_meta
 from .folder_files import FolderCheck, accept_folder
 from .gguf_adapter import apply_gguf_adapter, read_gguf_adapter
 from .gguf_parts import find_split_file
@@ -54,7 +54,8 @@ class Checkpoint:
     has its default rules. `both_orders`: a pair is scored in both orders and the scores are added.
     `width` is that of an embedder's vectors, else that of the states; `excludes_prompt`: an embedder does not pool the
     tokens of a prompt. `pair_prompt`: how the chat template of a reranker gets a pair. `late`: how an
-    embedder with a vector for each token reads texts. `label_prompt`: how labels of the request are read.
+    embedder with a vector for each token reads texts. `label_prompt`: how labels of the request are read. `more_forms`,
+    `missing_forms` and `has_queries`: see models.checkpoint.description.HeadDescription.
     """
 
     source: str
@@ -82,6 +83,9 @@ class Checkpoint:
     pair_prompt: PairPrompt | None = None
     late: LateInteraction | None = None
     label_prompt: LabelPrompt | None = None
+    more_forms: tuple[Form, ...] = ()
+    missing_forms: Mapping[str, str] = field(default_factory=dict)
+    has_queries: bool = False
 
 
 def ignore_progress(done: int, total: int) -> None:
@@ -159,6 +163,9 @@ def prepare(
         pair_prompt=description.head.pair_prompt,
         late=description.late,
         label_prompt=description.labels,
+        more_forms=description.head.more_forms,
+        missing_forms=description.head.missing_forms,
+        has_queries=description.head.has_queries,
         stop_tokens=description.stop_tokens,
         max_tokens=description.max_tokens,
         weight_bytes=sum(numbers.values()) * dtype.itemsize,
