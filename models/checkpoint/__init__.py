@@ -25,7 +25,7 @@ from ..network.model_config import ModelConfig
 from ..network.transformer import Transformer
 from ..seq2seq.decoding import DecodingConfig
 from ..tokenizer import Tokenizer
-from . import folder, label_folders
+from . import folder, label_folders, static_folder
 from . import gguf_file as gguf
 from . import merged_adapter as adapter
 from . import recurrent_folder as recurrent
@@ -55,7 +55,7 @@ class Checkpoint:
     `width` is that of an embedder's vectors, else that of the states; `excludes_prompt`: an embedder does not pool the
     tokens of a prompt. `pair_prompt`: how the chat template of a reranker gets a pair. `late`: how an
     embedder with a vector for each token reads texts. `label_prompt`: how labels of the request are read. `more_forms`,
-    `missing_forms` and `has_queries`: see models.checkpoint.description.HeadDescription.
+    `missing_forms`, `has_queries` and `skipped_tokens`: see models.checkpoint.description.HeadDescription.
     """
 
     source: str
@@ -86,6 +86,7 @@ class Checkpoint:
     more_forms: tuple[Form, ...] = ()
     missing_forms: Mapping[str, str] = field(default_factory=dict)
     has_queries: bool = False
+    skipped_tokens: frozenset[int] = frozenset()
 
 
 def ignore_progress(done: int, total: int) -> None:
@@ -166,6 +167,7 @@ def prepare(
         more_forms=description.head.more_forms,
         missing_forms=description.head.missing_forms,
         has_queries=description.head.has_queries,
+        skipped_tokens=description.head.skipped_tokens,
         stop_tokens=description.stop_tokens,
         max_tokens=description.max_tokens,
         weight_bytes=sum(numbers.values()) * dtype.itemsize,
@@ -195,6 +197,8 @@ def describe_source(
         return describe_merged(policy.for_source(source).locate(adapter.base_source(path)), path, folder_check)
     if recurrent.is_recurrent(path):
         return recurrent.describe_recurrent(path, folder_check)
+    if static_folder.is_static(path):
+        return static_folder.describe_static(path, folder_check)
     if label_folders.is_label_folder(path):
         return label_folders.describe_label_folder(path, folder_check)
     return describe_folder(path, folder_check)

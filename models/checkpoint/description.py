@@ -99,7 +99,8 @@ class HeadDescription:
     are tensors of the head beside those of the network's files, by a name for messages, each with our name.
     `pair_prompt`: how the chat template of a reranker gets a pair. `more_forms` are outputs of an embedder beside the
     vector of a text, each of the head's module of that name; `missing_forms` says by form what would have to be done
-    for it. `has_queries`: queries are read by the head's modules `query_vector` and `query_words`.
+    for it. `has_queries`: queries are read by the head's modules `query_vector` and `query_words`. `skipped_tokens`
+    are not pooled.
     """
 
     task: str
@@ -118,6 +119,7 @@ class HeadDescription:
     more_forms: tuple[Form, ...] = ()
     missing_forms: Mapping[str, str] = field(default_factory=dict)
     has_queries: bool = False
+    skipped_tokens: frozenset[int] = frozenset()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -194,7 +196,7 @@ def build_on_meta(description: Description) -> tuple[Transformer, nn.Module]:
             )
     check_depth(
         description.file,
-        max((config.depth for config in configs if not config.shared), default=0),
+        max((config.depth for config in configs if not (config.shared or config.static)), default=0),
         count_layer_tensors(description),
     )
     if (shared := max((config.depth for config in configs if config.shared), default=0)) > MAX_SHARED_LAYERS:

@@ -32,8 +32,10 @@ from .folder_files import (
 )
 from .head_config import EMBEDDING_COPIES, HEADS, read_both_sides
 from .late_interaction import FIRST_ARCHITECTURE, read_late_interaction
+from .more_outputs import add_outputs
 from .quantized.config_fields import CONFIG
 from .quantized.formats import read_quantization
+from .query_route import add_query_route
 from .sentence_modules import find_module_task, network_folder, read_sentence_config
 from .tensor_files import TensorEntry, check_tensor_count, read_safetensors
 from .unread_formats import INDEX, SINGLE, check_folder, missing_weights_error
@@ -65,6 +67,8 @@ def describe_folder(parts: FolderParts, folder_check: FolderCheck = accept_folde
     if read_sentence_config(parts.path).get("do_lower_case"):
         tokenizer = tokenizer.lower_case()
     head, limit = HEADS[parts.spec.task](parts, config)
+    head = add_outputs(parts, config, tokenizer, head) if parts.spec.task == "embed" else head
+    head = add_query_route(parts, config, head, tokenizer, partial(load_tokenizer, folder_check=folder_check))
     late = read_late_interaction(parts, config, tokenizer) if parts.spec.task == "token_vectors" else None
     if late is not None:
         config = replace(config, hides_rows=late.hides_expansion)
@@ -107,6 +111,7 @@ def describe_changed(parts: FolderParts, known: Description) -> Description:
     """The description of a folder that differs from a known one in tensors and head only; its other files are not read
     again."""
     head, limit = HEADS[parts.spec.task](parts, known.config)
+    head = add_outputs(parts, known.config, known.tokenizer, head) if parts.spec.task == "embed" else head
     translate, entries = weight_translation(parts, head), list_entries(parts, head)
     return replace(known, head=head, entries=entries, translate=translate, max_tokens=limit, parts=parts)
 

@@ -38,7 +38,10 @@ DTYPES = {
     "F8_E5M2": torch.float8_e5m2,
     "F8_E8M0": torch.float8_e8m0fnu,
 }  # widest first: tensors are stored in this order, so that each starts at a multiple of its item size
-COPIED_PATTERNS = ("*.json", "*.jinja", "*.txt", "*.model", "[0-9]*_*/config.json", "[0-9]*_*/model.safetensors")
+COPIED_PATTERNS = (
+    *("*.json", "*.jinja", "*.txt", "*.model", "[0-9]*_*/config.json", "[0-9]*_*/model.safetensors"),
+    "*_linear.safetensors",  # of further outputs
+)
 ROUNDED_ROWS = 1024  # rows of a matrix rounded at a time
 Shapes = dict[str, tuple[str, tuple[int, ...]]]  # by tensor: its kind and shape in the file
 

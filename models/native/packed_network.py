@@ -52,6 +52,7 @@ LoadPart = Callable[[nn.Module], AbstractContextManager[object]]
 def unsupported_reason(config: ModelConfig) -> str:
     """Why the compiled step cannot compute such a network; empty if it can."""
     reasons = (
+        (config.static, "its states are embeddings, with no layers above them"),
         (config.position == "relative", "its keys and values depend on distances"),
         (config.distances, "its scores have a bias by distance"),
         (config.experts is not None and config.experts.scoring == "sparse_mixer", "its router is a sparse mixer"),

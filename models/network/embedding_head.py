@@ -143,11 +143,12 @@ class TokenWeightHead(nn.Module):
 
 class TokenTableHead(nn.Module):
     """A weight for each token of the vocabulary, whatever the text: of queries that no network reads (Geng et al. 2024,
-    arXiv:2411.04403)."""
+    arXiv:2411.04403). `skipped` are the tokens around a text."""
 
-    def __init__(self, vocab_size: int) -> None:
+    def __init__(self, vocab_size: int, skipped: frozenset[int]) -> None:
         super().__init__()
         self.weight = nn.Parameter(torch.empty(vocab_size))
+        self.skipped = skipped
 
     def needed_rows(self, starts: list[int]) -> tuple[list[int], list[int]]:
         """No rows."""

@@ -67,6 +67,7 @@ class Model:
     a pair with its chat template. `late`: of an embedder with a vector for each token. `label_prompt`: of a model that
     reads labels of the request. `more_forms`: outputs that it has beside those of its task. `missing_forms`: by form,
     what would have to be done for the output. `has_queries`: it reads queries in another way than documents.
+    `skipped_tokens` are not pooled. `is_static`: its tokens have vectors that do not depend on others.
     """
 
     name: str
@@ -95,6 +96,8 @@ class Model:
     more_forms: tuple[OutputForm, ...] = ()
     missing_forms: Mapping[str, str] = field(default_factory=dict)
     has_queries: bool = False
+    skipped_tokens: frozenset[int] = frozenset()
+    is_static: bool = False
 
     @property
     def forms(self) -> frozenset[OutputForm]:

@@ -213,7 +213,7 @@ def read_token_weights(
             own = weights[start:end]
         found = dict[int, float]()
         for token, weight in zip(tokens, own.tolist(), strict=True):
-            if weight and token not in getattr(head, "skipped", ()):
+            if weight and token not in head.skipped:
                 found[token] = max(weight, found.get(token, weight))
         finite = bool(own.isfinite().all())
         answers.append(TokenCandidates((tuple(sorted(found.items())),)) if finite else None)

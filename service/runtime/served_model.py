@@ -49,6 +49,8 @@ def build_model(need: MemoryNeed, loaded: Checkpoint, placement: Placement) -> M
         more_forms=loaded.more_forms,
         missing_forms=loaded.missing_forms,
         has_queries=loaded.has_queries,
+        skipped_tokens=loaded.skipped_tokens,
+        is_static=loaded.config.static,
     )
     if not need.blocks or need.cache_tokens >= model.max_tokens:
         return model

@@ -36,6 +36,7 @@ FORM_NAMES: dict[OutputForm, str] = {
     "tokens": "vectors of tokens",
     "words": "weights of words",
 }
+ROLES = ("query", "document")  # of texts, for a model that distinguishes them
 TOKEN_TASKS: tuple[Task, ...] = ("tag", "span", "fill")
 WINDOW_TASKS: tuple[Task, ...] = ("tag", "span")  # the answer for a part is valid for the whole
 
@@ -291,11 +292,11 @@ def encode_texts(
 
 def prompt_prefix(model: Model, request: EncodingRequest) -> str:
     """Return the text that is put before each input. Raises BadRequest if the model has no prompt of that name."""
-    if request.prompt and request.prompt not in model.prompts:
+    if request.prompt and request.prompt not in model.prompts and not (model.has_queries and request.prompt in ROLES):
         known = ", ".join(filter(None, model.prompts)) or "it has none"
         message = f"prompt_name: {model.name} has no prompt {request.prompt[:MAX_QUOTE]!r}; its prompts: {known}"
         raise BadRequest(message, param="prompt_name")
-    return model.prompts.get(request.prompt, "")
+    return model.prompts.get(request.prompt, model.prompts.get("", ""))
 
 
 def text_role(late: LateInteraction, request: EncodingRequest, index: int) -> TextRole:
@@ -447,6 +448,8 @@ def read_input(
             exclude_prompt(text_request, [row >= first for row in some], where)
             for text_request, (_, some) in zip(requests, chosen, strict=True)
         ]
+    if model.skipped_tokens:
+        requests = [skip_tokens(model, text_request, where) for text_request in requests]
     if model.late is not None:
         role = text_role(model.late, request, index)
         requests = [fill_query(model.late, role, text_request, where) for text_request in requests]
@@ -504,6 +507,16 @@ def exclude_prompt(text_request: Encode, is_text_row: Sequence[bool], where: str
     if not rows:
         raise TooLong(f"{where}: the prompt alone has as many tokens as the model takes", param=where)
     return replace(text_request, rows=rows)
+
+
+def skip_tokens(model: Model, text_request: Encode, where: str) -> Encode:
+    """Return the request without the tokens that the model skips. Raises EmptyInput if there are no others."""
+    tokens = tuple(token for token in text_request.tokens if token not in model.skipped_tokens)
+    if not tokens:
+        raise EmptyInput(f"{where}: has only words that the model skips", param=where)
+    return (
+        text_request if len(tokens) == len(text_request.tokens) else replace(text_request, tokens=tokens, segments=())
+    )
 
 
 def mask_rows(model: Model, part: InputRow) -> tuple[int, ...]:
