@@ -33,12 +33,13 @@ from .folder_files import (
 from .head_config import EMBEDDING_COPIES, HEADS, read_both_sides
 from .late_interaction import FIRST_ARCHITECTURE, read_late_interaction
 from .more_outputs import add_outputs
+from .onnx_weights import read_onnx
 from .quantized.config_fields import CONFIG
 from .quantized.formats import read_quantization
 from .query_route import add_query_route
 from .sentence_modules import find_module_task, network_folder, read_sentence_config
 from .tensor_files import TensorEntry, check_tensor_count, read_safetensors
-from .unread_formats import INDEX, SINGLE, check_folder, missing_weights_error
+from .unread_formats import INDEX, SINGLE, check_folder, find_onnx, missing_weights_error
 
 BuildNetwork = Callable[[], Any]
 
@@ -204,6 +205,8 @@ def list_tensors(path: Path) -> dict[str, TensorEntry]:
     if (path / SINGLE).is_file():
         return read_safetensors(path / SINGLE)
     check_folder(path)
+    if (graph := find_onnx(path)) is not None:
+        return read_onnx(graph)
     raise missing_weights_error(path)
 
 

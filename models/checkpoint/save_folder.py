@@ -61,6 +61,11 @@ def find_coded_matrices(description: Description, scheme: SavedScheme) -> dict[s
         raise UnsupportedError(message, file=str(description.parts.root))
     network, head = build_on_meta(description)
     entries = match_entries(description, network, head)
+    if graph := next((entry.file for entry in entries.values() if entry.file.suffix == ".onnx"), None):
+        message = (
+            "its weights are in an ONNX graph, and only safetensors are saved again; serve it with --precision int8"
+        )
+        raise UnsupportedError(message, file=str(graph))
     if done := next((name for name, entry in entries.items() if isinstance(entry, QuantizedEntry)), ""):
         message = "it is quantised already; name the folder it was made from"
         raise UnsupportedError(message, file=description.file, tensor=done)
