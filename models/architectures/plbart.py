@@ -23,7 +23,9 @@ PLBART = Family(
     renames=bart.RENAMES,
     heads={
         "PLBartForConditionalGeneration": HeadSpec("translate", SEQ2SEQ_HEAD, decoder=seq2seq_config),
-        "PLBartForSequenceClassification": bart.label_heads("PLBart", seq2seq_config)["PLBartForSequenceClassification"],
+        "PLBartForSequenceClassification": bart.label_heads("PLBart", seq2seq_config)[
+            "PLBartForSequenceClassification"
+        ],
     },
     convert=bart.convert_weight,
 )

@@ -19,6 +19,7 @@ NETWORKS = ("Transformer", "MLMTransformer")
 STATIC = "StaticEmbedding"
 SPARSE = "SpladePooling"
 LOGIT_SCORE = "LogitScore"
+LAYER_KINDS = ("Dense", "LayerNorm", "Normalize")
 ROUTERS, ROUTER_CONFIG = ("Router", "Asym"), "router_config.json"
 SPARSE_TABLE = "SparseStaticEmbedding"
 LATE_INTERACTION = ("ColBERT", "MultiVectorEncoder")  # kinds of models with a vector for each token
@@ -263,10 +264,10 @@ def build_vector_modules(file: Path, modules: Sequence[SentenceModule], width: i
     for module in modules[1:]:
         if module.kind == "Pooling" and pooling is None:
             pooling = module
-        elif module.kind in ("Pooling", "MultiVectorMask", STATIC, SPARSE_TABLE, *NETWORKS):
-            raise UnsupportedError(f"module {show_value(module.type)} is not known in this place", file=str(file))
-        elif module.kind != "Dropout":  # which does nothing outside of training
+        elif module.kind in LAYER_KINDS:
             (before if pooling is None else after).append(module)
+        elif module.kind != "Dropout":  # which does nothing outside of training
+            raise UnsupportedError(f"module {show_value(module.type)} is not known in this place", file=str(file))
     poolings: tuple[Pooling, ...] = ("mean",)
     include_prompt = True
     if pooling is not None:

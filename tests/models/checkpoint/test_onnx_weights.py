@@ -67,7 +67,7 @@ def test_a_graph_without_a_configuration_is_refused(tiny_embedder: Path, tmp_pat
     (tmp_path / "model.onnx").write_bytes(model())
     with pytest.raises(UnsupportedError, match=r"only an ONNX graph \(model.onnx\), which is read only as model.onnx"):
         load(str(tmp_path))
-    with pytest.raises(UnsupportedError, match="beside the config.json of its network; put that file there"):
+    with pytest.raises(UnsupportedError, match=r"beside the config\.json of its network; put that file there"):
         load(str(tmp_path / "model.onnx"))
 
 
