@@ -5,9 +5,8 @@ torch's parameters, except for the matrices of linear layers: they are stored tr
 (`onnx::MatMul_42`), and the name of the product's node has the module's (`/encoder/layer.0/output/dense/MatMul`). Equal
 tensors are stored once, and Identity nodes give the others' names.
 
-The file is a message of protocol buffers (https://protobuf.dev/programming-guides/encoding) whose fields are in
-onnx.proto of ONNX. It is a stranger's file: each length is compared with the end of what it is in, and every number of
-parts has a limit.
+The file is a message of protocol buffers, whose fields are in onnx.proto of ONNX. It is a stranger's file: each length
+is compared with the end of what it is in, and every number of parts has a limit.
 """
 
 import os
