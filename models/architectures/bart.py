@@ -1,6 +1,7 @@
 """BART: an encoder-decoder with post-norm, learned positions and a norm of the embeddings."""
 
 import math
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
@@ -85,6 +86,16 @@ def seq2seq_config(hf: Json, start: int) -> EncoderDecoderConfig:
     return EncoderDecoderConfig(encoder=model_config(hf), decoder=stack_config(hf, "decoder"), start=start)
 
 
+def label_heads(name: str, decoder: Callable[[Json, int], EncoderDecoderConfig]) -> dict[str, HeadSpec]:
+    """The heads on the decoder's states; `name` is the prefix of the class names."""
+    return {
+        f"{name}ForSequenceClassification": HeadSpec(
+            "classify", CLASSIFICATION_HEAD, last_token_scoring, decoder=decoder, reads_decoder=True
+        ),
+        f"{name}ForQuestionAnswering": replace(SPAN_HEAD, decoder=decoder, reads_decoder=True),
+    }
+
+
 BART = Family(
     name="bart",
     prefix="model",
@@ -92,10 +103,7 @@ BART = Family(
     renames=RENAMES,
     heads={
         "BartForConditionalGeneration": HeadSpec("translate", SEQ2SEQ_HEAD, decoder=seq2seq_config),
-        "BartForSequenceClassification": HeadSpec(
-            "classify", CLASSIFICATION_HEAD, last_token_scoring, decoder=seq2seq_config, reads_decoder=True
-        ),
-        "BartForQuestionAnswering": replace(SPAN_HEAD, decoder=seq2seq_config, reads_decoder=True),
+        **label_heads("Bart", seq2seq_config),
     },
     convert=convert_weight,
 )

@@ -141,6 +141,14 @@ def bert_heads(name: str) -> dict[str, HeadSpec]:
     }
 
 
+def pair_heads(name: str) -> dict[str, HeadSpec]:
+    """The heads that BERT was pretrained with: whether a text follows another, and words for masks, alone or both."""
+    return {
+        f"{name}ForNextSentencePrediction": HeadSpec("classify", NEXT_SENTENCE),
+        f"{name}ForPreTraining": HeadSpec("fill", MASK_HEAD, mask_scoring),
+    }
+
+
 def roberta_heads(name: str) -> dict[str, HeadSpec]:
     """The heads with the weight names of RoBERTa."""
     return {
@@ -157,8 +165,7 @@ BERT = Family(
     renames=RENAMES,
     heads={
         **bert_heads("Bert"),
-        "BertForNextSentencePrediction": HeadSpec("classify", NEXT_SENTENCE),
-        "BertForPreTraining": HeadSpec("fill", MASK_HEAD, mask_scoring),
+        **pair_heads("Bert"),
     },
     drop=DROP,
 )

@@ -59,9 +59,16 @@ DATA2VEC = Family(
     "data2vec-text", "data2vec_text", bert.roberta_config, bert.RENAMES, bert.roberta_heads("Data2VecText"),
     drop=bert.DROP,
 )  # fmt: skip
-ERNIE_BERT = Family("ernie", "ernie", ernie_config, bert.RENAMES, bert.bert_heads("Ernie"), drop=bert.DROP)
+ERNIE_BERT = Family(
+    "ernie", "ernie", ernie_config, bert.RENAMES, bert.bert_heads("Ernie") | bert.pair_heads("Ernie"), drop=bert.DROP
+)
 MEGATRON_BERT = Family(
-    "megatron-bert", "bert", megatron_config, MEGATRON_RENAMES, bert.bert_heads("MegatronBert"), drop=bert.DROP
+    name="megatron-bert",
+    prefix="bert",
+    config=megatron_config,
+    renames=MEGATRON_RENAMES,
+    heads=bert.bert_heads("MegatronBert") | bert.pair_heads("MegatronBert"),
+    drop=bert.DROP,
 )
 REMBERT = Family(
     name="rembert",

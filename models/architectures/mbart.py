@@ -48,7 +48,10 @@ MBART = Family(
     prefix="model",
     config=mbart_config,
     renames=RENAMES,
-    heads={"MBartForConditionalGeneration": HeadSpec("translate", SEQ2SEQ_HEAD, decoder=mbart_sides)},
+    heads={
+        "MBartForConditionalGeneration": HeadSpec("translate", SEQ2SEQ_HEAD, decoder=mbart_sides),
+        **bart.label_heads("MBart", mbart_sides),
+    },
     convert=bart.convert_weight,
 )
 M2M_100 = Family(

@@ -21,6 +21,11 @@ PLBART = Family(
     prefix="model",
     config=model_config,
     renames=bart.RENAMES,
-    heads={"PLBartForConditionalGeneration": HeadSpec("translate", SEQ2SEQ_HEAD, decoder=seq2seq_config)},
+    heads={
+        "PLBartForConditionalGeneration": HeadSpec("translate", SEQ2SEQ_HEAD, decoder=seq2seq_config),
+        "PLBartForSequenceClassification": bart.label_heads("PLBart", seq2seq_config)[
+            "PLBartForSequenceClassification"
+        ],
+    },
     convert=bart.convert_weight,
 )

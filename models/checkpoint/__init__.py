@@ -25,12 +25,12 @@ from ..network.model_config import ModelConfig
 from ..network.transformer import Transformer
 from ..seq2seq.decoding import DecodingConfig
 from ..tokenizer import Tokenizer
-from . import folder, label_folders
+from . import folder, label_folders, static_folder
 from . import gguf_file as gguf
 from . import merged_adapter as adapter
 from . import recurrent_folder as recurrent
 from .default_precision import DefaultPrecision
-from .description import Description, build_on_meta
+from .description import Description, Form, build_on_meta
 from .folder_files import FolderCheck, accept_folder
 from .gguf_adapter import apply_gguf_adapter, read_gguf_adapter
 from .gguf_parts import find_split_file
@@ -54,8 +54,9 @@ class Checkpoint:
     has its default rules. `both_orders`: a pair is scored in both orders and the scores are added.
     `width` is that of an embedder's vectors, else that of the states; `excludes_prompt`: an embedder does not pool the
     tokens of a prompt. `pair_prompt`: how the chat template of a reranker gets a pair. `late`: how an
-    embedder with a vector for each token reads texts. `label_prompt`: how labels of the request are read.
-    `sampling`: options that the checkpoint suggests to requests.
+    embedder with a vector for each token reads texts. `label_prompt`: how labels of the request are read. `more_forms`,
+    `missing_forms`, `has_queries` and `skipped_tokens`: see models.checkpoint.description.HeadDescription. `sampling`:
+    options that the checkpoint suggests to requests.
     """
 
     source: str
@@ -84,6 +85,10 @@ class Checkpoint:
     late: LateInteraction | None = None
     label_prompt: LabelPrompt | None = None
     sampling: Mapping[str, float] = field(default_factory=dict)
+    more_forms: tuple[Form, ...] = ()
+    missing_forms: Mapping[str, str] = field(default_factory=dict)
+    has_queries: bool = False
+    skipped_tokens: frozenset[int] = frozenset()
 
 
 def ignore_progress(done: int, total: int) -> None:
@@ -162,6 +167,10 @@ def prepare(
         late=description.late,
         label_prompt=description.labels,
         sampling=description.sampling,
+        more_forms=description.head.more_forms,
+        missing_forms=description.head.missing_forms,
+        has_queries=description.head.has_queries,
+        skipped_tokens=description.head.skipped_tokens,
         stop_tokens=description.stop_tokens,
         max_tokens=description.max_tokens,
         weight_bytes=sum(numbers.values()) * dtype.itemsize,
@@ -191,6 +200,8 @@ def describe_source(
         return describe_merged(policy.for_source(source).locate(adapter.base_source(path)), path, folder_check)
     if recurrent.is_recurrent(path):
         return recurrent.describe_recurrent(path, folder_check)
+    if static_folder.is_static(path):
+        return static_folder.describe_static(path, folder_check)
     if label_folders.is_label_folder(path):
         return label_folders.describe_label_folder(path, folder_check)
     return describe_folder(path, folder_check)

@@ -9,7 +9,7 @@ import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from logging import getLogger
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
@@ -78,6 +78,7 @@ PROBE_TEXTS: tuple[Text, ...] = ("", "word", ("word", "word"))
 LAYER_NAME = re.compile(r"(^|\.)(blocks\.\d+|layers)\.")  # in our names; "layers" in those of recurrent networks
 MAX_NAMED = 5  # tensors named in a message; the others are counted
 NamedPieces = list[tuple[str, Tensor]]
+Form = Literal["tokens", "words"]  # of an output: a vector for each token, weights of words
 CutFunction = Callable[[Transformer, nn.Module], Mapping[str, Cut]]
 log = getLogger(__name__)
 
@@ -97,7 +98,10 @@ class HeadDescription:
     decoding rules. `both_orders`: a pair is scored in both orders and the scores are added. `width`: of an embedder's
     vectors; 0: that of the states. `excludes_prompt`: an embedder does not pool the tokens of a prompt. `own_entries`
     are tensors of the head beside those of the network's files, by a name for messages, each with our name.
-    `pair_prompt`: how the chat template of a reranker gets a pair.
+    `pair_prompt`: how the chat template of a reranker gets a pair. `more_forms` are outputs of an embedder beside the
+    vector of a text, each of the head's module of that name; `missing_forms` says by form what would have to be done
+    for it. `has_queries`: queries are read by the head's modules `query_vector` and `query_words`. `skipped_tokens`
+    are not pooled.
     """
 
     task: str
@@ -113,6 +117,10 @@ class HeadDescription:
     excludes_prompt: bool = False
     own_entries: Mapping[str, tuple[str, TensorEntry]] = field(default_factory=dict)
     pair_prompt: PairPrompt | None = None
+    more_forms: tuple[Form, ...] = ()
+    missing_forms: Mapping[str, str] = field(default_factory=dict)
+    has_queries: bool = False
+    skipped_tokens: frozenset[int] = frozenset()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -190,7 +198,7 @@ def build_on_meta(description: Description) -> tuple[Transformer, nn.Module]:
             )
     check_depth(
         description.file,
-        max((config.depth for config in configs if not config.shared), default=0),
+        max((config.depth for config in configs if not (config.shared or config.static)), default=0),
         count_layer_tensors(description),
     )
     if (shared := max((config.depth for config in configs if config.shared), default=0)) > MAX_SHARED_LAYERS:

@@ -32,12 +32,15 @@ from .folder_files import (
 )
 from .head_config import EMBEDDING_COPIES, HEADS, read_both_sides
 from .late_interaction import FIRST_ARCHITECTURE, read_late_interaction
+from .more_outputs import add_outputs
+from .onnx_weights import read_onnx
 from .quantized.config_fields import CONFIG
 from .quantized.formats import read_quantization
+from .query_route import add_query_route
 from .sampling_defaults import read_folder_sampling
 from .sentence_modules import find_module_task, network_folder, read_sentence_config
 from .tensor_files import TensorEntry, check_tensor_count, read_safetensors
-from .unread_formats import INDEX, SINGLE, check_folder, missing_weights_error
+from .unread_formats import INDEX, SINGLE, check_folder, find_onnx, missing_weights_error
 
 BuildNetwork = Callable[[], Any]
 
@@ -66,6 +69,8 @@ def describe_folder(parts: FolderParts, folder_check: FolderCheck = accept_folde
     if read_sentence_config(parts.path).get("do_lower_case"):
         tokenizer = tokenizer.lower_case()
     head, limit = HEADS[parts.spec.task](parts, config)
+    head = add_outputs(parts, config, tokenizer, head) if parts.spec.task == "embed" else head
+    head = add_query_route(parts, config, head, tokenizer, partial(load_tokenizer, folder_check=folder_check))
     late = read_late_interaction(parts, config, tokenizer) if parts.spec.task == "token_vectors" else None
     if late is not None:
         config = replace(config, hides_rows=late.hides_expansion)
@@ -109,6 +114,7 @@ def describe_changed(parts: FolderParts, known: Description) -> Description:
     """The description of a folder that differs from a known one in tensors and head only; its other files are not read
     again."""
     head, limit = HEADS[parts.spec.task](parts, known.config)
+    head = add_outputs(parts, known.config, known.tokenizer, head) if parts.spec.task == "embed" else head
     translate, entries = weight_translation(parts, head), list_entries(parts, head)
     return replace(known, head=head, entries=entries, translate=translate, max_tokens=limit, parts=parts)
 
@@ -201,6 +207,8 @@ def list_tensors(path: Path) -> dict[str, TensorEntry]:
     if (path / SINGLE).is_file():
         return read_safetensors(path / SINGLE)
     check_folder(path)
+    if (graph := find_onnx(path)) is not None:
+        return read_onnx(graph)
     raise missing_weights_error(path)
 
 

@@ -296,7 +296,7 @@ def embedding_head(parts: FolderParts, config: ModelConfig) -> tuple[HeadDescrip
     if not has_modules(parts.root):
         log.warning("%s: no modules.json says how to pool states; taking their mean", parts.root)
         return pooler_head("mean", normalise=False), input_limit(parts.path, config)
-    modules, prompts = read_vector_modules(parts.root, config.state_width), read_prompts(parts)
+    modules, prompts = read_vector_modules(parts.root, config.state_width), read_prompts(parts.root)
     check_network_settings(parts.path)
     return vector_head(modules, prompts, config.state_width), sentence_limit(parts.path, config)
 
@@ -334,10 +334,10 @@ def vector_head(modules: VectorModules, prompts: Mapping[str, str], width: int) 
     )
 
 
-def read_prompts(parts: FolderParts) -> dict[str, str]:
+def read_prompts(root: Path) -> dict[str, str]:
     """The prompts that sentence-transformers puts before texts, by name; the one with the empty name is put before
     every text."""
-    file = parts.root / PROMPTS
+    file = root / PROMPTS
     config = read_json(file, {})
     prompts = config.get("prompts") or {}
     if not isinstance(prompts, dict) or not all(isinstance(text, str) for text in prompts.values()):
@@ -415,7 +415,7 @@ def read_pair_prompt(parts: FolderParts, task: str) -> PairPrompt | None:
     `task` is that of the Transformer module. UnsupportedError for settings of it that are not known.
     """
     file, config = parts.path / SENTENCE_CONFIG, read_sentence_config(parts.path)
-    system = read_prompts(parts)[""]
+    system = read_prompts(parts.root)[""]
     modes = read_object(file, config, "modality_config")
     if (found := config.get("transformer_task", task)) != task:
         message = f"transformer_task {show_value(found)} does not fit its head; known is {task}"

@@ -26,6 +26,7 @@ from .folder_files import read_json
 from .hub_files import (
     HubFile,
     choose_gguf,
+    choose_onnx,
     choose_small_files,
     choose_weights,
     has_safetensors,
@@ -216,12 +217,13 @@ def choose_path(
         parts = choose_gguf(files, wanted.quantisation, wanted.file).parts
         download_files(repository, parts, options.progress, options.max_bytes)
         return repository.snapshot / parts[0].name
-    if not has_safetensors(files):
+    graph = [] if has_safetensors(files) else choose_onnx(files)
+    if not has_safetensors(files) and not graph:
         raise unread_weights_error([file.name for file in files])
     small = choose_small_files(files)
     download_files(repository, small, options.progress, options.max_bytes)
     index = repository.snapshot / INDEX
-    weights = choose_weights(files, index_shards(read_json(index)) if index.exists() else ())
+    weights = graph or choose_weights(files, index_shards(read_json(index)) if index.exists() else ())
     rest = replace(options, max_bytes=options.max_bytes and max(options.max_bytes - sum(f.size for f in small), 1))
     download_files(repository, weights, rest.progress, rest.max_bytes)
     return repository.snapshot

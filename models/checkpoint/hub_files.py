@@ -12,7 +12,7 @@ from pathlib import PurePosixPath
 
 from ..core.errors import CheckpointError, UnsupportedError, show_value
 from ..core.files import MAX_VOCABULARY_BYTES, is_plain_name
-from .unread_formats import FORMATS, GGUF, INDEX, SAFE, SINGLE, explain_format
+from .unread_formats import FORMATS, GGUF, INDEX, ONNX_FILES, SAFE, SINGLE, explain_format
 
 ADAPTER = "adapter_model.safetensors"
 MODULES = "modules.json"  # of sentence-transformers, whose modules lie in subfolders
@@ -111,6 +111,16 @@ def choose_weights(files: Collection[HubFile], shards: Collection[str]) -> list[
         ):
             chosen.append(file)
     return check_count(chosen)
+
+
+def choose_onnx(files: Collection[HubFile]) -> list[HubFile]:
+    """The ONNX graph whose weights are read, with the files that hold its larger tensors; empty if there is none beside
+    a config.json."""
+    known = {file.name: file for file in files}
+    graph = next((name for name in ONNX_FILES if name in known), "")
+    if not graph or "config.json" not in known:
+        return []
+    return check_count([file for file in files if file.name in (graph, f"{graph}_data", f"{graph}.data")])
 
 
 def check_count(files: list[HubFile]) -> list[HubFile]:

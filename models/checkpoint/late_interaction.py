@@ -14,6 +14,7 @@ from ..tokenizer import Tokenizer
 from .description import HeadDescription
 from .folder_files import FolderParts, JsonObject, read_json
 from .sentence_modules import (
+    LAYER_KINDS,
     MAX_WIDTH,
     MODULES,
     PROMPTS,
@@ -30,7 +31,6 @@ from .sentence_modules import (
 
 FIRST_ARCHITECTURE = "HF_ColBERT"
 METADATA = "artifact.metadata"
-LAYERS = ("Dense", "Normalize", "LayerNorm")
 MASK_MODULE = "MultiVectorMask"
 PROJECTION = "linear.weight"  # of the first implementation
 QUERY_TOKENS, DOCUMENT_TOKENS = 32, 180  # defaults of ColBERT and of PyLate
@@ -59,10 +59,10 @@ def read_projection(parts: FolderParts) -> tuple[tuple[LayerSpec, ...], Mapping[
     """The layers of the modules after the network."""
     first, *rest = read_modules(parts.root)
     file = str(parts.root / MODULES)
-    layers = [module for module in rest if module.kind in LAYERS]
-    others = [module for module in rest if module.kind not in (*LAYERS, MASK_MODULE, "Dropout")]
+    layers = [module for module in rest if module.kind in LAYER_KINDS]
+    others = [module for module in rest if module.kind not in (*LAYER_KINDS, MASK_MODULE, "Dropout")]
     if first.kind != "Transformer" or others:
-        found, known = show_value((others or [first])[0].type), ", ".join(("Transformer", *LAYERS, MASK_MODULE))
+        found, known = show_value((others or [first])[0].type), ", ".join(("Transformer", *LAYER_KINDS, MASK_MODULE))
         raise UnsupportedError(f"module {found} is not known for vectors of tokens; known are {known}", file=file)
     specs, entries = read_layers(layers, TOKEN_VECTORS, default=TOKEN_VECTORS)
     closed = specs if specs and isinstance(specs[-1], UnitSpec) else (*specs, UnitSpec())

@@ -38,7 +38,10 @@ DTYPES = {
     "F8_E5M2": torch.float8_e5m2,
     "F8_E8M0": torch.float8_e8m0fnu,
 }  # widest first: tensors are stored in this order, so that each starts at a multiple of its item size
-COPIED_PATTERNS = ("*.json", "*.jinja", "*.txt", "*.model", "[0-9]*_*/config.json", "[0-9]*_*/model.safetensors")
+COPIED_PATTERNS = (
+    *("*.json", "*.jinja", "*.txt", "*.model", "[0-9]*_*/config.json", "[0-9]*_*/model.safetensors"),
+    "*_linear.safetensors",  # of further outputs
+)
 ROUNDED_ROWS = 1024  # rows of a matrix rounded at a time
 Shapes = dict[str, tuple[str, tuple[int, ...]]]  # by tensor: its kind and shape in the file
 
@@ -58,6 +61,11 @@ def find_coded_matrices(description: Description, scheme: SavedScheme) -> dict[s
         raise UnsupportedError(message, file=str(description.parts.root))
     network, head = build_on_meta(description)
     entries = match_entries(description, network, head)
+    if graph := next((entry.file for entry in entries.values() if entry.file.suffix == ".onnx"), None):
+        message = (
+            "its weights are in an ONNX graph, and only safetensors are saved again; serve it with --precision int8"
+        )
+        raise UnsupportedError(message, file=str(graph))
     if done := next((name for name, entry in entries.items() if isinstance(entry, QuantizedEntry)), ""):
         message = "it is quantised already; name the folder it was made from"
         raise UnsupportedError(message, file=description.file, tensor=done)

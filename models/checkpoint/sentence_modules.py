@@ -16,12 +16,19 @@ from .unread_formats import SINGLE
 
 MODULES = "modules.json"
 NETWORKS = ("Transformer", "MLMTransformer")
+STATIC = "StaticEmbedding"
 SPARSE = "SpladePooling"
 LOGIT_SCORE = "LogitScore"
+LAYER_KINDS = ("Dense", "LayerNorm", "Normalize")
+ROUTERS, ROUTER_CONFIG = ("Router", "Asym"), "router_config.json"
+SPARSE_TABLE = "SparseStaticEmbedding"
 LATE_INTERACTION = ("ColBERT", "MultiVectorEncoder")  # kinds of models with a vector for each token
 PROMPTS, SENTENCE_CONFIG = "config_sentence_transformers.json", "sentence_bert_config.json"
 OLDER_NETWORKS = ("roberta", "distilbert", "camembert", "albert", "xlm-roberta", "xlnet")
-KNOWN = (*NETWORKS, "Pooling", "Dense", "LayerNorm", "Normalize", "Dropout", SPARSE, LOGIT_SCORE, "MultiVectorMask")
+KNOWN = (
+    *(*NETWORKS, STATIC, "Pooling", "Dense", "LayerNorm", "Normalize", "Dropout", SPARSE, LOGIT_SCORE),
+    *("MultiVectorMask", SPARSE_TABLE, *ROUTERS),
+)
 OTHER_NETWORKS = {
     "WordEmbeddings": "looks up words of a vocabulary of its own",
     "BoW": "counts words",
@@ -30,8 +37,6 @@ OTHER_NETWORKS = {
     "WordWeights": "weighs words of a vocabulary of its own",
     "WeightedLayerPooling": "mixes the states of all layers",
     "CLIPModel": "reads images",
-    "Router": "sends queries and documents through modules of their own",
-    "Asym": "sends queries and documents through modules of their own",
     "SparseAutoEncoder": "is a sparse autoencoder",
 }  # modules that are refused, and what they do
 MAX_MODULES = 64
@@ -88,23 +93,87 @@ class VectorModules:
     entries: Mapping[str, tuple[str, TensorEntry]] | None = None
 
 
+@dataclass(frozen=True)
+class Routes:
+    """The modules of a folder for documents, which are those of any text, and for queries."""
+
+    documents: tuple[SentenceModule, ...]
+    queries: tuple[SentenceModule, ...]
+
+
 def has_modules(root: Path) -> bool:
     return (root / MODULES).is_file()
 
 
 def read_modules(root: Path) -> tuple[SentenceModule, ...]:
-    """The modules of a folder in their order. UnsupportedError for one that is not known."""
+    """The modules of a folder in their order, where a Router leads to those for documents. UnsupportedError for one
+    that is not known."""
+    return read_routes(root).documents
+
+
+def read_routes(root: Path) -> Routes:
+    """The modules of a folder, with those that each Router leads to in its place."""
+    listed = list_modules(root)
+    routers = {module.folder: read_router(module) for module in listed if module.kind in ROUTERS}
+
+    def follow(role: Literal["documents", "queries"]) -> tuple[SentenceModule, ...]:
+        parts = (getattr(routers[each.folder], role) if each.kind in ROUTERS else (each,) for each in listed)
+        return tuple(module for part in parts for module in part)
+
+    routes = Routes(follow("documents"), follow("queries"))
+    if max(map(len, (routes.documents, routes.queries))) > MAX_MODULES:
+        raise CheckpointError(f"has more than {MAX_MODULES} modules, {MAX_MODULES} are the most", file=str(root))
+    return routes
+
+
+def read_router(router: SentenceModule) -> Routes:
+    """The modules that a Router has for documents and for queries (its older name is Asym)."""
+    file = router.folder / ROUTER_CONFIG
+    file = file if file.is_file() else router.folder / "config.json"
+    config = read_json(file)
+    kinds, structure = read_object(file, config, "types"), read_object(file, config, "structure")
+    settings = read_object(file, config, "parameters")
+    if not 0 < len(structure) <= MAX_MODULES or len(kinds) > MAX_MODULES * len(structure):
+        message = f"structure has {len(structure)} routes and types {len(kinds)} modules; 1 to {MAX_MODULES} are known"
+        raise CheckpointError(message, file=str(file))
+
+    def follow(*tasks: str) -> tuple[SentenceModule, ...]:
+        names = structure[choose_route(file, settings, structure, tasks)]
+        if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
+            raise CheckpointError("structure should hold lists of names of modules", file=str(file))
+        return tuple(read_module(router.folder, {"type": kinds.get(name), "path": name}, file) for name in names)
+
+    return Routes(follow("document", "doc"), follow("query"))
+
+
+def choose_route(file: Path, settings: JsonObject, structure: JsonObject, tasks: Sequence[str]) -> str:
+    """The route of texts with one of these tasks: as sentence-transformers chooses it, by `route_mappings`, by its name
+    or by default."""
+    mappings = read_object(file, settings, "route_mappings")
+    keys = [*((task, kind) for task in tasks for kind in ("text", None)), (None, "text"), (None, None)]
+    default = settings.get("default_route") or next(iter(structure))
+    found = [mappings[str(key)] for key in keys if str(key) in mappings]
+    found += [name for name in (*tasks, "text") if name in structure]
+    route = next(iter(found), default)
+    if not isinstance(route, str) or route not in structure:
+        raise CheckpointError(f"route {show_value(route)} is not in structure", file=str(file))
+    return route
+
+
+def list_modules(root: Path) -> tuple[SentenceModule, ...]:
+    """The entries of modules.json."""
     file = root / MODULES
     listed: Any = read_json(file, kind=list)
     if not all(isinstance(module, dict) for module in listed):
         raise CheckpointError("should hold a list of objects, one a module", file=str(file))
     if len(listed) > MAX_MODULES:
         raise CheckpointError(f"has {len(listed)} modules; {MAX_MODULES} are the most", file=str(file))
-    return tuple(read_module(root, module) for module in listed)
+    return tuple(read_module(root, module, file) for module in listed)
 
 
-def read_module(root: Path, module: JsonObject) -> SentenceModule:
-    file, type_name, path = root / MODULES, module.get("type"), module.get("path", "")
+def read_module(root: Path, module: JsonObject, file: Path) -> SentenceModule:
+    """One module in a folder below `root`, as `file` lists it."""
+    type_name, path = module.get("type"), module.get("path", "")
     kind = type_name.rpartition(".")[2] if isinstance(type_name, str) else ""
     if kind in OTHER_NETWORKS:
         message = f"module {show_value(type_name)} {OTHER_NETWORKS[kind]}, which is not computed here"
@@ -177,13 +246,17 @@ def read_object(file: Path, config: JsonObject, field: str) -> JsonObject:
 
 
 def read_vector_modules(root: Path, width: int) -> VectorModules:
-    """The modules after the network, whose states are `width` wide.
+    """The modules after the network, whose states are `width` wide, for documents."""
+    return build_vector_modules(root / MODULES, read_modules(root), width)
+
+
+def build_vector_modules(file: Path, modules: Sequence[SentenceModule], width: int) -> VectorModules:
+    """The modules after the network, which is the first of them.
 
     CheckpointError if a module's input is not as wide as the output before it, UnsupportedError for an order of modules
     or a setting that is not known.
     """
-    file, modules = root / MODULES, read_modules(root)
-    if not modules or modules[0].kind != "Transformer":
+    if not modules or modules[0].kind not in ("Transformer", STATIC):
         found = show_value(modules[0].type) if modules else "none"
         raise UnsupportedError(f"its first module is {found}; known is a Transformer", file=str(file))
     before, after = list[SentenceModule](), list[SentenceModule]()
@@ -191,10 +264,10 @@ def read_vector_modules(root: Path, width: int) -> VectorModules:
     for module in modules[1:]:
         if module.kind == "Pooling" and pooling is None:
             pooling = module
-        elif module.kind in ("Pooling", "MultiVectorMask", *NETWORKS):
-            raise UnsupportedError(f"module {show_value(module.type)} is not known in this place", file=str(file))
-        elif module.kind != "Dropout":  # which does nothing outside of training
+        elif module.kind in LAYER_KINDS:
             (before if pooling is None else after).append(module)
+        elif module.kind != "Dropout":  # which does nothing outside of training
+            raise UnsupportedError(f"module {show_value(module.type)} is not known in this place", file=str(file))
     poolings: tuple[Pooling, ...] = ("mean",)
     include_prompt = True
     if pooling is not None:

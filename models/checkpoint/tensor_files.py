@@ -270,7 +270,7 @@ def check_readable(entry: TensorEntry) -> None:
 
 def has_same_bytes(one: TensorEntry, other: TensorEntry) -> bool:
     """Whether two tensors have the same bytes. UnsupportedError if their encoding is not supported."""
-    if (one.kind, one.shape) != (other.kind, other.shape):
+    if (one.kind, one.shape, one.transformation) != (other.kind, other.shape, other.transformation):
         return False
     check_readable(one)
     with one.file.open("rb") as first, other.file.open("rb") as second:

@@ -10,6 +10,7 @@ from ..core.files import list_files
 
 INDEX, SINGLE = "model.safetensors.index.json", "model.safetensors"
 SAFE, GGUF = ".safetensors", ".gguf"
+ONNX_FILES = ("model.onnx", "onnx/model.onnx")
 
 
 @dataclass(frozen=True)
@@ -29,8 +30,8 @@ PICKLE = UnreadFormat(
 )
 ONNX = UnreadFormat(
     "an ONNX graph",
-    "which is not read",
-    "name the safetensors folder or the GGUF file of the model that it was exported from",
+    "which is read only as model.onnx or onnx/model.onnx beside the config.json of its network",
+    "put that file there, or name the safetensors folder or the GGUF file of the model that it was exported from",
 )
 KERAS = UnreadFormat(
     "weights of TensorFlow",
@@ -69,9 +70,20 @@ def check_folder(path: Path) -> None:
     """UnsupportedError for a folder that has weights in unsupported formats only."""
     if (path / INDEX).is_file() or (path / SINGLE).is_file() or list_files(path, {SAFE, GGUF}):
         return
+    if find_onnx(path) is not None:
+        return
     for found in (PICKLE, ONNX, KERAS, FLAX):
         if names := list_files(path, {suffix for suffix, each in FORMATS.items() if each is found}):
             raise UnsupportedError(explain_format(found, names), file=str(path))
+
+
+def find_onnx(path: Path) -> Path | None:
+    """The ONNX graph of a folder whose weights are read: one beside a config.json, under the name that exporters give
+    it."""
+    if not (path / "config.json").is_file():
+        return None
+    found = (file for file in ONNX_FILES if (path / file).is_file() and not (path / file).parent.is_symlink())
+    return next((path / file for file in found), None)
 
 
 def missing_weights_error(path: Path) -> CheckpointError:

@@ -53,6 +53,8 @@ def self_test_bytes(config: ModelConfig, dtype: torch.dtype, generates: bool) ->
 
 def _activations(config: ModelConfig, dtype: torch.dtype, largest: LargestStep) -> int:
     """The residual stream, as the caller and the block hold it, and the wider of attention and MLP."""
+    if config.static:  # the states, and a copy that is weighted or pooled
+        return 2 * largest.rows * config.width * dtype.itemsize
     heads, kept = config.heads * config.head_width, config.kv_heads * config.head_width
     attention = 5 * heads + (2 if largest.cached else 4) * kept
     if config.latent is not None:  # narrow vectors, rotated and padded copies
@@ -92,7 +94,7 @@ def recurrent_bytes(config: ModelConfig, dtype: torch.dtype, largest: LargestSte
 
 def _masks(config: ModelConfig, dtype: torch.dtype, largest: LargestStep) -> int:
     """The masks of all groups, and in attention one more copy for each query head that shares a key head."""
-    if largest.in_place or not config.attention_layers:
+    if largest.in_place or config.static or not config.attention_layers:
         return 0
     shared = config.heads // config.kv_heads
     kept = (2 if config.window else 1) * dtype.itemsize

@@ -44,6 +44,9 @@ def make_invariant(network: Transformer, head: nn.Module, yield_to_engine: Calla
     work. Call it in the thread that will compute, with the number of threads that thread will have. InvarianceError
     names the kernel that fails.
     """
+    if network.config.static:  # row by row already
+        make_head_invariant(head)
+        return
     if network.config.position in ("distance", "relative"):
         raise InvarianceError("products with distance vectors are not made invariant; serve it without `deterministic`")
     _replace_linears(network, head, sizes={}, yield_to_engine=yield_to_engine)

@@ -56,6 +56,7 @@ LoadPart = Callable[[nn.Module], AbstractContextManager[object]]
 def unsupported_reason(config: ModelConfig) -> str:
     """Why the compiled step cannot compute such a network; empty if it can."""
     reasons = (
+        (config.static, "its states are embeddings, with no layers above them"),
         (config.position == "relative", "its keys and values depend on distances"),
         (config.distances, "its scores have a bias by distance"),
         (config.experts is not None and config.experts.scoring == "sparse_mixer", "its router is a sparse mixer"),
@@ -333,7 +334,9 @@ def pack_weights(pack: PackedNetwork, block: PreBlock) -> Layer:
     """The fields of a layer that depend on its weights."""
     parts = dict(block.named_children())  # a layer may have only a mixer or only an MLP
     mixer, mlp = parts.get("attention"), parts.get("mlp")
-    layer = Layer(attention_norm=pack.pack_norm(parts.get("attention_norm")), mlp_norm=pack.pack_norm(parts.get("mlp_norm")))
+    layer = Layer(
+        attention_norm=pack.pack_norm(parts.get("attention_norm")), mlp_norm=pack.pack_norm(parts.get("mlp_norm"))
+    )
     layer.mixer = MIXER_CODES[pack.config.mixer(block.layer)]
     if isinstance(block, SandwichBlock):
         layer.attention_post_norm = pack.pack_norm(block.attention_post_norm)

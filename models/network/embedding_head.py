@@ -3,6 +3,7 @@ sentence-transformers puts modules one after the other."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import accumulate, pairwise
 
 import torch
 from torch import Tensor, nn
@@ -104,6 +105,61 @@ class TokenVectorHead(nn.Module):
 
     def postprocess(self, raw: Tensor) -> Tensor:
         """The vectors as they are: their length is that of the last layer."""
+        return raw
+
+
+class LaterTokensHead(TokenVectorHead):
+    """A vector for each token but the first, which stands for the whole text."""
+
+    def needed_rows(self, starts: list[int]) -> tuple[list[int], list[int]]:
+        """All rows but the first of each sequence; of a sequence of one row that one."""
+        kept = [range(start + (end - start > 1), end) for start, end in pairwise(starts)]
+        return [row for rows in kept for row in rows], list(accumulate(map(len, kept), initial=0))
+
+
+class TokenWeightHead(nn.Module):
+    """A weight for each token of a text, not negative (the sparse output of M3: Chen et al. 2024, arXiv:2402.03216).
+
+    `skipped` are tokens that no text is about: those around a text, padding and unknown words.
+    """
+
+    def __init__(self, width: int, skipped: frozenset[int]) -> None:
+        super().__init__()
+        self.out = nn.Linear(width, 1)
+        self.skipped = skipped
+
+    def needed_rows(self, starts: list[int]) -> tuple[list[int], list[int]]:
+        """All rows."""
+        return list(range(starts[-1])), starts
+
+    def forward(self, states: Tensor, starts: Sequence[int]) -> Tensor:  # noqa: ARG002 - each row is on its own
+        """[T, W] states to [T, 1]."""
+        return torch.relu(self.out(states.to(self.out.weight.dtype))).float()
+
+    def postprocess(self, raw: Tensor) -> Tensor:
+        """The weights as they are."""
+        return raw
+
+
+class TokenTableHead(nn.Module):
+    """A weight for each token of the vocabulary, whatever the text: of queries that no network reads (Geng et al. 2024,
+    arXiv:2411.04403). `skipped` are the tokens around a text."""
+
+    def __init__(self, vocab_size: int, skipped: frozenset[int]) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.empty(vocab_size))
+        self.skipped = skipped
+
+    def needed_rows(self, starts: list[int]) -> tuple[list[int], list[int]]:
+        """No rows."""
+        return [], [0] * len(starts)
+
+    def forward(self, tokens: Tensor, starts: Sequence[int]) -> Tensor:  # noqa: ARG002 - each token is on its own
+        """Tokens [T] to their weights [T]."""
+        return self.weight[tokens].float()
+
+    def postprocess(self, raw: Tensor) -> Tensor:
+        """The weights as they are."""
         return raw
 
 

@@ -204,6 +204,7 @@ class ModelConfig:
     segments: int = 0
     shared: bool = False  # all layers have the same weights
     has_cross_attention: bool = False  # its layers have cross-attention
+    static: bool = False  # a token's state is its embedding; there are no layers
     hides_rows: bool = False  # sequences may end in rows that no row attends to (query expansion of ColBERT)
     recurrent: RecurrentConfig | None = None
     mixers: tuple[MixerName, ...] = ()  # of each layer; empty: attention

@@ -15,6 +15,7 @@ from operator import itemgetter
 from pathlib import Path
 from typing import Any, TypeVar
 
+import orjson
 import tokenizers
 
 from ..core.errors import CheckpointError, EncodingError
@@ -169,6 +170,15 @@ class Tokenizer:
     def from_parts(cls, backend: str, *roles: str) -> "Tokenizer":
         """The tokenizer with these `parts`."""
         return run_library(lambda: cls(Vocabulary(tokenizers.Tokenizer.from_str(backend), *roles)), load_failure())
+
+    @cached_property
+    def unknown_id(self) -> int | None:
+        """The token that the vocabulary's own model has for unknown text, whatever the checkpoint names."""
+        model = self._backend.model
+        if isinstance(model, tokenizers.models.Unigram):
+            found = orjson.loads(self._backend.to_str())["model"].get("unk_id")
+            return found if isinstance(found, int) else None
+        return self.token_id(getattr(model, "unk_token", None) or "")
 
     def with_text_tags(self, tags: frozenset[str]) -> "Tokenizer":
         """The tokenizer with `tags` decoded as text, even if the vocabulary has them as control tokens.

@@ -29,6 +29,8 @@ HEADING = """# Families
 
 Checkpoint folders are loaded by the `model_type` in their config.json, and GGUF files by `general.architecture`. The
 head is the first of `architectures`. A folder of sentence-transformers (with modules.json) embeds, whatever its head.
+Static embeddings (folders of model2vec, and StaticEmbedding of sentence-transformers) need no family. Where a folder
+has no safetensors, the weights of its `model.onnx` or `onnx/model.onnx` are read.
 This page is the output of `polyhead families --markdown`; `polyhead families --all --json` has it for programs.
 """
 OTHERS = f"""

@@ -13,7 +13,7 @@ from polyhead.models.core.late_interaction import LateInteraction
 from polyhead.models.tokenizer import Tokenizer
 
 from .errors import PolyheadError
-from .request import BeamSearchOptions, Sampling, Task
+from .request import BeamSearchOptions, OutputForm, Sampling, Task
 
 TASK_VERBS: Mapping[Task, str] = {
     "generate": "generate text",
@@ -27,6 +27,12 @@ TASK_VERBS: Mapping[Task, str] = {
     "label_spans": "find spans of given labels",
     "label_texts": "classify by given labels",
 }
+
+PLAIN_FORM: frozenset[OutputForm] = frozenset(("",))
+TASK_FORMS: Mapping[Task, frozenset[OutputForm]] = {
+    "embed": frozenset(("", "tokens")),
+    "fill": frozenset(("", "words")),
+}  # of other tasks: only the head's own output
 
 
 def describe_tasks(tasks: Collection[Task]) -> str:
@@ -60,7 +66,9 @@ class Model:
     `excludes_prompt`: of an embedder that does not pool the tokens of a prompt. `pair_prompt`: of a reranker that reads
     a pair with its chat template. `late`: of an embedder with a vector for each token. `label_prompt`: of a model that
     reads labels of the request. `sampling`: the sampling options of requests that do not set them, by the names of
-    core.request.Sampling.
+    core.request.Sampling. `more_forms`: outputs that it has beside those of its task. `missing_forms`: by form, what
+    would have to be done for the output. `has_queries`: it reads queries in another way than documents.
+    `skipped_tokens` are not pooled. `is_static`: its tokens have vectors that do not depend on others.
     """
 
     name: str
@@ -87,6 +95,17 @@ class Model:
     late: LateInteraction | None = None
     label_prompt: LabelPrompt | None = None
     sampling: Mapping[str, float] = field(default_factory=dict)
+    more_forms: tuple[OutputForm, ...] = ()
+    missing_forms: Mapping[str, str] = field(default_factory=dict)
+    has_queries: bool = False
+    skipped_tokens: frozenset[int] = frozenset()
+    is_static: bool = False
+
+    @property
+    def forms(self) -> frozenset[OutputForm]:
+        """The outputs that it has of a text."""
+        own: frozenset[OutputForm] = frozenset(("tokens",)) if self.late else TASK_FORMS.get(self.task, PLAIN_FORM)
+        return own.union(self.more_forms)
 
     @property
     def chat_format(self) -> ChatFormat:

@@ -143,7 +143,8 @@ class Encode:
 
     `form` asks for another output: "tokens" for the state of each token instead of one embedding, "words" for the
     weight of each entry of the vocabulary instead of mask candidates (SPLADE, Formal et al. 2021, arXiv:2109.10086).
-    No token attends to the last `hidden` ones.
+    `more_forms` asks for further outputs of the same states; each is an event of its own, in this order. With
+    `is_query` the text is read by the head for queries, where there is one. No token attends to the last `hidden` ones.
 
     A head that compares the text with labels reads those at `label_rows`, ascending, and the text at `text_rows`,
     ascending: its words, or neighbouring tokens.
@@ -164,6 +165,13 @@ class Encode:
     hidden: int = 0
     label_rows: tuple[int, ...] = ()
     text_rows: tuple[int, ...] = ()
+    more_forms: tuple[OutputForm, ...] = ()
+    is_query: bool = False
+
+    @property
+    def forms(self) -> tuple[OutputForm, ...]:
+        """All outputs that it asks for."""
+        return (self.form, *self.more_forms)
 
     @property
     def prompt_tokens(self) -> int:

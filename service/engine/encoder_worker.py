@@ -16,36 +16,52 @@ from torch import Tensor
 
 from polyhead.models.core.label_prompt import MAX_LABELS
 from polyhead.models.executors.contract import Executor, StepInput
-from polyhead.models.network.embedding_head import TokenVectorHead
 from polyhead.models.network.lora import Lora
 
 from ..core.errors import BadRequest, StepFailed
 from ..core.request import Done, Encode, Failed, OutputForm, Request, Task
 from .fault_bisection import FaultBisector
-from .head_outputs import STATE_HEAD, HeadEvents, OutputHead, read_outputs
+from .head_outputs import HeadEvent, HeadSet, OutputHead, read_outputs
 from .pending_requests import PendingRequests
 from .worker import HandleEvent, RequestHandle, StepReport, StepResult, WarmupRequest
 
-TaskHead = tuple[Task, OutputHead]  # the task of an adapter, and its head
 LABEL_TASKS: tuple[Task, ...] = ("label_spans", "label_texts")
-FORM_TASKS: dict[OutputForm, Task] = {"tokens": "embed", "words": "fill"}
+FORM_NAMES: dict[OutputForm, str] = {
+    "": "vector for a text",
+    "tokens": "vector for each token",
+    "words": "weights of words",
+}
+TextEvents = tuple[HeadEvent | None, ...]  # of one text, one for each form
+
+
+@dataclass(frozen=True)
+class Reading:
+    """How one head reads texts whose sequences begin at `starts` among its rows: `rows` of the group's; None: all."""
+
+    output: Task | OutputForm
+    head: OutputHead
+    rows: list[int] | None
+    starts: list[int]
 
 
 @dataclass(frozen=True)
 class HeadGroup:
-    """Texts of one step that one head reads in the same way; their output rows begin at `first_row`."""
+    """Texts of one step that the same heads read in the same way; their `row_count` output rows begin at
+    `first_row`."""
 
-    output: Task | OutputForm
-    head: OutputHead
+    readings: list[Reading]
     requests: list[Encode]
-    starts: list[int]
     first_row: int
+    row_count: int
 
-    def read(self, states: Tensor) -> HeadEvents:
+    def read(self, states: Tensor) -> list[TextEvents]:
         """The answers to its requests, from the step's states [M, W]."""
-        return read_outputs(
-            self.output, self.head, states[self.first_row :][: self.starts[-1]], self.starts, self.requests
-        )
+        own = states[self.first_row :][: self.row_count]
+        read = [
+            read_outputs(each.output, each.head, select_states(own, each.rows), each.starts, self.requests)
+            for each in self.readings
+        ]
+        return list(zip(*read, strict=True))
 
 
 class EncoderWorker:
@@ -59,7 +75,7 @@ class EncoderWorker:
     ) -> None:
         self.model, self.task = model, task
         self._executor = executor
-        self._task_heads: dict[int, TaskHead] = {0: (task, head)}  # by the number of the adapter
+        self._heads: dict[int, HeadSet] = {0: HeadSet.of(task, head)}  # by the number of the adapter
         self._token_budget = token_budget
         self._requests: PendingRequests[Encode] = PendingRequests()
         self._batch: list[RequestHandle] = []  # of the current step
@@ -79,12 +95,13 @@ class EncoderWorker:
             raise BadRequest(f"{len(request.segments)} segments for {len(request.tokens)} tokens", param="input")
         if request.rows and (request.rows[-1] >= len(request.tokens) or not is_ascending((-1, *request.rows))):
             raise BadRequest(f"rows must be ascending and below the {len(request.tokens)} tokens", param="input")
-        task, _ = self._task_heads[request.adapter]
-        if request.form and FORM_TASKS[request.form] != task:
-            raise BadRequest(f"a model that can {task} has no {request.form} to tell", param="input")
-        if request.form == "" and isinstance(self._task_heads[request.adapter][1], TokenVectorHead):
-            raise BadRequest("a model with a vector for each token has none for a text", param="input")
-        check_label_rows(request, reads_labels=task in LABEL_TASKS)
+        heads = self._heads[request.adapter]
+        for form in request.forms:
+            if form not in heads.texts:
+                raise BadRequest(f"a model that can {heads.task} has no {FORM_NAMES[form]} here", param="input")
+        if len({*request.forms}) < len(request.forms):
+            raise BadRequest("the same output is asked for twice", param="input")
+        check_label_rows(request, reads_labels=heads.task in LABEL_TASKS)
         if not 0 <= request.hidden < len(request.tokens):
             raise BadRequest(
                 f"hidden: fewer than the {len(request.tokens)} tokens, got {request.hidden}", param="input"
@@ -99,7 +116,7 @@ class EncoderWorker:
         what the executor raises.
         """
         number = self._executor.attach(lora)
-        self._task_heads[number] = task, head or self._task_heads[0][1]
+        self._heads[number] = self._heads[0] if head is None else HeadSet.of(task, head)
         try:
             self._self_test(number)
         except StepFailed:
@@ -109,7 +126,7 @@ class EncoderWorker:
 
     def detach(self, number: int) -> None:
         """Remove an adapter."""
-        del self._task_heads[number]
+        del self._heads[number]
         self._executor.detach(number)
 
     def submit(self, handle: RequestHandle) -> None:
@@ -138,7 +155,7 @@ class EncoderWorker:
         rows, groups = self._build_step_input([self._requests[handle] for handle in batch])
         began = perf_counter()
         with torch.inference_mode():
-            states = self._executor.step(rows)  # [M, W]
+            states = self._executor.step(rows) if rows.tokens else torch.empty(0, 0)  # [M, W]
             computed = perf_counter()
             found = [event for group in groups for event in group.read(states)]
         ended = perf_counter()
@@ -147,7 +164,7 @@ class EncoderWorker:
             task=self.task,
             sequences=len(batch),
             tokens=len(rows.tokens),
-            padding=self._executor.padding(rows),
+            padding=self._executor.padding(rows) if rows.tokens else 0,
             forward_s=computed - began,
             sample_s=ended - computed,
             running=0,
@@ -169,10 +186,11 @@ class EncoderWorker:
         self._self_test(0)
 
     def _self_test(self, adapter: int) -> None:
-        form = default_form(self._task_heads[adapter][1])
+        form = self._heads[adapter].default_form
         rows, [group] = self._build_step_input([Encode("proof", (0,), adapter=adapter, form=form)])
+        [reading] = group.readings
         with torch.inference_mode():
-            scores = group.head(self._executor.step(rows), group.starts)
+            scores = reading.head(self._executor.step(rows), reading.starts)
         if not scores.isfinite().all():
             raise StepFailed("the answer to token 0 is not finite")
 
@@ -182,7 +200,7 @@ class EncoderWorker:
 
     def warm_up(self, breathe: Callable[[], None] = lambda: None) -> None:
         """Runs four texts of different lengths, with and without the head's final activation."""
-        form = default_form(self._task_heads[0][1])
+        form = self._heads[0].default_form
         for length, raw in ((8, False), (16, True), (24, False), (32, True)):
             self.submit(WarmupRequest(Encode("warm-up", (0,) * length, raw=raw, form=form)))
         while self.has_work:
@@ -208,26 +226,38 @@ class EncoderWorker:
         return sorted(batch, key=lambda handle: step_order(self._requests[handle]))
 
     def _build_step_input(self, requests: list[Encode]) -> tuple[StepInput, list[HeadGroup]]:
-        """The concatenated texts, and the groups of neighbours that one head reads in the same way."""
-        rows, groups, first = pack_texts(requests), list[HeadGroup](), 0
-        for (adapter, form), alike in groupby(requests, key=attrgetter("adapter", "form")):
-            members = list(alike)
-            task, own = self._task_heads[adapter]
-            head = STATE_HEAD if form == "tokens" and not isinstance(own, TokenVectorHead) else own
-            shown, counts = select_rows(members, rows.starts[first])
-            wanted, starts = head.needed_rows(list(accumulate(counts, initial=0)))
-            groups.append(HeadGroup(form or task, head, members, starts, len(rows.output_rows)))
-            rows.output_rows.extend(shown[row] for row in wanted)
-            first += len(members)
+        """The concatenated texts of which states are read, and the groups of neighbours that the same heads read in
+        the same way."""
+        computed = [request for request in requests if not self._heads[request.adapter].reads_no_states(request)]
+        rows, groups, first = pack_texts(computed), list[HeadGroup](), 0
+        for (adapter, forms, is_query), alike in groupby(requests, key=attrgetter("adapter", "forms", "is_query")):
+            members, heads = list(alike), self._heads[adapter]
+            shown: Sequence[int] = []
+            starts = [0] * (len(members) + 1)
+            if not heads.reads_no_states(members[0]):
+                shown, counts = select_rows(members, rows.starts[first])
+                starts = list(accumulate(counts, initial=0))
+                first += len(members)
+            readings, first_row = list[Reading](), len(rows.output_rows)
+            for form in forms:
+                head = heads.choose(form, is_query=is_query)
+                wanted, own_starts = head.needed_rows(starts)
+                if len(forms) == 1:  # the other rows need not be computed
+                    shown = [shown[row] for row in wanted]
+                picked = None if len(wanted) == len(shown) else wanted
+                readings.append(Reading(form or heads.task, head, picked, own_starts))
+            rows.output_rows.extend(shown)
+            groups.append(HeadGroup(readings, members, first_row, len(shown)))
         return rows, groups
 
-    def _collect_events(self, found: HeadEvents) -> list[HandleEvent]:
+    def _collect_events(self, found: Sequence[TextEvents]) -> list[HandleEvent]:
         events: list[HandleEvent] = []
-        for handle, event in zip(self._batch, found, strict=True):
+        for handle, answers in zip(self._batch, found, strict=True):
             tokens = len(self._requests[handle].tokens)
             self._requests.remove(handle)
-            if event is not None:
-                events.append((handle, event))
+            finite = [event for event in answers if event is not None]
+            if len(finite) == len(answers):
+                events += ((handle, event) for event in finite)
                 events.append((handle, Done("encoded", tokens)))
             else:
                 error = StepFailed(f"model {self.model!r} computed numbers that are not finite for this request")
@@ -248,18 +278,18 @@ def check_label_rows(request: Encode, *, reads_labels: bool) -> None:
             raise BadRequest(message, param="input")
     if len(request.label_rows) > MAX_LABELS:
         raise BadRequest(f"label_rows: at most {MAX_LABELS}, got {len(request.label_rows)}", param="input")
-    if request.rows or request.form:
+    if request.rows or any(request.forms):
         raise BadRequest("a model that reads labels has no other rows or forms", param="input")
 
 
-def default_form(head: OutputHead) -> OutputForm:
-    """The form of a head's own output."""
-    return "tokens" if isinstance(head, TokenVectorHead) else ""
+def select_states(states: Tensor, rows: list[int] | None) -> Tensor:
+    """[R, W] states of a group to those of `rows`; None: all."""
+    return states if rows is None else states[torch.tensor(rows, dtype=torch.int64, device=states.device)]
 
 
-def step_order(request: Encode) -> tuple[int, str, int]:
-    """Sort key within a step: by adapter, by output, then by length."""
-    return request.adapter, request.form, len(request.tokens)
+def step_order(request: Encode) -> tuple[int, tuple[OutputForm, ...], bool, int]:
+    """Sort key within a step: by adapter, by outputs, then by length."""
+    return request.adapter, request.forms, request.is_query, len(request.tokens)
 
 
 def pack_texts(requests: list[Encode]) -> StepInput:

@@ -38,8 +38,8 @@ from .request_groups import RequestGroups
 from .request_state import RequestState, StepTimes
 from .sampler import NO_SCORE, Sampler, TokenScore, TorchSampler, finite_rows
 from .scheduler import Chunk, Scheduler, StepPlan, TokenSequence, number_rows
-from .state_slots import HeldSlots
 from .speculation import DraftRequest, Speculation
+from .state_slots import HeldSlots
 from .worker import HandleEvent, RequestHandle, StepReport, StepResult, WarmupRequest, deadline_error
 
 EMPTY_PLAN = StepPlan([], 0, 0, [])

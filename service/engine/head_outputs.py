@@ -4,7 +4,8 @@ Each request gets only what it asks for, computed for it alone: the other texts 
 """
 
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from functools import reduce
 from itertools import pairwise
 from typing import Protocol, cast
@@ -13,6 +14,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import normalize
 
+from polyhead.models.network.embedding_head import TokenTableHead, TokenVectorHead, TokenWeightHead
 from polyhead.models.network.heads import SparsePooling
 from polyhead.models.network.label_heads import LabelHead
 
@@ -21,7 +23,8 @@ from ..core.request import Encode, HeadOutput, OutputForm, Task, TokenCandidates
 VOCABULARY_ROWS = 32  # rows of vocabulary width that exist at a time
 FLOAT_BYTES = 4
 
-HeadEvents = Sequence[HeadOutput | TokenOutputs | TokenCandidates | None]  # None: not finite
+HeadEvent = HeadOutput | TokenOutputs | TokenCandidates
+HeadEvents = Sequence[HeadEvent | None]  # None: not finite
 Candidates = tuple[tuple[int, float], ...]
 
 
@@ -36,6 +39,44 @@ class OutputHead(Protocol):
 
     def postprocess(self, raw: Tensor) -> Tensor:
         """Raw scores [N or M, C] to probabilities, or embeddings to unit length."""
+
+
+@dataclass(frozen=True)
+class HeadSet:
+    """What is read of a network's states: by the form of the output, of texts and of queries. A form that is not among
+    those of queries is read alike."""
+
+    task: Task
+    texts: Mapping[OutputForm, OutputHead]
+    queries: Mapping[OutputForm, OutputHead] = field(default_factory=dict)
+
+    @classmethod
+    def of(cls, task: Task, head: OutputHead) -> "HeadSet":
+        """A network's head, with those that it has beside it as modules of these names."""
+        beside = {"words": getattr(head, "words", None), "tokens": getattr(head, "tokens", None)}
+        forms: dict[OutputForm, OutputHead] = {"": head}
+        if isinstance(head, TokenVectorHead):
+            forms = {"tokens": head}
+        elif task == "embed":
+            forms["tokens"] = STATE_HEAD
+        elif task == "fill":
+            forms["words"] = head
+        forms |= {cast(OutputForm, form): each for form, each in beside.items() if each is not None}
+        asked = {"": getattr(head, "query_vector", None), "words": getattr(head, "query_words", None)}
+        return cls(task, forms, {cast(OutputForm, form): each for form, each in asked.items() if each is not None})
+
+    def choose(self, form: OutputForm, *, is_query: bool) -> OutputHead:
+        return self.queries[form] if is_query and form in self.queries else self.texts[form]
+
+    @property
+    def default_form(self) -> OutputForm:
+        """The form of a network's own output."""
+        return next(iter(self.texts))
+
+    def reads_no_states(self, request: Encode) -> bool:
+        """Whether the answer follows from the tokens alone."""
+        heads = [self.choose(form, is_query=request.is_query) for form in request.forms]
+        return all(isinstance(head, TokenTableHead) for head in heads)
 
 
 def read_outputs(
@@ -136,9 +177,11 @@ def read_vocabulary_weights(
     head: OutputHead,
     states: Tensor,
     starts: list[int],
-    requests: Sequence[Encode],  # noqa: ARG001
+    requests: Sequence[Encode],
 ) -> HeadEvents:
     """The weight of each vocabulary entry for a text, if not zero; see models.network.heads.SparsePooling."""
+    if isinstance(head, TokenWeightHead | TokenTableHead):
+        return read_token_weights(head, states, starts, requests)
     pooling: SparsePooling = getattr(head, "sparse", SparsePooling())
     answers: list[TokenCandidates | None] = []
     for start, end in pairwise(starts):
@@ -152,6 +195,28 @@ def read_vocabulary_weights(
         tokens = pooled.nonzero()[:, 0]
         candidates = tuple(zip(tokens.tolist(), pooled[tokens].tolist(), strict=True))
         answers.append(TokenCandidates((candidates,)) if bool(pooled.isfinite().all()) else None)
+    return answers
+
+
+def read_token_weights(
+    head: TokenWeightHead | TokenTableHead, states: Tensor, starts: list[int], requests: Sequence[Encode]
+) -> HeadEvents:
+    """The largest weight of each token of a text, if not zero."""
+    answers: list[TokenCandidates | None] = []
+    weights = None if isinstance(head, TokenTableHead) else head(states, starts)[:, 0].cpu()  # [M]
+    for request, (start, end) in zip(requests, pairwise(starts), strict=True):
+        tokens = [request.tokens[row] for row in request.rows] or request.tokens
+        if weights is None:
+            device = next(head.parameters()).device
+            own = head(torch.tensor(tokens, device=device), [0, len(tokens)]).cpu()
+        else:
+            own = weights[start:end]
+        found = dict[int, float]()
+        for token, weight in zip(tokens, own.tolist(), strict=True):
+            if weight and token not in head.skipped:
+                found[token] = max(weight, found.get(token, weight))
+        finite = bool(own.isfinite().all())
+        answers.append(TokenCandidates((tuple(sorted(found.items())),)) if finite else None)
     return answers
 
 

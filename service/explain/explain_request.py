@@ -132,6 +132,7 @@ class ExplainSubject:
 def check_target(model: Model, parameters: ExplainParameters) -> None:
     """Raise BadRequest if the target does not fit the model's task, or if the model is not explained."""
     unknown = {
+        "has embeddings of tokens and no layers": model.is_static,
         "has a vector for each token": model.late is not None,
         "reads pairs with its chat template": model.pair_prompt is not None,
         "does not pool the tokens of a prompt": model.excludes_prompt,

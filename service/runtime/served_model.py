@@ -49,6 +49,11 @@ def build_model(need: MemoryNeed, loaded: Checkpoint, placement: Placement, samp
         late=loaded.late,
         label_prompt=loaded.label_prompt,
         sampling=sampling,
+        more_forms=loaded.more_forms,
+        missing_forms=loaded.missing_forms,
+        has_queries=loaded.has_queries,
+        skipped_tokens=loaded.skipped_tokens,
+        is_static=loaded.config.static,
     )
     if not need.blocks or need.cache_tokens >= model.max_tokens:
         return model
@@ -102,5 +107,8 @@ def build_adapter_model(base: Model, name: str, source: str, plan: LoraPlan, num
         excludes_prompt=description.head.excludes_prompt,
         pair_prompt=description.head.pair_prompt,
         late=description.late,
+        more_forms=description.head.more_forms,
+        missing_forms=description.head.missing_forms,
+        has_queries=description.head.has_queries,
         adapter=number,
     )

@@ -31,6 +31,12 @@ MAX_VECTOR_NUMBERS = 1 << 24  # of the vectors of all tokens of one call
 TEXTS_PER_CHECK = 32  # texts that are tokenised or decoded between two checks of the deadline
 MAX_NAMED_TOKENS = 5  # tokens named in a message
 MAX_QUOTE = 60  # characters of a word that a message quotes
+FORM_NAMES: dict[OutputForm, str] = {
+    "": "vector for a text",
+    "tokens": "vectors of tokens",
+    "words": "weights of words",
+}
+ROLES = ("query", "document")  # of texts, for a model that distinguishes them
 TOKEN_TASKS: tuple[Task, ...] = ("tag", "span", "fill")
 WINDOW_TASKS: tuple[Task, ...] = ("tag", "span")  # the answer for a part is valid for the whole
 
@@ -66,7 +72,8 @@ class EncodingRequest:
     windows: WindowOptions | None = None  # read longer texts in windows
     max_window_tokens: int = MAX_WINDOW_TOKENS  # tokens of the windows of all inputs
     truncation_hint: str = ""  # how truncation is requested, for error messages
-    form: OutputForm = ""  # as in Encode, and the next three
+    form: OutputForm = ""  # as in Encode, and the next four
+    more_forms: tuple[OutputForm, ...] = ()
     raw: bool = False
     unit: bool = False
     dimensions: int = 0
@@ -76,9 +83,14 @@ class EncodingRequest:
     top_k: int = 5  # candidates for each mask
     targets: tuple[str, ...] = ()  # the only candidates; empty: all tokens
     needs_offsets: bool = False  # the offsets of tokens are needed, whatever the head
-    queries: int = 0  # inputs, the first ones, that a late-interaction model reads as queries
+    queries: int = 0  # inputs, the first ones, that a model reads as queries if it distinguishes them
     labels: tuple[str, ...] = ()  # that a model reads beside each text
     span_search: SpanSearch = DEFAULT_SEARCH  # which spans of words have one of the labels
+
+    @property
+    def forms(self) -> tuple[OutputForm, ...]:
+        """All outputs that are asked for."""
+        return (self.form, *self.more_forms)
 
     def input_name(self, index: int) -> str:
         """Return the name of one of the inputs in messages."""
@@ -202,7 +214,7 @@ def read_inputs(
                 rows = [RoleTokens(next(encoded), text_role(model.late, request, index).prefix)]
             else:
                 rows = [next(encoded) for _ in pair_orders(model, prompt, source)]
-            own = replace(common, id=f"{call}-{index}")
+            own = replace(common, id=f"{call}-{index}", is_query=model.has_queries and index < request.queries)
             found.append(attempt(partial(read_input, model, request, index, rows, own)))
         else:
             found.append(error)
@@ -214,7 +226,7 @@ def check_call_size(model: Model, request: EncodingRequest, reads: Sequence[Enco
     """Raise TooMany or AnswerTooLarge if all inputs of a call together exceed a limit that each of them may use."""
     if request.windows is not None:
         check_windows(request, reads)
-    if request.form == "tokens":
+    if "tokens" in request.forms:
         check_vectors(model, request, reads)
     if request.form == "" and model.task == "fill":
         check_mask_candidates(model, request, reads)
@@ -280,11 +292,11 @@ def encode_texts(
 
 def prompt_prefix(model: Model, request: EncodingRequest) -> str:
     """Return the text that is put before each input. Raises BadRequest if the model has no prompt of that name."""
-    if request.prompt and request.prompt not in model.prompts:
+    if request.prompt and request.prompt not in model.prompts and not (model.has_queries and request.prompt in ROLES):
         known = ", ".join(filter(None, model.prompts)) or "it has none"
         message = f"prompt_name: {model.name} has no prompt {request.prompt[:MAX_QUOTE]!r}; its prompts: {known}"
         raise BadRequest(message, param="prompt_name")
-    return model.prompts.get(request.prompt, "")
+    return model.prompts.get(request.prompt, model.prompts.get("", ""))
 
 
 def text_role(late: LateInteraction, request: EncodingRequest, index: int) -> TextRole:
@@ -353,9 +365,13 @@ def common_request(model: Model, request: EncodingRequest, terms: Terms) -> Enco
     if request.dimensions > model.width:
         message = f"dimensions: {model.name} has {model.width}, got {request.dimensions}"
         raise BadRequest(message, param="dimensions")
-    if model.late is not None and request.form == "":
+    if model.late is not None and "" in request.forms:
         message = f"{model.name} has a vector for each token and none for a text; /embed_all returns them"
         raise BadRequest(f"{request.field}: {message}", param=request.field)
+    if missing := [form for form in request.forms if form not in model.forms]:
+        message = f"{request.field}: {model.name} has no {FORM_NAMES[missing[0]]}"
+        hint = model.missing_forms.get(missing[0], "")
+        raise BadRequest(f"{message}; {hint}" if hint else message, param=request.field)
     if request.windows is not None and model.task not in WINDOW_TASKS:
         message = f"{request.field}: {model.name} reads no windows, what it would say of each is nothing of the whole"
         raise BadRequest(message, param=request.field)
@@ -363,6 +379,7 @@ def common_request(model: Model, request: EncodingRequest, terms: Terms) -> Enco
         id="",
         tokens=(),
         form=request.form,
+        more_forms=request.more_forms,
         # spans are compared over the whole context, and the scores of a pair's two orders are added
         raw=request.raw or model.task == "span" or model.both_orders,
         unit=request.unit,
@@ -431,6 +448,8 @@ def read_input(
             exclude_prompt(text_request, [row >= first for row in some], where)
             for text_request, (_, some) in zip(requests, chosen, strict=True)
         ]
+    if model.skipped_tokens:
+        requests = [skip_tokens(model, text_request, where) for text_request in requests]
     if model.late is not None:
         role = text_role(model.late, request, index)
         requests = [fill_query(model.late, role, text_request, where) for text_request in requests]
@@ -482,12 +501,22 @@ def count_prompt_tokens(model: Model, prompt: str) -> int:
 
 def exclude_prompt(text_request: Encode, is_text_row: Sequence[bool], where: str) -> Encode:
     """Return the request with only the rows after the prompt pooled. Raises TooLong if there are none."""
-    if all(is_text_row) or text_request.form:
+    if all(is_text_row) or text_request.forms != ("",):
         return text_request
     rows = tuple(row for row, kept in enumerate(is_text_row) if kept)
     if not rows:
         raise TooLong(f"{where}: the prompt alone has as many tokens as the model takes", param=where)
     return replace(text_request, rows=rows)
+
+
+def skip_tokens(model: Model, text_request: Encode, where: str) -> Encode:
+    """Return the request without the tokens that the model skips. Raises EmptyInput if there are no others."""
+    tokens = tuple(token for token in text_request.tokens if token not in model.skipped_tokens)
+    if not tokens:
+        raise EmptyInput(f"{where}: has only words that the model skips", param=where)
+    return (
+        text_request if len(tokens) == len(text_request.tokens) else replace(text_request, tokens=tokens, segments=())
+    )
 
 
 def mask_rows(model: Model, part: InputRow) -> tuple[int, ...]:

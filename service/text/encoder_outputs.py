@@ -8,7 +8,7 @@ import asyncio
 import math
 from collections import deque
 from collections.abc import AsyncGenerator, Callable, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from itertools import chain
 from typing import TypeVar
@@ -94,8 +94,16 @@ class SparseVector:
     usage: Usage
 
 
+@dataclass(frozen=True, slots=True)
+class SeveralOutputs:
+    """The outputs of one text, in the order in which they were asked for."""
+
+    outputs: tuple[ScoreOutput | TokenVectors | SparseVector, ...]
+    usage: Usage
+
+
 HeadEvent = HeadOutput | TokenOutputs | TokenCandidates
-EncoderOutput = ScoreOutput | TagOutput | SpanOutput | FillOutput | TokenVectors | SparseVector
+EncoderOutput = ScoreOutput | TagOutput | SpanOutput | FillOutput | TokenVectors | SparseVector | SeveralOutputs
 
 
 class SubmittedAhead:
@@ -207,13 +215,13 @@ async def stream_outputs(
             if isinstance(read, PolyheadError):
                 yield read
                 continue
-            outcomes = [await read_event(await sources.next()) for _ in read.requests]
+            outcomes = [await read_events(await sources.next()) for _ in read.requests]
             failed = [outcome for outcome in outcomes if isinstance(outcome, PolyheadError)]
             if failed and not request.partial:
                 raise failed[0]
             events = [outcome for outcome in outcomes if not isinstance(outcome, PolyheadError)]
-            found = failed[0] if failed else await build_output(model, request, read, events)
-            weights += len(found.weights) if isinstance(found, SparseVector) else 0
+            found = failed[0] if failed else await build_outputs(model, request, read, events)
+            weights += count_weights(found)
             check_weights(request, weights)
             yield found
     finally:
@@ -227,20 +235,45 @@ def check_weights(request: EncodingRequest, count: int) -> None:
         raise AnswerTooLarge(message, param=request.field)
 
 
-async def read_event(source: EventSource) -> tuple[HeadEvent, Usage] | PolyheadError:
-    """Return the head event of a request and its usage, or its error."""
-    found: HeadEvent | None = None
+def count_weights(found: EncoderOutput | PolyheadError) -> int:
+    match found:
+        case SparseVector(weights=weights):
+            return len(weights)
+        case SeveralOutputs(outputs=outputs):
+            return sum(map(count_weights, outputs))
+        case _:
+            return 0
+
+
+async def read_events(source: EventSource) -> tuple[list[HeadEvent], Usage] | PolyheadError:
+    """Return the head events of a request, one for each of its forms, and its usage, or its error."""
+    found = list[HeadEvent]()
     async for event in source:
         match event:
             case HeadOutput(values=values) if not math.isfinite(sum(values)):
                 return StepFailed("the network answered with numbers that are not finite")
             case HeadOutput() | TokenOutputs() | TokenCandidates():
-                found = event
+                found.append(event)
             case Failed():
                 return event.error
-            case Done() if found is not None:
+            case Done() if found:
                 return found, Usage(event.prompt_tokens)
     return StepFailed("the engine ended a request without an answer")
+
+
+async def build_outputs(
+    model: Model, request: EncodingRequest, read: EncodedInput, answers: Sequence[tuple[list[HeadEvent], Usage]]
+) -> EncoderOutput:
+    """Build one input's output from the events of its windows, or its outputs if several forms are asked for."""
+    if not request.more_forms:
+        return await build_output(model, request, read, [(events[0], usage) for events, usage in answers])
+    [(events, usage)] = answers
+    outputs = list[ScoreOutput | TokenVectors | SparseVector]()
+    for event, form in zip(events, request.forms, strict=True):
+        built = await build_output(model, replace(request, form=form, more_forms=()), read, [(event, usage)])
+        assert isinstance(built, ScoreOutput | TokenVectors | SparseVector), "an output of an embedder"
+        outputs.append(built)
+    return SeveralOutputs(tuple(outputs), usage)
 
 
 async def build_output(

@@ -100,7 +100,7 @@ def read_reference(task: str, out: Any) -> Tensor:
         case "span":
             return torch.stack([out.start_logits[0], out.end_logits[0]], dim=-1)
         case "tag" | "fill":
-            rows: Tensor = out.logits[0]
+            rows: Tensor = out["prediction_logits" if "prediction_logits" in out else "logits"][0]
             return rows
         case _:
             logits: Tensor = out.logits

@@ -37,6 +37,7 @@ BODY, TEXT, TAG, SPAN, CHOICE, MASK = (
     "ForMaskedLM",
 )
 EVERY = (BODY, TEXT, TAG, SPAN, CHOICE, MASK)
+PRETRAINED = ("ForNextSentencePrediction", "ForPreTraining")
 LLAMA = dict(BERT, num_key_value_heads=2)
 GPT2 = dict(n_layer=2, n_head=4, n_embd=32, n_positions=checkpoints.POSITIONS)
 GEMMA = dict(LLAMA, head_dim=16, query_pre_attn_scalar=24, sliding_window=4)
@@ -69,7 +70,7 @@ def named(suffix: str, rows: dict[str, Row]) -> dict[str, Row]:
 
 
 ROWS: dict[str, Row] = {
-    **make_rows("Bert", BERT, *EVERY, "ForNextSentencePrediction"),
+    **make_rows("Bert", BERT, *EVERY, *PRETRAINED),
     **make_rows("Roberta", ROBERTA, *EVERY),
     **make_rows("XLMRoberta", ROBERTA, *EVERY),
     **make_rows("Camembert", ROBERTA, *EVERY),
@@ -77,8 +78,8 @@ ROWS: dict[str, Row] = {
     **make_rows("Electra", dict(BERT, embedding_size=32), *EVERY),
     **named("narrow", make_rows("Electra", dict(BERT, embedding_size=24, hidden_act="gelu_new"), *EVERY)),
     **make_rows("Data2VecText", ROBERTA, *EVERY),
-    **make_rows("Ernie", dict(BERT, use_task_id=False), *EVERY),
-    **make_rows("MegatronBert", BERT, *EVERY),
+    **make_rows("Ernie", dict(BERT, use_task_id=False), *EVERY, *PRETRAINED),
+    **make_rows("MegatronBert", BERT, *EVERY, *PRETRAINED),
     **make_rows("RemBert", dict(BERT, input_embedding_size=24, output_embedding_size=40), *EVERY),
     **make_rows("RobertaPreLayerNorm", ROBERTA, *EVERY),
     **make_rows("MPNet", BERT, *EVERY),
@@ -127,6 +128,8 @@ ROWS: dict[str, Row] = {
     **make_rows("MT5", T5, "EncoderModel", TEXT, TAG, SPAN),
     **make_rows("UMT5", T5, "EncoderModel", TEXT, TAG, SPAN),
     **make_rows("Bart", BART, TEXT, SPAN),
+    **make_rows("MBart", BART, TEXT, SPAN),
+    **make_rows("PLBart", BART, TEXT),
 }
 
 

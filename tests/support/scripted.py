@@ -177,7 +177,8 @@ def echo(model: Model, request: Request) -> Iterable[Event]:
         reason = "length" if len(answer) < len(request.tokens) else "stop"
         yield Done(reason, len(request.tokens), len(answer), cached_tokens=1)
     else:
-        yield states(request) if request.form == "tokens" else HeadOutput(numbers(model, request))
+        for form in request.forms:
+            yield states(request) if form == "tokens" else HeadOutput(numbers(model, request))
         yield Done("encoded", len(request.tokens))
 
 

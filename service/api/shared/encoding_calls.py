@@ -35,6 +35,7 @@ from ...text.encoder_outputs import (
     EncoderOutput,
     FillOutput,
     ScoreOutput,
+    SeveralOutputs,
     SpanOutput,
     SparseVector,
     TagOutput,
@@ -122,7 +123,8 @@ def result_memory(model: Model, request: Encode) -> int:
     match model.task:
         case "embed":
             width = request.dimensions or model.width
-            return TABLE_BYTES * request.prompt_tokens * width if request.form == "tokens" else BYTES_PER_NUMBER * width
+            tables = TABLE_BYTES * request.prompt_tokens * width if "tokens" in request.forms else 0
+            return tables + (BYTES_PER_NUMBER * width if "" in request.forms else 0)
         case "tag":
             return (BYTES_PER_OFFSET + TABLE_BYTES * labels) * request.prompt_tokens
         case "classify" | "rank" | "choose":
@@ -241,6 +243,8 @@ def reply_size(reply: EncoderOutput | PolyheadError) -> int:
             return sum(8 + len(word.filled_text) // 8 for mask in masks for word in mask)
         case SparseVector(weights=words):
             return 2 * len(words)
+        case SeveralOutputs(outputs=outputs):
+            return sum(map(reply_size, outputs))
         case _:
             return 1
 

@@ -320,7 +320,7 @@ UNREAD = {
     "model.ckpt": rf"can run code.*{CONVERT}",
     "model.pickle": rf"can run code.*{CONVERT}",
     "model.pkl": rf"can run code.*{CONVERT}",
-    "model.onnx": "not read.*name the safetensors folder or the GGUF file",
+    "graph.onnx": "read only as model.onnx.*name the safetensors folder or the GGUF file",
     "tf_model.h5": "can hold code.*convert them to safetensors",
     "flax_model.msgpack": "not read; convert them to safetensors",
 }

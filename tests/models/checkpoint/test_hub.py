@@ -141,7 +141,8 @@ def test_a_gguf_model_by_its_quantisation_or_file(stub: HubStub, source: str, ex
         (("m.Q2_K.gguf",), "org/name/x.gguf", r"has no file 'x\.gguf'; there are Q2_K"),
         (("m.Q2_K-00001-of-00002.gguf",), "org/name:Q2_K", "no GGUF files of models at all"),
         (("config.json", "pytorch_model.bin"), "org/name", r"only pickled weights \(pytorch_model\.bin\)"),
-        (("config.json", "onnx/model.onnx"), "org/name", r"only an ONNX graph \(onnx/model\.onnx\)"),
+        (("config.json", "onnx/model_q4.onnx"), "org/name", r"only an ONNX graph \(onnx/model_q4\.onnx\)"),
+        (("onnx/model.onnx",), "org/name", r"only an ONNX graph \(onnx/model\.onnx\), which is read only as"),
         (("config.json",), "org/name", "has no weights"),
         (("../m.gguf", "a//m.gguf", "/m.gguf"), "org/name", "has no weights"),
     ],
@@ -153,6 +154,15 @@ def test_a_repository_without_the_wanted_model(
     with pytest.raises(CheckpointError, match=f"^'{source}', on the hub: .*{message}"):
         download(source)
     assert not stub.contents()
+
+
+def test_an_onnx_graph_is_downloaded_where_there_are_no_safetensors(stub: HubStub) -> None:
+    graph = ("onnx/model.onnx", "onnx/model.onnx_data")
+    small = ("config.json", "tokenizer.json")
+    stub.repositories["org/name"] = gguf_files(*small, *graph, "onnx/model_quantized.onnx", "pytorch_model.bin")
+    folder = download("org/name")
+    found = [path.relative_to(folder).as_posix() for path in folder.rglob("*") if path.is_file()]
+    assert sorted(found) == sorted((*small, *graph))
 
 
 def test_the_only_gguf_model_needs_no_name(stub: HubStub) -> None:

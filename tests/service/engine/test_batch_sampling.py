@@ -14,7 +14,16 @@ from polyhead.service.core.guide import GuideBusy, GuideSpec
 from polyhead.service.core.request import Generate, Sampling, Terms
 from polyhead.service.engine import generator_worker
 from polyhead.service.engine.generator_worker import GeneratorWorker
-from tests.support.engine_fakes import WORDS, FakeGenerator, FakeRecurrentGenerator, RecordingTicket, ask, finish, generate, turn
+from tests.support.engine_fakes import (
+    WORDS,
+    FakeGenerator,
+    FakeRecurrentGenerator,
+    RecordingTicket,
+    ask,
+    finish,
+    generate,
+    turn,
+)
 
 PATIENCE_S = 60.0
 

@@ -56,7 +56,7 @@ def one_thread() -> Iterator[None]:
 
 
 @pytest.fixture(scope="module")
-def network(one_thread: None) -> Network:  # noqa: ARG001  (the invariant layers are tested for one thread)
+def network(one_thread: None) -> Network:
     torch.manual_seed(0)
     body = Transformer(CONFIG)
     with torch.no_grad():
@@ -96,9 +96,7 @@ def prompts(count: int) -> list[list[int]]:
 
 def mixed(count: int) -> list[Generate]:
     ways = [Sampling(0.0), Sampling(seed=3), Sampling(0.7, top_p=0.9, seed=4)]
-    return [
-        generate(prompt, 12, sampling=ways[number % 3], logprobs=2) for number, prompt in enumerate(prompts(count))
-    ]
+    return [generate(prompt, 12, sampling=ways[number % 3], logprobs=2) for number, prompt in enumerate(prompts(count))]
 
 
 def scores(events: Sequence[Event]) -> list[object]:

@@ -461,7 +461,9 @@ def test_with_a_network_the_warm_up_leaves_no_trace(network: tuple[Transformer, 
 def run_with_faults(seed: int) -> dict[str, int]:
     """A generator with random faults of every kind; returns how its requests ended."""
     choice = random.Random(seed)
-    executor = choice.choice([FakeGenerator, FakeRecurrentGenerator])(choice.choice([10, 16, 64]), choice.choice([2, 4]))
+    executor = choice.choice([FakeGenerator, FakeRecurrentGenerator])(
+        choice.choice([10, 16, 64]), choice.choice([2, 4])
+    )
     worker = generator(
         executor,
         token_budget=choice.choice([4, 16, 64]),

@@ -276,7 +276,7 @@ def test_weights_of_words(filler: Path, pooling: SparsePooling) -> None:
     """As sentence-transformers' SpladePooling computes them; the texts have several steps of rows."""
     text = TEXTS[0] * 5
     made = worker(filler)
-    made._task_heads[0][1].sparse = pooling
+    made._heads[0].texts["words"].sparse = pooling
     logits = torch.tensor(reference(filler, tf.BertForMaskedLM, text))
     weights = logits.relu().log1p()
     weights = weights.log1p() if pooling.log_twice else weights

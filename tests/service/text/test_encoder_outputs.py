@@ -292,7 +292,7 @@ def test_states_of_tokens_and_weights_of_words(tiny_embedder: Path, filler: Case
     assert isinstance(weights, SparseVector)
     splade = enumerate(logits.relu().log1p().amax(dim=0).tolist())
     assert dict(weights.weights) == pytest.approx({id: value for id, value in splade if value}, abs=1e-5)
-    with pytest.raises(BadRequest, match="a model that can fill has no tokens to tell"):
+    with pytest.raises(BadRequest, match="reader has no vectors of tokens"):
         filler.replies("[MASK]", form="tokens")
 
 

@@ -2,7 +2,7 @@
 
 import time
 import uuid
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, replace
 from functools import partial
@@ -15,11 +15,11 @@ from starlette.responses import Response
 
 from ....core.errors import PolyheadError
 from ....core.model import Model
-from ....core.request import Task
+from ....core.request import OutputForm, Task
 from ....resources.request_memory import BYTES_PER_WRITTEN_CHARACTER
 from ....text.answer_delta import AnswerDelta, TokenLogprobs, Usage
 from ....text.answer_stream import AnswerStream
-from ....text.encoder_outputs import EncoderOutput
+from ....text.encoder_outputs import EncoderOutput, SeveralOutputs
 from ....text.tokenization import Decoding
 from ...shared import generation_calls
 from ...shared.dialect import (
@@ -46,13 +46,21 @@ from ...shared.openai_errors import write_openai_error
 from ...shared.openai_sampling import SampledRequest
 from ...shared.streaming import EventStream, JsonResponse, encode_events, run_while_connected
 from .chat_answers import chat_usage, write_chat, write_chat_chunks
-from .wire import ChatRequest, CompletionRequest, EmbeddingRequest, read_chat, read_completion, read_embedding
+from .wire import (
+    EMBEDDING_FIELDS,
+    ChatRequest,
+    CompletionRequest,
+    EmbeddingRequest,
+    choose_prompt,
+    read_chat,
+    read_completion,
+    read_embedding,
+)
 from .write import (
     CompletionInfo,
-    encode_base64,
-    encode_float,
     write_completion,
     write_completion_chunk,
+    write_embedding,
     write_models,
     write_openai_model,
     write_openai_usage,
@@ -176,15 +184,21 @@ class EmbeddingWriter(ReplyWriter):
     def build_item(self, index: int, reply: EncoderOutput | PolyheadError) -> Any:
         if isinstance(reply, PolyheadError):
             raise reply
-        return {"object": "embedding", "index": index, "embedding": self.write_one(reply)}
+        return {"object": "embedding", "index": index, **self.write_one(reply)}
 
 
-def make_embedding_writer(model: Model, encoding: Literal["float", "base64"]) -> EmbeddingWriter:
-    write = encode_base64 if encoding == "base64" else encode_float
-    max_bytes = OVERHEAD_BYTES + max_vector_bytes(model.width)
-    return EmbeddingWriter(
-        write_one=lambda reply: write(reply.values), write_error=write_openai_error, max_bytes=max_bytes
-    )
+def make_embedding_writer(
+    model: Model, forms: Sequence[OutputForm], encoding: Literal["float", "base64"]
+) -> EmbeddingWriter:
+    def write(reply: Any) -> dict[str, Any]:
+        outputs = reply.outputs if isinstance(reply, SeveralOutputs) else (reply,)
+        return {
+            EMBEDDING_FIELDS[form]: write_embedding(output, encoding)
+            for form, output in zip(forms, outputs, strict=True)
+        }
+
+    max_bytes = OVERHEAD_BYTES + (max_vector_bytes(model.width) if "" in forms else 0)
+    return EmbeddingWriter(write_one=write, write_error=write_openai_error, max_bytes=max_bytes)
 
 
 def embedding_envelope(model: str, tokens: int) -> tuple[bytes, bytes]:
@@ -205,9 +219,11 @@ async def embeddings(request: Request) -> Response:
 
 
 async def answer_embedding(request: Request, wire: EmbeddingRequest) -> Response:
-    model = record_model(request, authorized_models(request).resolve(wire.model, ["embed"]))
     encoding = read_embedding(wire)
-    writing = make_embedding_writer(model, wire.encoding_format)
+    tasks: list[Task] = ["embed"] if wire.return_dense else ["embed", "fill"]
+    model = record_model(request, authorized_models(request).resolve(wire.model, tasks))
+    encoding = replace(encoding, prompt=choose_prompt(wire, model.prompts))
+    writing = make_embedding_writer(model, wire.forms, wire.encoding_format)
     replies = await start_replies(request, wire, model, encoding)
     vectors = await write_body(request, replies, writing, len(encoding.inputs))
     return vectors.response(*embedding_envelope(wire.model, vectors.prompt_tokens))

@@ -4,6 +4,7 @@ A field of the real API is supported, or has no effect here, or is rejected by n
 answer (the tables below).
 """
 
+from collections.abc import Collection, Mapping
 from dataclasses import replace
 from typing import Annotated, Any, ClassVar, Literal
 
@@ -11,6 +12,7 @@ from pydantic import BeforeValidator, Field
 from pydantic_core import PydanticCustomError
 
 from ....core.errors import BadRequest
+from ....core.request import OutputForm
 from ....explain.explain_request import ExplainParameters
 from ....text.encoder_inputs import EncodingRequest
 from ....text.generation_request import ChatMessages, GenerationRequest
@@ -117,12 +119,38 @@ class ChatRequest(SampledRequest, ReasoningFields):
 
 
 class EmbeddingRequest(EngineRequest):
+    """`input_type` is that of Cohere, Voyage and NVIDIA; the outputs beside the vector have the names of
+    FlagEmbedding."""
+
     model: str
     input: TextsOrIds
     dimensions: Count = 0
     encoding_format: Literal["float", "base64"] = "float"
     user: str = ""
+    input_type: Literal["query", "document", "passage"] | None = None
+    return_dense: bool = True
+    return_sparse: bool = False
+    return_colbert_vecs: bool = False
 
+    @property
+    def forms(self) -> tuple[OutputForm, ...]:
+        """The outputs that are asked for, in the order in which they are written."""
+        asked = (self.return_dense, self.return_sparse, self.return_colbert_vecs)
+        return tuple(form for form, is_asked in zip(EMBEDDING_FIELDS, asked, strict=True) if is_asked)
+
+
+# By the form of an output, the field of an answer that has it.
+EMBEDDING_FIELDS: Mapping[OutputForm, str] = {
+    "": "embedding",
+    "words": "sparse_embedding",
+    "tokens": "colbert_vecs",
+}
+# By the type of an input, the names of prompts that sentence-transformers looks for.
+PROMPT_NAMES: Mapping[str, tuple[str, ...]] = {
+    "query": ("query",),
+    "document": ("document", "passage", "corpus"),
+    "passage": ("passage", "document", "corpus"),
+}
 
 # Reading
 
@@ -174,4 +202,20 @@ def read_conversation(wire: ChatRequest) -> ChatMessages:
 
 
 def read_embedding(wire: EmbeddingRequest) -> EncodingRequest:
-    return EncodingRequest(field="input", inputs=normalize_inputs(wire.input), dimensions=wire.dimensions)
+    if not wire.forms:
+        message = "return_dense: false needs return_sparse: true or return_colbert_vecs: true, else there is no answer"
+        raise BadRequest(message, param="return_dense")
+    inputs = normalize_inputs(wire.input)
+    return EncodingRequest(
+        field="input",
+        inputs=inputs,
+        dimensions=wire.dimensions,
+        form=wire.forms[0],
+        more_forms=wire.forms[1:],
+        queries=len(inputs) if wire.input_type == "query" else 0,
+    )
+
+
+def choose_prompt(wire: EmbeddingRequest, prompts: Collection[str]) -> str:
+    """The name of the model's prompt for this type of input; empty: that of every text."""
+    return next((name for name in PROMPT_NAMES.get(wire.input_type or "", ()) if name in prompts), "")

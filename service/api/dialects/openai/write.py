@@ -4,13 +4,14 @@ import base64
 import struct
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
 from ....core.model import Model
 from ....text.answer_delta import AnswerDelta, TokenLogprobs, Usage
+from ....text.encoder_outputs import ScoreOutput, SparseVector, TokenVectors
 from ...shared.streaming import as_float32
 from ...shared.task_names import describe_model
 
@@ -118,8 +119,18 @@ def write_openai_usage(cost: Usage) -> dict[str, Any]:
     }
 
 
-def encode_float(values: list[float]) -> NDArray[np.float32]:
-    return as_float32(values)
+def write_embedding(
+    output: ScoreOutput | SparseVector | TokenVectors, encoding: Literal["float", "base64"]
+) -> NDArray[np.float32] | str | list[dict[str, Any]]:
+    """One output of a text: a vector, a vector for each token [T, W], or weights of words as /embed_sparse has
+    them."""
+    match output:
+        case ScoreOutput(values=values):
+            return encode_base64(values) if encoding == "base64" else as_float32(values)
+        case TokenVectors(rows=rows):
+            return as_float32(rows)
+        case SparseVector(weights=weights):
+            return [{"index": token, "value": weight} for token, weight in weights]
 
 
 def encode_base64(values: list[float]) -> str:

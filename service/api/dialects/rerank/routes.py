@@ -79,8 +79,9 @@ def read_rerank(wire: RerankRequest, model: Model) -> EncodingRequest:
         pairs = tuple((wire.query, text) for text in wire.texts)
         return EncodingRequest(field="documents", inputs=pairs, names=names, truncate=wire.side)
     inputs = (wire.query, *wire.texts)
-    encoding = EncodingRequest(field="documents", inputs=inputs, names=("query", *names), truncate=wire.side)
-    return replace(encoding, unit=True) if model.late is None else replace(encoding, form="tokens", queries=1)
+    names = ("query", *names)
+    encoding = EncodingRequest(field="documents", inputs=inputs, names=names, truncate=wire.side, queries=1)
+    return replace(encoding, unit=True) if model.late is None else replace(encoding, form="tokens")
 
 
 def write_rerank(wire: RerankRequest, values: list[float], tokens: int) -> dict[str, Any]:

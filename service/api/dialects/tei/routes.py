@@ -61,7 +61,8 @@ from .write import (
 
 CLASSIFIERS: tuple[Task, ...] = ("classify", "rank")
 EMBEDDERS: tuple[Task, ...] = ("embed",)
-SPARSE_EMBEDDERS: tuple[Task, ...] = ("fill",)
+SPARSE_EMBEDDERS: tuple[Task, ...] = ("fill", "embed")
+MASK_FILLERS: tuple[Task, ...] = ("fill",)
 RANKERS: tuple[Task, ...] = ("rank", "embed")
 ENCODERS: tuple[Task, ...] = tuple(task for task in get_args(Task) if task != "generate")
 
@@ -91,6 +92,16 @@ def find_model(request: Request, tasks: Collection[Task]) -> Model:
     return record_model(request, registry.resolve(name, tasks) if name else registry.resolve_only(tasks))
 
 
+def find_sparse_model(request: Request) -> Model:
+    """The model in the path, or the only one with weights of words."""
+    if request.path_params.get("name", ""):
+        return find_model(request, SPARSE_EMBEDDERS)
+    fitting = [model for model in authorized_models(request).models() if "words" in model.forms]
+    if len(fitting) == 1:
+        return record_model(request, authorized_models(request).resolve(fitting[0].name, SPARSE_EMBEDDERS))
+    return find_model(request, MASK_FILLERS)
+
+
 @add_post_routes("/predict", PredictRequest, "The labels of texts, most likely first.")
 async def predict(request: Request, wire: PredictRequest) -> Response:
     model = find_model(request, CLASSIFIERS)
@@ -117,10 +128,10 @@ async def embed_all(request: Request, wire: EmbedAllRequest) -> Response:
 
 
 @add_post_routes(
-    "/embed_sparse", EmbedSparseRequest, "Texts as weights of words, by a model that fills in masks (SPLADE)."
+    "/embed_sparse", EmbedSparseRequest, "Texts as weights of words, by a model that has them (SPLADE, M3)."
 )
 async def embed_sparse(request: Request, wire: EmbedSparseRequest) -> Response:
-    model, encoding = find_model(request, SPARSE_EMBEDDERS), read_token_form(wire, "words")
+    model, encoding = find_sparse_model(request), read_token_form(wire, "words")
     return await reply_response(
         request, await start_replies(request, wire, model, encoding), SPARSE_WRITER, len(encoding.inputs)
     )

@@ -130,9 +130,11 @@ def is_single(wire: PredictRequest) -> bool:
 
 
 def read_embed(wire: EmbedRequest) -> EncodingRequest:
+    inputs = normalize_inputs(wire.inputs)
     return EncodingRequest(
         field="inputs",
-        inputs=normalize_inputs(wire.inputs),
+        inputs=inputs,
+        queries=len(inputs) if wire.prompt_name == ROLES[0] else 0,
         raw=not wire.normalize,
         unit=wire.normalize,
         dimensions=wire.dimensions,
@@ -143,11 +145,13 @@ def read_embed(wire: EmbedRequest) -> EncodingRequest:
 
 
 def read_token_form(wire: EmbedAllRequest | EmbedSparseRequest, form: OutputForm) -> EncodingRequest:
+    inputs = normalize_inputs(wire.inputs)
     return EncodingRequest(
         field="inputs",
-        inputs=normalize_inputs(wire.inputs),
+        inputs=inputs,
         form=form,
         prompt=wire.prompt_name,
+        queries=len(inputs) if wire.prompt_name == ROLES[0] else 0,
         truncate=wire.side,
         partial=wire.partial,
     )
@@ -158,8 +162,7 @@ def read_roles(wire: EmbedAllRequest) -> EncodingRequest:
     if wire.prompt_name not in ("", *ROLES):
         roles = " or ".join(ROLES)
         raise BadRequest(f"prompt_name: should be {roles}, got {wire.prompt_name[:60]!r}", param="prompt_name")
-    encoding = replace(read_token_form(wire, "tokens"), prompt="")
-    return replace(encoding, queries=len(encoding.inputs) if wire.prompt_name == ROLES[0] else 0)
+    return replace(read_token_form(wire, "tokens"), prompt="")
 
 
 def read_rerank_pairs(wire: TeiRerankRequest) -> EncodingRequest:
@@ -171,12 +174,13 @@ def read_rerank_pairs(wire: TeiRerankRequest) -> EncodingRequest:
 def read_rerank_query(wire: TeiRerankRequest) -> EncodingRequest:
     """For an embedder: the query comes first."""
     names = ("query", *item_paths("texts", wire.texts))
-    return EncodingRequest(field="texts", inputs=(wire.query, *wire.texts), names=names, unit=True, truncate=wire.side)
+    inputs = (wire.query, *wire.texts)
+    return EncodingRequest(field="texts", inputs=inputs, names=names, unit=True, truncate=wire.side, queries=1)
 
 
 def read_late_rerank(wire: TeiRerankRequest) -> EncodingRequest:
     """For a late-interaction model: the query comes first."""
-    return replace(read_rerank_query(wire), form="tokens", unit=False, queries=1)
+    return replace(read_rerank_query(wire), form="tokens", unit=False)
 
 
 def read_similarity(wire: SimilarityRequest) -> EncodingRequest:

@@ -1,0 +1,106 @@
+"""Folders of static embeddings: what is checked before a number of them is used. Their answers are compared with
+model2vec's and sentence-transformers' in tests/contracts/test_retrieval_models.py."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from polyhead.models.checkpoint import load
+from polyhead.models.checkpoint.static_folder import DEFAULT_LENGTH, MAX_LENGTH, read_limit
+from polyhead.models.core.errors import CheckpointError
+from polyhead.models.executors.contract import StepInput
+from polyhead.models.executors.torch_executor import TorchExecutor
+from polyhead.models.invariant import make_invariant
+from polyhead.models.native.packed_network import unsupported_reason
+from polyhead.models.network.ragged import RaggedBatch
+from tests.support import checkpoints, label_models, retrieval_models
+
+
+@torch.inference_mode()
+def test_states_are_rows_of_the_matrix(tmp_path: Path) -> None:
+    folder = retrieval_models.shared_rows(tmp_path / "m")
+    stored = load_file(folder / "model.safetensors")
+    loaded = load(str(folder))
+    make_invariant(loaded.network, loaded.head)
+    tokens = [5, 7, 5, 20]
+    expected = stored["embeddings"][stored["mapping"][tokens]] * stored["weights"][tokens].float()[:, None]
+    assert torch.equal(loaded.network(RaggedBatch.of([tokens])), expected)
+    step = StepInput([*tokens, 9], [*range(4), 0], [0, 4, 5], [[], []], [1, 3])
+    assert torch.equal(TorchExecutor(loaded.network).step(step), expected[[1, 3]])
+    assert (loaded.config.static, loaded.pooling, loaded.width) == (True, "mean", retrieval_models.STATIC_WIDTH)
+    assert "no layers" in unsupported_reason(loaded.config)
+
+
+def test_no_tokens_are_added_around_a_text(tmp_path: Path) -> None:
+    tokenizer = load(str(retrieval_models.static(tmp_path / "m"))).tokenizer
+    assert len(tokenizer.encode("the fox").ids) == 2
+    assert tokenizer.unknown_id == 3
+
+
+def test_the_unknown_token_of_a_unigram_vocabulary(tmp_path: Path) -> None:
+    folder = retrieval_models.model2vec(tmp_path / "m")
+    made = label_models.tokenizer()
+    made.backend_tokenizer.save(str(folder / "tokenizer.json"))
+    save_file({"embeddings": torch.ones(len(made), 4)}, folder / "model.safetensors")
+    assert load(str(folder)).skipped_tokens == {3}
+
+
+@pytest.mark.parametrize(
+    ("tensors", "problem"),
+    [
+        ({"other": torch.ones(26, 8)}, "it should hold one of embedding.weight and embeddings"),
+        ({"embeddings": torch.ones(26, 8), "embedding.weight": torch.ones(26, 8)}, "it should hold one of"),
+        ({"embeddings": torch.ones(26)}, r"its shape is \[26\], which should be rows of 1 to 16384 numbers"),
+        ({"embeddings": torch.ones(26, 8).to(torch.int8)}, "its numbers are I8, and only"),
+        ({"embeddings": torch.ones(26, 8), "weights": torch.ones(25)}, r"its shape is \[25\]"),
+        (
+            {"embeddings": torch.ones(26, 8), "mapping": torch.ones(26)},
+            "its numbers are F32 of shape .*integer a token",
+        ),
+        (
+            {"embeddings": torch.ones(7, 8), "mapping": torch.full((26,), 7)},
+            "it names row 7, and the matrix has rows 0",
+        ),
+        ({"embeddings": torch.ones(7, 8), "mapping": torch.full((26,), -1)}, "it names row -1"),
+        ({"embeddings": torch.ones(3, 8)}, "its tokenizer makes token"),
+    ],
+)
+def test_tensors_that_are_refused(tmp_path: Path, tensors: dict[str, torch.Tensor], problem: str) -> None:
+    folder = retrieval_models.shared_rows(tmp_path / "m")
+    save_file(tensors, folder / "model.safetensors")
+    with pytest.raises(CheckpointError, match=problem):
+        load(str(folder))
+
+
+@pytest.mark.parametrize(
+    ("config", "limit"),
+    [
+        ({}, MAX_LENGTH),
+        ({"model_type": "model2vec"}, DEFAULT_LENGTH),
+        ({"model_type": "model2vec", "max_length": None}, MAX_LENGTH),
+        ({"model_type": "model2vec", "max_length": 1 << 40}, MAX_LENGTH),
+        ({"model_type": "model2vec", "max_length": 20}, 20),
+    ],
+)
+def test_the_longest_text(config: dict[str, Any], limit: int) -> None:
+    assert read_limit(Path("config.json"), config) == limit
+
+
+def test_settings_that_are_refused(tmp_path: Path) -> None:
+    folder = retrieval_models.shared_rows(tmp_path / "m")
+    config = {"model_type": "model2vec", "architectures": ["StaticModel"]}
+    for settings, problem in (
+        ({"max_length": "long"}, "max_length is 'long', which should be a positive number"),
+        ({"normalize": 1}, "normalize is 1, which should be true or false"),
+    ):
+        checkpoints.write_json(folder / "config.json", config | settings)
+        with pytest.raises(CheckpointError, match=problem):
+            load(str(folder))
+    folder = retrieval_models.static(tmp_path / "s")
+    retrieval_models.write_modules(folder, [("0_StaticEmbedding", "StaticEmbedding"), ("1_Pooling", "Pooling")])
+    checkpoints.write_json(folder / "1_Pooling" / "config.json", {"pooling_mode": "max"})
+    with pytest.raises(CheckpointError, match="a Pooling after StaticEmbedding is not known"):
+        load(str(folder))
