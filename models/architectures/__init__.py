@@ -5,12 +5,15 @@ from .albert import ALBERT
 from .baichuan import BAICHUAN
 from .bart import BART
 from .bert import CAMEMBERT, DISTILBERT, ROBERTA
+from .bert_generation import BERT_GENERATION
 from .bert_variants import DATA2VEC, ERNIE_BERT, MEGATRON_BERT, PRE_NORM_ROBERTA, REMBERT
 from .biogpt import BIOGPT, XGLM
 from .blenderbot import BLENDERBOT, BLENDERBOT_SMALL
 from .bloom import BLOOM
 from .cohere import COHERE, COHERE2
 from .cohere_moe import COHERE2_MOE
+from .ctrl import CTRL
+from .dbrx import DBRX
 from .deberta import DEBERTA, DEBERTA_FIRST
 from .deepseek import DEEPSEEK_V2, DEEPSEEK_V3, GLM4_MOE_LITE, KIMI_K2, MINICPM3
 from .electra import ELECTRA
@@ -20,24 +23,26 @@ from .exaone import EXAONE4
 from .exaone_moe import EXAONE_MOE
 from .falcon import FALCON
 from .family import Family, HeadSpec, rename_weight
-from .gemma import GEMMA, GEMMA2, GEMMA3, GEMMA3_IMAGES
+from .gemma import GEMMA, GEMMA2, GEMMA3, GEMMA3_IMAGES, VAULT_GEMMA
 from .glm import GLM, GLM4
 from .gpt import GPT
 from .gpt2 import GPT2
 from .gpt_neo import GPT_NEO
-from .gpt_neox import GPT_NEOX
+from .gpt_neox import GPT_NEOX, GPT_NEOX_JAPANESE
 from .gpt_oss import GPT_OSS
 from .gptj import CODEGEN, GPTJ
-from .granite import GRANITE, MINICPM
-from .granite_moe import GRANITE_MOE, GRANITE_MOE_SHARED
+from .granite import GRANITE, GRANITE_SWA, HYPERCLOVA_X, MINICPM
+from .granite_moe import GRANITE_MOE, GRANITE_MOE_SHARED, GRANITE_MOE_SWA
 from .gte import GTE, GTE_PUBLISHED
 from .helium import ERNIE, HELIUM
 from .hunyuan import HUNYUAN
-from .hunyuan_moe import HUNYUAN_MOE
+from .hunyuan_moe import HUNYUAN_MOE, HY3
 from .internlm import INTERNLM2, INTERNLM3
 from .jina import BERT, JINA_EMBEDDINGS_V3, XLM_ROBERTA
+from .latent_variants import AXK1, MISTRAL4, YOUTU
 from .led import LED
 from .llama import LLAMA, MISTRAL, QWEN2, QWEN3
+from .llama_variants import CWM, IQUEST_CODER, JAIS2
 from .long_bert import BIG_BIRD, LONGFORMER, XLM_ROBERTA_XL
 from .marian import MARIAN
 from .mbart import M2M_100, MBART
@@ -47,6 +52,7 @@ from .mixtral import MIXTRAL
 from .modernbert import MODERNBERT
 from .mpnet import MPNET
 from .mpt import MPT
+from .nanochat import NANOCHAT
 from .nemotron import ARCEE, NEMOTRON
 from .neobert import NEOBERT
 from .nomic import NOMIC_BERT
@@ -59,7 +65,7 @@ from .phi3 import PHI3
 from .phimoe import PHIMOE
 from .plbart import PLBART
 from .qwen_images import QWEN2_5_IMAGES, QWEN2_IMAGES, QWEN3_IMAGES, QWEN3_MOE_IMAGES
-from .qwen_moe import DOTS1, FLEX_OLMO, GLM4_MOE, OLMOE, QWEN2_MOE, QWEN3_MOE
+from .qwen_moe import DOTS1, FLEX_OLMO, GLM4_MOE, OLMOE, QWEN2_MOE, QWEN3_MOE, SOLAR_OPEN
 from .roformer import ROFORMER
 from .seed_oss import SEED_OSS
 from .smollm3 import SMOLLM3
@@ -67,6 +73,7 @@ from .squeezebert import SQUEEZEBERT
 from .stablelm import STABLELM
 from .starcoder import GPT_BIG_CODE, STARCODER2
 from .t5 import MT5, T5, UMT5
+from .windowed_mixtures import FLINT, KOLIBRI1, MELLUM
 
 FAMILIES: dict[str, Family] = {
     family.name: family
@@ -173,6 +180,26 @@ FAMILIES: dict[str, Family] = {
         QWEN2_IMAGES,
         QWEN2_5_IMAGES,
         QWEN3_IMAGES,
+        IQUEST_CODER,
+        CWM,
+        JAIS2,
+        VAULT_GEMMA,
+        GRANITE_SWA,
+        GRANITE_MOE_SWA,
+        HYPERCLOVA_X,
+        GPT_NEOX_JAPANESE,
+        CTRL,
+        BERT_GENERATION,
+        NANOCHAT,
+        SOLAR_OPEN,
+        HY3,
+        MELLUM,
+        FLINT,
+        KOLIBRI1,
+        DBRX,
+        MISTRAL4,
+        YOUTU,
+        AXK1,
         T5,
         MT5,
         UMT5,

@@ -56,6 +56,8 @@ def unsupported_reason(config: ModelConfig) -> str:
         (config.distances, "its scores have a bias by distance"),
         (config.experts is not None and config.experts.scoring == "sparse_mixer", "its router is a sparse mixer"),
         (config.experts is not None and config.experts.shared_scale != 1.0, "its shared expert's output is scaled"),
+        (config.experts is not None and config.experts.chosen_by_logits, "its experts are chosen by their logits"),
+        (config.experts is not None and config.experts.output_norm, "the output of its experts is normed"),
         (config.latent is not None, "its attention is latent"),
         (config.attention_gate, "its mixed values are multiplied by a gate"),
         (config.qkv_limit, "its queries, keys and values are clamped"),

@@ -50,12 +50,14 @@ class ExpertConfig:
     groups: int = 0
     chosen_groups: int = 0
     choice_bias: bool = False  # a bias for each expert that is added to scores for the choice only
+    chosen_by_logits: bool = False  # experts are chosen by their logits, not by their scores
     router_bias: bool = False
     bias: bool = False  # of the experts' linear layers
     clamp: float = 0.0  # the limit of inner features, which are shifted by one (gpt-oss); 0: neither
     shared_width: int = 0  # inner features of an expert that all tokens use
     shared_gate: bool = False  # the shared expert's output is multiplied by a gate
     shared_scale: float = 1.0  # by which the shared expert's output is multiplied
+    output_norm: bool = False  # the sum of all experts' outputs is normed
 
     def is_in(self, layer: int) -> bool:
         return not self.layers or self.layers[layer]
@@ -131,7 +133,7 @@ class ModelConfig:
     norm: Literal["layer", "rms"] = "layer"
     norm_eps: float = 1e-5
     norm_bias: bool = True  # of "layer"
-    norm_weight: bool = True  # of "layer"; without it there is no bias either
+    norm_weight: bool = True  # without it there is no bias either
     # Inner: after each part, before the sum; parallel: attention and MLP have the same input, and both are added to it.
     norm_order: Literal["pre", "post", "sandwich", "inner", "parallel"] = "pre"
     opening_norm: bool = True  # a norm before the first attention, in "pre" and "sandwich"
@@ -143,6 +145,7 @@ class ModelConfig:
     # all heads together [H * D].
     query_key_norm: Literal["", "shared", "per_head", "joint"] = ""
     query_key_norm_bias: bool = False  # of "layer"
+    query_key_norm_weight: bool = True
     norm_after_rotation: bool = False  # queries and keys are normed after their rotation, not before
     score_scale: float = 0.0  # 0: 1 / sqrt(head_width)
     score_cap: float = 0.0  # scores s become cap * tanh(s / cap); 0: no cap

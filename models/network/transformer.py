@@ -16,7 +16,7 @@ from .ragged import RaggedBatch
 
 def build_norm(config: ModelConfig, width: int = 0) -> nn.Module:
     if config.norm == "rms":
-        return nn.RMSNorm(width or config.width, config.norm_eps)
+        return nn.RMSNorm(width or config.width, config.norm_eps, elementwise_affine=config.norm_weight)
     return nn.LayerNorm(
         width or config.width, config.norm_eps, elementwise_affine=config.norm_weight, bias=config.norm_bias
     )

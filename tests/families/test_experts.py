@@ -204,6 +204,80 @@ ROWS: dict[str, tuple[Any, Any]] = {
         ),
         tf.AfmoeForCausalLM,
     ),
+    "granitemoe_swa": (
+        tf.GraniteMoeSWAConfig(
+            **SHAPE,
+            **SCALES,
+            num_local_experts=6,
+            num_experts_per_tok=3,
+            shared_intermediate_size=40,
+            sliding_window=4,
+            layer_types=["full_attention", "sliding_attention", "full_attention"],
+        ),
+        tf.GraniteMoeSWAForCausalLM,
+    ),
+    "solar_open": (
+        tf.SolarOpenConfig(
+            **{**ROUTED, "intermediate_size": 24}, head_dim=8, attention_bias=True, n_group=4, topk_group=2
+        ),
+        tf.SolarOpenForCausalLM,
+    ),
+    "hy_v3": (
+        tf.HYV3Config(**SHAPE, num_experts=6, num_experts_per_tok=2, moe_intermediate_size=24, head_dim=8),
+        tf.HYV3ForCausalLM,
+    ),
+    "mellum": (
+        tf.MellumConfig(
+            **TEXT, sliding_window=4, layer_types=["sliding_attention", "full_attention", "sliding_attention"]
+        ),
+        tf.MellumForCausalLM,
+    ),
+    "flint": (
+        tf.FlintConfig(**TEXT, shared_expert_intermediate_size=40, sliding_window=4, mlp_only_layers=[1]),
+        tf.FlintForCausalLM,
+    ),
+    "kolibri1": (
+        tf.Kolibri1Config(
+            **TEXT,
+            shared_expert_intermediate_size=40,
+            sliding_window=4,
+            layer_types=["sliding_attention", "full_attention", "sliding_attention"],
+        ),
+        tf.Kolibri1ForCausalLM,
+    ),
+    "dbrx": (
+        tf.DbrxConfig(
+            vocab_size=384,
+            d_model=32,
+            n_heads=4,
+            n_layers=3,
+            max_seq_len=64,
+            attn_config=dict(kv_n_heads=2, clip_qkv=0.4, rope_theta=1e4),
+            ffn_config=dict(ffn_hidden_size=24, moe_num_experts=4, moe_top_k=2),
+        ),
+        tf.DbrxForCausalLM,
+    ),
+    "mistral4": (
+        tf.Mistral4Config(
+            **LATENT,
+            q_lora_rank=20,
+            first_k_dense_replace=1,
+            rope_parameters=dict(YARN, original_max_position_embeddings=48, llama_4_scaling_beta=0.1),
+        ),
+        tf.Mistral4ForCausalLM,
+    ),
+    "youtu": (
+        tf.YoutuConfig(
+            **{**SHAPE, "num_key_value_heads": 4},
+            kv_lora_rank=24,
+            q_lora_rank=None,
+            qk_nope_head_dim=12,
+            qk_rope_head_dim=8,
+            v_head_dim=10,
+        ),
+        tf.YoutuForCausalLM,
+    ),
+    "axk1": (tf.AXK1Config(**LATENT, q_lora_rank=20, n_group=4, topk_group=2), tf.AXK1ForCausalLM),
     "qwen3_vl_moe": (
         tf.Qwen3VLMoeConfig(
             text_config=dict(TEXT, rope_parameters=dict(rope_type="default", rope_theta=1e4, mrope_section=[2, 1, 1])),
@@ -283,7 +357,13 @@ def test_states_do_not_depend_on_the_batch_when_made_invariant(name: str, tmp_pa
 
 @pytest.mark.parametrize(
     ("name", "reason"),
-    [("minicpm3", "its attention is latent"), ("phimoe", "sparse mixer"), ("olmoe clipped", "clamped")],
+    [
+        ("minicpm3", "its attention is latent"),
+        ("phimoe", "sparse mixer"),
+        ("olmoe clipped", "clamped"),
+        ("kolibri1", "chosen by their logits"),
+        ("axk1", "output of its experts is normed"),
+    ],
 )
 def test_the_compiled_step_and_tensor_parallel_say_why_not(name: str, reason: str, tmp_path: Path) -> None:
     _, ours = build(name, tmp_path)
@@ -336,6 +416,14 @@ def test_layers_that_predict_further_tokens_are_not_read(tmp_path: Path, caplog:
         ("cohere2_moe", "expert_selection_fn", "x", "expert_selection_fn .x. is not one of softmax, sigmoid"),
         ("cohere2_moe", "shared_expert_combination_strategy", "x", "strategy .x. is not one of sum, average"),
         ("olmoe clipped", "clip_qkv", -1.0, "qkv_limit is -1.0, which should be a number, not negative"),
+        ("mistral4", "n_group", 2, "n_group is 2: only 1 is known"),
+        ("axk1", "num_hidden_layers", 10**9, "it describes 1000000000 layers"),
+        (
+            "dbrx",
+            "ffn_config",
+            {"moe_normalize_expert_weights": 2.0},
+            "moe_normalize_expert_weights is 2.0; null and 1",
+        ),
         ("minimax_m2", "qk_norm_type", "per_head", "qk_norm_type is .per_head.: only .per_layer. is known"),
     ],
 )
