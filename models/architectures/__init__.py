@@ -52,13 +52,14 @@ from .mixtral import MIXTRAL
 from .modernbert import MODERNBERT
 from .mpnet import MPNET
 from .mpt import MPT
+from .mvp import MVP
 from .nanochat import NANOCHAT
 from .nemotron import ARCEE, NEMOTRON
 from .neobert import NEOBERT
 from .nomic import NOMIC_BERT
 from .olmo import OLMO, OLMO2, OLMO3
 from .opt import OPT
-from .pegasus import PEGASUS
+from .pegasus import BIGBIRD_PEGASUS, PEGASUS
 from .persimmon import PERSIMMON
 from .phi import PHI
 from .phi3 import PHI3
@@ -72,8 +73,11 @@ from .smollm3 import SMOLLM3
 from .squeezebert import SQUEEZEBERT
 from .stablelm import STABLELM
 from .starcoder import GPT_BIG_CODE, STARCODER2
+from .switch import SWITCH
 from .t5 import MT5, T5, UMT5
+from .ultrabert import ULTRABERT
 from .windowed_mixtures import FLINT, KOLIBRI1, MELLUM
+from .xlm import FLAUBERT, XLM
 
 FAMILIES: dict[str, Family] = {
     family.name: family
@@ -212,6 +216,12 @@ FAMILIES: dict[str, Family] = {
         BLENDERBOT,
         BLENDERBOT_SMALL,
         LED,
+        MVP,
+        BIGBIRD_PEGASUS,
+        SWITCH,
+        XLM,
+        FLAUBERT,
+        ULTRABERT,
     )
 }  # by the checkpoint's `model_type`
 

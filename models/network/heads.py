@@ -53,8 +53,8 @@ class LabelScoring:
     """How scores follow from states: the pooling (of the scores of a text), and the layers after it.
 
     `activation` follows a dense layer, and a norm follows it; "none": there is no dense layer. `width`: outputs of the
-    dense layer; 0: as many as inputs. `bias` is that of the scores. With `pools_last` these layers come before the
-    pooling.
+    dense layer; 0: as many as inputs. With `returns` a second dense layer, with the same activation, leads from there
+    back to the width of states. `bias` is that of the scores. With `pools_last` these layers come before the pooling.
     """
 
     pooling: Literal["cls", "mean", "last"] = "cls"
@@ -63,6 +63,7 @@ class LabelScoring:
     norm: bool = False
     bias: bool = True
     width: int = 0
+    returns: bool = False
     pools_last: bool = False
 
 
@@ -74,17 +75,21 @@ class ScoredStates(nn.Module):
 
     def __init__(self, config: ModelConfig, scoring: LabelScoring) -> None:
         super().__init__()
-        self.inner_width = scoring.width or config.state_width
+        width = scoring.width or config.state_width
+        self.inner_width = config.state_width if scoring.returns else width
         dense = scoring.activation != "none"
-        self.dense = nn.Linear(config.state_width, self.inner_width, scoring.dense_bias) if dense else nn.Identity()
+        self.dense = nn.Linear(config.state_width, width, scoring.dense_bias) if dense else nn.Identity()
+        self.second = nn.Linear(width, config.state_width, scoring.dense_bias) if scoring.returns else None
         self.activation = HEAD_ACTIVATIONS[scoring.activation]
         has_norm, bias = scoring.norm, config.norm_bias
         self.norm = nn.LayerNorm(self.inner_width, config.norm_eps, bias=bias) if has_norm else nn.Identity()
 
     def transform(self, states: Tensor) -> Tensor:
         """[M, W] states to the input of the scores' matrix, [M, W]."""
-        inner: Tensor = self.norm(self.activation(self.dense(states)))
-        return inner
+        inner: Tensor = self.activation(self.dense(states))
+        if self.second is not None:
+            inner = self.activation(self.second(inner))
+        return self.norm(inner)  # type: ignore[no-any-return]
 
 
 class TokenHead(ScoredStates):

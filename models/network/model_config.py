@@ -137,6 +137,7 @@ class ModelConfig:
     # Inner: after each part, before the sum; parallel: attention and MLP have the same input, and both are added to it.
     norm_order: Literal["pre", "post", "sandwich", "inner", "parallel"] = "pre"
     opening_norm: bool = True  # a norm before the first attention, in "pre" and "sandwich"
+    closing_norm: bool = True  # a norm after the last layer, in all orders but "post", which has none
     embedding_norm: bool = False
     embedding_width: int = 0  # width of the embeddings if they are projected to `width`; 0: `width`
     embedding_scale: float = 1.0

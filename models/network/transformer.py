@@ -156,7 +156,8 @@ class Transformer(nn.Module):
         self.blocks = nn.ModuleList(self.choose_block(config, layer)(config, layer) for layer in range(config.depth))
         if config.shared:
             share_parameters(self.blocks)
-        self.final_norm = nn.Identity() if config.norm_order == "post" else build_norm(config)
+        closes = config.closing_norm and config.norm_order != "post"
+        self.final_norm = build_norm(config) if closes else nn.Identity()
         narrowed = config.output_width
         self.output_projection = nn.Linear(config.width, narrowed, bias=False) if narrowed else nn.Identity()
         kinds = (False, True) if config.window_rope_base else (False,)

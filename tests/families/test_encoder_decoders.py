@@ -25,6 +25,11 @@ SIDES = dict(
     decoder_attention_heads=2, encoder_ffn_dim=48, decoder_ffn_dim=40, max_position_embeddings=64, pad_token_id=PAD,
     bos_token_id=0, eos_token_id=END, decoder_start_token_id=END, forced_eos_token_id=None,
 )  # fmt: skip
+SWITCH = dict(
+    vocab_size=WORDS, d_model=32, d_kv=8, d_ff=48, num_heads=4, num_layers=3, num_decoder_layers=2, num_experts=4,
+    num_sparse_encoder_layers=1, num_sparse_decoder_layers=1, pad_token_id=PAD, eos_token_id=END,
+    decoder_start_token_id=END,
+)  # fmt: skip
 LED = dict(SIDES, max_encoder_position_embeddings=64, max_decoder_position_embeddings=48)
 
 
@@ -68,6 +73,14 @@ ROWS: dict[str, Row] = {
         tf.BlenderbotSmallConfig, tf.BlenderbotSmallForConditionalGeneration, dict(SIDES, scale_embedding=True), {}
     ),
     "led": Row(tf.LEDConfig, tf.LEDForConditionalGeneration, dict(LED, attention_window=4), {}),
+    "mvp": Row(tf.MvpConfig, tf.MvpForConditionalGeneration, SIDES, {}),
+    "bigbird_pegasus": Row(
+        tf.BigBirdPegasusConfig,
+        tf.BigBirdPegasusForConditionalGeneration,
+        dict(SIDES, block_size=4, num_random_blocks=1),
+        {},
+    ),
+    "switch_transformers": Row(tf.SwitchTransformersConfig, tf.SwitchTransformersForConditionalGeneration, SWITCH, {}),
     "led-wide": Row(tf.LEDConfig, tf.LEDForConditionalGeneration, dict(LED, attention_window=[32, 32]), {}),
 }
 CaseOf = Callable[[str], tuple[Any, Checkpoint, Path]]
@@ -163,6 +176,9 @@ REFUSED: list[tuple[str, dict[str, Any], str]] = [
     ("led", {"attention_window": []}, "attention_window is"),
     ("m2m_100", {"max_position_embeddings": 2**30}, "max_positions is 1073741824, which should be .* at most"),
     ("m2m_100", {"pad_token_id": -5}, "position_offset is -4"),
+    ("mvp", {"use_prompt": True}, "use_prompt is True: only False is known"),
+    ("switch_transformers", {"expert_capacity": "all"}, "expert_capacity is 'all', which should be a whole number"),
+    ("bigbird_pegasus", {"attention_type": "other"}, "attention_type 'other' is not one of block_sparse"),
     ("mbart", {"decoder_layers": 3}, "tensors are missing"),
     ("mbart", {"activation_function": "mish"}, "activation 'mish'"),
 ]
