@@ -2,6 +2,7 @@
 
 from .afmoe import AFMOE
 from .albert import ALBERT
+from .apertus import APERTUS
 from .baichuan import BAICHUAN
 from .bart import BART
 from .bert import CAMEMBERT, DISTILBERT, ROBERTA
@@ -10,7 +11,7 @@ from .bert_variants import DATA2VEC, ERNIE_BERT, MEGATRON_BERT, PRE_NORM_ROBERTA
 from .biogpt import BIOGPT, XGLM
 from .blenderbot import BLENDERBOT, BLENDERBOT_SMALL
 from .bloom import BLOOM
-from .cohere import COHERE, COHERE2
+from .cohere import COHERE, COHERE2, COMPASS, COMPASS_IMAGES
 from .cohere_moe import COHERE2_MOE
 from .ctrl import CTRL
 from .dbrx import DBRX
@@ -42,14 +43,16 @@ from .jina import BERT, JINA_EMBEDDINGS_V3, XLM_ROBERTA
 from .latent_variants import AXK1, MISTRAL4, YOUTU
 from .led import LED
 from .llama import LLAMA, MISTRAL, QWEN2, QWEN3
+from .llama4 import LLAMA4, LLAMA4_IMAGES
 from .llama_variants import CWM, IQUEST_CODER, JAIS2
 from .long_bert import BIG_BIRD, LONGFORMER, XLM_ROBERTA_XL
 from .marian import MARIAN
 from .mbart import M2M_100, MBART
+from .mimo import MIMO_V2_FLASH
 from .minimax import MINIMAX_M2
 from .mistral import MINISTRAL, MINISTRAL3, MISTRAL_IMAGES
 from .mixtral import MIXTRAL
-from .modernbert import MODERNBERT
+from .modernbert import MODERNBERT, MODERNBERT_DECODER
 from .mpnet import MPNET
 from .mpt import MPT
 from .mvp import MVP
@@ -194,6 +197,13 @@ FAMILIES: dict[str, Family] = {
         GPT_NEOX_JAPANESE,
         CTRL,
         BERT_GENERATION,
+        MODERNBERT_DECODER,
+        APERTUS,
+        MIMO_V2_FLASH,
+        LLAMA4,
+        LLAMA4_IMAGES,
+        COMPASS,
+        COMPASS_IMAGES,
         NANOCHAT,
         SOLAR_OPEN,
         HY3,

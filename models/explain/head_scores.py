@@ -55,7 +55,7 @@ def final_product(head: nn.Module, states: Tensor, rows: list[int]) -> FinalProd
         case MaskHead():
             return head.hidden_states(states[:, rows]), head.output.weight, head.output.bias
         case LanguageHead():
-            return states[:, rows], head.output.weight, head.output.bias
+            return head.transform(states[:, rows]), head.output.weight, head.output.bias
         case EncoderDecoder() | RecurrentTranslator():
             return states[:, rows], *head.output_layer
     raise AssertionError(f"no raw scores are defined for {type(head).__name__}")

@@ -78,7 +78,8 @@ def make_head_invariant(head: nn.Module, safe_sizes: SafeSizes | None = None) ->
 
 def _replace_activation(head: nn.Module) -> None:
     for module in head.modules():
-        if isinstance(module, MaskHead | TokenHead | DenseLayer):
+        transforms = isinstance(module, LanguageHead) and module.dense is not None
+        if transforms or isinstance(module, MaskHead | TokenHead | DenseLayer):
             module.activation = InvariantActivation(module.activation)
 
 

@@ -260,7 +260,7 @@ class Attention(nn.Module):
         self.key = nn.Linear(config.width, kv_inner, bias=config.qkv_bias)
         self.value = nn.Linear(config.width, kv_inner, bias=config.qkv_bias)
         self.output = nn.Linear(inner, config.width, bias=config.output_bias)
-        normed = config.query_key_norm
+        normed = config.has_query_key_norm(layer)
         self.query_norm = HeadNorm(config, config.heads) if normed else nn.Identity()
         self.key_norm = HeadNorm(config, config.kv_heads) if normed else nn.Identity()
         self.sinks = nn.Parameter(torch.zeros(config.heads)) if config.sinks else None

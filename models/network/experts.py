@@ -33,7 +33,7 @@ class MixtureOfExperts(nn.Module):
         out = torch.zeros_like(x)
         for number in torch.unique(chosen).tolist():
             rows, places = (chosen == number).nonzero(as_tuple=True)
-            out = out.index_add(0, rows, self.experts[number](x[rows]) * weights[rows, places, None])
+            out = out.index_add(0, rows, self.weigh(self.experts[number], x[rows], weights[rows, places, None]))
         if self.shared is None:
             return self.output_norm(out)  # type: ignore[no-any-return]
         shared: Tensor = self.shared(x)
@@ -42,6 +42,11 @@ class MixtureOfExperts(nn.Module):
         if self.config.shared_scale != 1.0:
             shared = shared * self.config.shared_scale
         return self.output_norm(out + shared)  # type: ignore[no-any-return]
+
+    def weigh(self, expert: nn.Module, x: Tensor, weights: Tensor) -> Tensor:
+        """The share [M, W] of an expert in its tokens [M, W], from their `weights` [M, 1]."""
+        share: Tensor = expert(x * weights) if self.config.weighs_input else expert(x) * weights
+        return share
 
     def route(self, x: Tensor) -> tuple[Tensor, Tensor]:
         """The weights [T, K] of the chosen experts, and their numbers [T, K]."""

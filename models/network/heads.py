@@ -28,10 +28,16 @@ HEAD_ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {**INNER, "tanh": torc
 
 
 class LanguageHead(nn.Module):
-    """States to logits over the vocabulary; `tied` shares the token embedding's matrix (Press and Wolf 2017)."""
+    """States to logits over the vocabulary; `tied` shares the token embedding's matrix (Press and Wolf 2017). Some
+    networks transform states before it (ModelConfig.logit_dense)."""
 
     def __init__(self, config: ModelConfig, tied: nn.Embedding | None = None) -> None:
         super().__init__()
+        self.dense, self.norm = None, None
+        if config.logit_dense:
+            self.dense = nn.Linear(config.state_width, config.state_width, bias=config.logit_dense_bias)
+            self.activation = INNER[config.logit_dense]
+            self.norm = nn.LayerNorm(config.state_width, config.norm_eps, bias=config.norm_bias)
         self.output = nn.Linear(config.state_width, config.vocab_size, bias=config.logit_bias)
         self.logit_scale, self.logit_cap = config.logit_scale, config.logit_cap
         if tied is not None:
@@ -39,7 +45,13 @@ class LanguageHead(nn.Module):
 
     def forward(self, states: Tensor) -> Tensor:
         """[M, W] to [M, V]."""
-        return self.scale(self.output(states))
+        return self.scale(self.output(self.transform(states)))
+
+    def transform(self, states: Tensor) -> Tensor:
+        """[..., W] states to the input of the output matrix, [..., W]."""
+        if self.dense is None or self.norm is None:
+            return states
+        return self.norm(self.activation(self.dense(states)))  # type: ignore[no-any-return]
 
     def scale(self, logits: Tensor) -> Tensor:
         """Products of states and the output matrix as logits: scaled, then capped."""

@@ -53,6 +53,7 @@ class ExpertConfig:
     chosen_by_logits: bool = False  # experts are chosen by their logits, not by their scores
     router_bias: bool = False
     bias: bool = False  # of the experts' linear layers
+    weighs_input: bool = False  # the weight of an expert multiplies its input, not its output
     clamp: float = 0.0  # the limit of inner features, which are shifted by one (gpt-oss); 0: neither
     shared_width: int = 0  # inner features of an expert that all tokens use
     shared_gate: bool = False  # the shared expert's output is multiplied by a gate
@@ -147,6 +148,7 @@ class ModelConfig:
     query_key_norm: Literal["", "shared", "per_head", "joint"] = ""
     query_key_norm_bias: bool = False  # of "layer"
     query_key_norm_weight: bool = True
+    query_key_norm_layers: tuple[bool, ...] = ()  # which layers norm them; empty: all, if there is such a norm
     norm_after_rotation: bool = False  # queries and keys are normed after their rotation, not before
     score_scale: float = 0.0  # 0: 1 / sqrt(head_width)
     score_cap: float = 0.0  # scores s become cap * tanh(s / cap); 0: no cap
@@ -158,7 +160,11 @@ class ModelConfig:
     logit_scale: float = 1.0  # by which logits are multiplied
     logit_cap: float = 0.0  # scaled logits l become cap * tanh(l / cap); 0: no cap
     logit_bias: bool = False  # the output layer has a bias
-    activation: Literal["gelu", "gelu_tanh", "gelu_sigmoid", "silu", "relu", "relu_squared"] = "gelu"
+    # Between an output matrix and states: a dense layer with this activation, and a norm; "": neither.
+    logit_dense: Literal["", "gelu", "gelu_tanh", "gelu_sigmoid", "silu", "relu", "relu_squared"] = ""
+    logit_dense_bias: bool = False
+    # "xielu" has two learned slopes in each layer (Huang and Schlag 2024, arXiv:2411.13010).
+    activation: Literal["gelu", "gelu_tanh", "gelu_sigmoid", "silu", "relu", "relu_squared", "xielu"] = "gelu"
     gated_mlp: bool = False
     experts: ExpertConfig | None = None
     qkv_bias: bool = True
@@ -212,6 +218,10 @@ class ModelConfig:
 
     def is_windowed(self, layer: int) -> bool:
         return bool(self.window) and (not self.windowed or self.windowed[layer])
+
+    def has_query_key_norm(self, layer: int) -> bool:
+        listed = self.query_key_norm_layers
+        return bool(self.query_key_norm) and (not listed or listed[layer])
 
     def is_rotated(self, layer: int) -> bool:
         return self.position == "rotary" and (not self.rotated or self.rotated[layer])

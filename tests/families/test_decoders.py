@@ -1,7 +1,7 @@
 """Decoder families equal their reference: packed, over the cache, greedily, as GGUF, natively."""
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -16,10 +16,12 @@ from polyhead.models.checkpoint import Checkpoint, describe_source, load
 from polyhead.models.core.errors import CheckpointError
 from polyhead.models.executors.contract import Executor, StepInput
 from polyhead.models.executors.torch_executor import TorchExecutor
+from polyhead.models.invariant import make_invariant
 from polyhead.models.native.library import runnable_targets
 from polyhead.models.native.native_executor import NativeExecutor
 from polyhead.models.native.packed_network import unsupported_reason
 from polyhead.models.network.ragged import RaggedBatch
+from polyhead.models.parallel.share import split_problem
 from tests.families import classic_decoders, modern_decoders
 from tests.families.classic_decoders import Row
 from tests.support import gguf_files
@@ -153,6 +155,30 @@ def test_weights_of_8_bits_stay_close(case_of: Callable[[str], Case], name: str)
     expected = reference_logits(case.theirs)
     error = float((chunked_logits(executor) - expected).square().mean().sqrt())
     assert 0 < error <= ROUNDED * float(expected.std())
+
+
+@pytest.mark.parametrize(
+    ("name", "reason"),
+    [("apertus", "its activation has learned slopes"), ("modernbert-decoder-biased", "its head has a dense layer")],
+)
+@torch.inference_mode()
+def test_torch_computes_what_the_compiled_step_refuses_and_in_batches_to_the_bit(
+    name: str, reason: str, tmp_path: Path
+) -> None:
+    """`make_invariant` changes the network, so it is a fresh one."""
+    row = ROWS[name]
+    save_reference(row.kind, row.make_config(), tmp_path)
+    ours = load(str(tmp_path))
+    assert reason in unsupported_reason(ours.config)
+    make_invariant(ours.network, ours.head)
+    alone = [ours.head(ours.network(RaggedBatch.of([sequence]))) for sequence in SEQUENCES]
+    assert torch.equal(packed_logits(ours), torch.cat(alone))
+
+
+def test_a_head_with_a_dense_layer_is_not_split(case_of: Callable[[str], Case]) -> None:
+    config = case_of("modernbert-decoder").ours.config
+    assert "its head has a dense layer" in split_problem(config, 2)
+    assert not split_problem(replace(config, logit_dense=""), 2)
 
 
 def greedy_answers(executor: TorchExecutor, prompts: list[list[int]]) -> list[list[int]]:
