@@ -303,7 +303,7 @@ ROWS: dict[str, Row] = {
         tf.CwmForCausalLM,
         shape_of(num_hidden_layers=5, head_dim=16, sliding_window=3, rope_parameters=dict(LLAMA3)),
     ),
-    "jais2": Row(tf.Jais2Config, tf.Jais2ForCausalLM, SHAPE),
+    "jais2": Row(tf.Jais2Config, tf.Jais2ForCausalLM, SHAPE, form("jais2")),
     "vaultgemma": Row(tf.VaultGemmaConfig, tf.VaultGemmaForCausalLM, shape_of(**CAPS)),
     "hyperclovax": Row(tf.HyperCLOVAXConfig, tf.HyperCLOVAXForCausalLM, shape_of(**GRANITE)),
     "hyperclovax-plain": Row(
