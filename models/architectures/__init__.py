@@ -78,6 +78,7 @@ from .stablelm import STABLELM
 from .starcoder import GPT_BIG_CODE, STARCODER2
 from .switch import SWITCH
 from .t5 import MT5, T5, UMT5
+from .t5gemma import T5GEMMA
 from .ultrabert import ULTRABERT
 from .windowed_mixtures import FLINT, KOLIBRI1, MELLUM
 from .xlm import FLAUBERT, XLM
@@ -229,6 +230,7 @@ FAMILIES: dict[str, Family] = {
         MVP,
         BIGBIRD_PEGASUS,
         SWITCH,
+        T5GEMMA,
         XLM,
         FLAUBERT,
         ULTRABERT,

@@ -43,6 +43,7 @@ COUNT_FIELDS = (
     "rotary_width",
     "convolution",
     "convolution_groups",
+    "source_width",
 )
 REAL_FIELDS = (
     "rope_base",

@@ -40,6 +40,8 @@ class GoalReader:
         rows, matrix, bias = final_product(self.head, states, self.rows)  # [N, C, W]
         values = (rows * matrix[self.columns]).sum(dim=-1)
         values = values if bias is None else values + bias[self.columns]
+        if isinstance(self.head, EncoderDecoder):
+            return self.head.limit(values)
         return self.head.scale(values) if isinstance(self.head, LanguageHead) else values
 
 

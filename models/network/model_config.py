@@ -173,6 +173,7 @@ class ModelConfig:
     segments: int = 0
     shared: bool = False  # all layers have the same weights
     has_cross_attention: bool = False  # its layers have cross-attention
+    source_width: int = 0  # of the states that cross-attention reads, if it is another than `width`
     hides_rows: bool = False  # sequences may end in rows that no row attends to (query expansion of ColBERT)
 
     @property
@@ -229,16 +230,18 @@ class ModelConfig:
 
 @dataclass(frozen=True, kw_only=True)
 class EncoderDecoderConfig:
-    """Two stacks of one width over one vocabulary with shared token embeddings; `decoder` is causal. `start` is the
-    token before the first generated one.
+    """Two stacks over one vocabulary; `decoder` is causal. With `shared` they have one width and one matrix of token
+    embeddings. `start` is the token before the first generated one.
 
-    Logits are the products of states with the output matrix, which is the embedding matrix if `tied`. States are
-    multiplied by `output_scale` before; with `output_bias` a bias for each token is added.
+    Logits are the products of states with the output matrix, which is the decoder's embedding matrix if `tied`. States
+    are multiplied by `output_scale` before; with `output_bias` a bias for each token is added. The decoder's
+    `logit_cap` limits them.
     """
 
     encoder: ModelConfig
     decoder: ModelConfig
     start: int
+    shared: bool = True
     tied: bool = True
     output_scale: float = 1.0
     output_bias: bool = False

@@ -30,6 +30,11 @@ SWITCH = dict(
     num_sparse_encoder_layers=1, num_sparse_decoder_layers=1, pad_token_id=PAD, eos_token_id=END,
     decoder_start_token_id=END,
 )  # fmt: skip
+GEMMA = dict(
+    vocab_size=WORDS, hidden_size=32, num_hidden_layers=2, num_attention_heads=4, num_key_value_heads=2, head_dim=8,
+    intermediate_size=48, max_position_embeddings=64, query_pre_attn_scalar=12, sliding_window=3,
+    attn_logit_softcapping=2.0, final_logit_softcapping=3.0, pad_token_id=PAD, bos_token_id=0, eos_token_id=END,
+)  # fmt: skip
 LED = dict(SIDES, max_encoder_position_embeddings=64, max_decoder_position_embeddings=48)
 
 
@@ -41,6 +46,13 @@ class Row:
     kind: Any
     fields: dict[str, Any]
     generation: dict[str, Any]
+
+
+def gemma_sides(*, tie_word_embeddings: bool = True, **decoder: Any) -> Any:
+    """T5Gemma; `decoder` are fields of the decoder only."""
+    return tf.T5GemmaConfig(
+        encoder=GEMMA, decoder={**GEMMA, **decoder}, tie_word_embeddings=tie_word_embeddings, vocab_size=WORDS
+    )
 
 
 ROWS: dict[str, Row] = {
@@ -81,6 +93,13 @@ ROWS: dict[str, Row] = {
         {},
     ),
     "switch_transformers": Row(tf.SwitchTransformersConfig, tf.SwitchTransformersForConditionalGeneration, SWITCH, {}),
+    "t5gemma": Row(gemma_sides, tf.T5GemmaForConditionalGeneration, {}, dict(decoder_start_token_id=0)),
+    "t5gemma-narrow": Row(
+        gemma_sides,
+        tf.T5GemmaForConditionalGeneration,
+        dict(hidden_size=24, final_logit_softcapping=None, tie_word_embeddings=False),
+        dict(decoder_start_token_id=0),
+    ),
     "led-wide": Row(tf.LEDConfig, tf.LEDForConditionalGeneration, dict(LED, attention_window=[32, 32]), {}),
 }
 CaseOf = Callable[[str], tuple[Any, Checkpoint, Path]]
