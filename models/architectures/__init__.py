@@ -27,7 +27,7 @@ from .family import Family, HeadSpec, rename_weight
 from .gemma import GEMMA, GEMMA2, GEMMA3, GEMMA3_IMAGES, VAULT_GEMMA
 from .glm import GLM, GLM4
 from .gpt import GPT
-from .gpt2 import GPT2
+from .gpt2 import GPT2, GPT_SW3
 from .gpt_neo import GPT_NEO
 from .gpt_neox import GPT_NEOX, GPT_NEOX_JAPANESE
 from .gpt_oss import GPT_OSS
@@ -115,6 +115,7 @@ FAMILIES: dict[str, Family] = {
         BIG_BIRD,
         GPT,
         GPT2,
+        GPT_SW3,
         LLAMA,
         MISTRAL,
         QWEN2,

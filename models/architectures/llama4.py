@@ -88,4 +88,7 @@ LLAMA4 = Family(
     drop=llama.DROP,
     variant=choose_variant,
 )
-LLAMA4_IMAGES = text_part.wrap_family("llama4", "Llama4", (LLAMA4,))
+LLAMA4_IMAGES = replace(
+    text_part.wrap_family("llama4", "Llama4", (LLAMA4,)),
+    heads={"Llama4ForConditionalGeneration": HeadSpec("generate", text_part.LANGUAGE_HEAD)},
+)

@@ -296,3 +296,11 @@ def test_a_base_model_saved_without_the_prefix_is_read(case_of: Callable[[str], 
         tokenizer().save_pretrained(folder)
         assert describe_source(str(folder)).family == theirs.config.model_type
         assert_close(packed_logits(load(str(folder))), packed_logits(case_of(name).ours))
+
+
+def test_gpt_sw3_is_gpt2_under_another_name(tmp_path: Path) -> None:
+    config = tf.GPT2Config(n_embd=32, n_layer=2, n_head=4, n_positions=64, vocab_size=384)
+    theirs = save_reference(tf.GPT2LMHeadModel, config, tmp_path / "saved")
+    ours = load(str(edited(tmp_path / "saved", tmp_path / "renamed", model_type="gpt-sw3")))
+    assert ours.family == "gpt-sw3"
+    assert_close(packed_logits(ours), reference_logits(theirs))
