@@ -5,6 +5,7 @@ import re
 from dataclasses import replace
 from functools import partial
 
+import torch
 from torch import Tensor
 
 from ..core.errors import UnsupportedError, show_value
@@ -64,7 +65,7 @@ def split_fused(sizes: list[int], count: int, name: str, tensor: Tensor) -> Name
     """Queries, keys and values by `sizes`, the rows of each; and the matrices of `count` experts, which lie one below
     the other [E * I, W]."""
     if ".attn.Wqkv." in name:
-        pieces = zip(("query", "key", "value"), tensor.split(sizes), strict=True)
+        pieces = zip(("query", "key", "value"), torch.split(tensor, sizes), strict=True)
         return [(name.replace("Wqkv", part), piece) for part, piece in pieces]
     if found := EXPERTS.match(name):
         part = PARTS[found[2]]

@@ -127,9 +127,10 @@ class MimoRows:
 
 def choose_variant(family: Family, hf: Json) -> Family:
     hf = fill_defaults(hf)
-    sizes = read_sizes(hf, "num_attention_heads", "num_key_value_heads", "head_dim", "v_head_dim")
-    scale = hf["attention_value_scale"]
-    rows = MimoRows(*sizes, 1.0 if scale is None else float(scale), windowed_layers(hf))
+    names = "num_attention_heads", "num_key_value_heads", "head_dim", "v_head_dim"
+    heads, kv_heads, width, value_width = read_sizes(hf, *names)
+    scale = 1.0 if hf["attention_value_scale"] is None else float(hf["attention_value_scale"])
+    rows = MimoRows(heads, kv_heads, width, value_width, scale, windowed_layers(hf))
     return replace(family, convert=rows.convert)
 
 

@@ -1,5 +1,7 @@
 """XLM (Lample and Conneau 2019, arXiv:1901.07291) and FlauBERT: BERT with other names, without segments."""
 
+from typing import Literal
+
 from ..core.errors import UnsupportedError, show_value
 from ..network.heads import LabelScoring
 from ..network.model_config import ModelConfig
@@ -22,7 +24,7 @@ TEXT_HEAD = ((r"^sequence_summary\.summary\.", "head.out."),)
 MASK_HEAD = ((r"^pred_layer\.proj\.", "head.output."),)
 KNOWN = {"causal": False, "is_encoder": True, "asm": False}
 SUMMARY = {"summary_use_proj": True, "summary_activation": None, "summary_proj_to_labels": True}
-POOLINGS = {"first": "cls", "last": "last", "mean": "mean"}
+POOLINGS: dict[str, Literal["cls", "mean", "last"]] = {"first": "cls", "last": "last", "mean": "mean"}
 
 
 def model_config(hf: Json) -> ModelConfig:
