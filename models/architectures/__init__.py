@@ -82,6 +82,7 @@ from .t5gemma import T5GEMMA
 from .ultrabert import ULTRABERT
 from .windowed_mixtures import FLINT, KOLIBRI1, MELLUM
 from .xlm import FLAUBERT, XLM
+from .xmod import XMOD
 
 FAMILIES: dict[str, Family] = {
     family.name: family
@@ -234,6 +235,7 @@ FAMILIES: dict[str, Family] = {
         T5GEMMA,
         XLM,
         FLAUBERT,
+        XMOD,
         ULTRABERT,
     )
 }  # by the checkpoint's `model_type`

@@ -44,6 +44,7 @@ COUNT_FIELDS = (
     "convolution",
     "convolution_groups",
     "source_width",
+    "bottleneck",
 )
 REAL_FIELDS = (
     "rope_base",

@@ -64,6 +64,7 @@ def unsupported_reason(config: ModelConfig) -> str:
         (config.latent is not None, "its attention is latent"),
         (config.attention_gate, "its mixed values are multiplied by a gate"),
         (config.qkv_limit, "its queries, keys and values are clamped"),
+        (config.bottleneck, "a narrow MLP follows that of each layer"),
         (config.convolution, "a convolution is beside its first layer"),
         (config.shared and not config.opening_norm, "its layers share their weights except for the first norm"),
         (config.has_cross_attention, "its layers have cross-attention"),

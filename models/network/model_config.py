@@ -119,6 +119,10 @@ class ModelConfig:
     has_log_distances: bool = True
     has_distance_norm: bool = True
     has_distance_projections: bool = False
+    # Inner features of a narrow MLP without a gate behind the MLP of each layer, which reads the norm of the residual
+    # sum (X-MOD, arXiv:2205.06266); 0: there is none. Its output is added to what it reads, or to that sum itself.
+    bottleneck: int = 0
+    bottleneck_adds_to_norm: bool = True
     convolution: int = 0  # tokens of the kernel of a convolution beside the first layer; odd; 0: there is none
     convolution_groups: int = 1
     convolution_activation: Literal["tanh", "gelu", "gelu_tanh", "gelu_sigmoid", "silu", "relu", "relu_squared"] = (

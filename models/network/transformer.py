@@ -1,6 +1,7 @@
 """The transformer stack for every architecture: embeddings, blocks, a final norm. Heads are in heads.py."""
 
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from typing import ClassVar, cast
 
 import torch
@@ -88,6 +89,37 @@ class ConvolutionBlock(PostBlock):
         return self.convolution_norm(super().forward(x, frame) + beside)  # type: ignore[no-any-return]
 
 
+class BottleneckPreBlock(PreBlock):
+    """A pre-norm block with a narrow MLP after the MLP; see ModelConfig.bottleneck."""
+
+    def __init__(self, config: ModelConfig, layer: int) -> None:
+        super().__init__(config, layer)
+        self.bottleneck = MLP(replace(config, gated_mlp=False), config.bottleneck)
+        self.adds_to_norm = config.bottleneck_adds_to_norm
+
+    def forward(self, x: Tensor, frame: AttentionContext) -> Tensor:
+        """[T, W] to [T, W]; in the last layer to the output rows."""
+        return self.pass_bottleneck(super().forward(x, frame))
+
+    def pass_bottleneck(self, x: Tensor) -> Tensor:
+        """[M, W] the residual sum after the MLP, to the sum after the narrow one."""
+        normed: Tensor = self.mlp_norm(x)
+        return (normed if self.adds_to_norm else x) + self.bottleneck(normed)
+
+
+class BottleneckPostBlock(BottleneckPreBlock):
+    """The same with a norm after each residual sum; that after the MLP is used twice."""
+
+    def forward(self, x: Tensor, frame: AttentionContext) -> Tensor:
+        """[T, W] to [T, W]; in the last layer to the output rows."""
+        x = self.attention_norm(frame.select_output_rows(self.add(x, self.attention(x, frame)), self.layer))
+        x = self.pass_bottleneck(self.add(x, self.mlp(x, frame.linear_function(self.layer))))
+        return self.mlp_norm(x)  # type: ignore[no-any-return]
+
+
+BOTTLENECK_BLOCKS: dict[str, type[PreBlock]] = {"pre": BottleneckPreBlock, "post": BottleneckPostBlock}
+
+
 def gather_neighbours(x: Tensor, batch: RaggedBatch, count: int) -> Tensor:
     """[T, W] rows to the `count` rows around each one in its sequence [T, W, count]; zeros beyond its ends."""
     lengths = torch.tensor(batch.lengths, device=x.device)
@@ -165,6 +197,8 @@ class Transformer(nn.Module):
         self.rotaries = nn.ModuleList(build_rotary(config, windowed) for windowed in kinds if rotary)
 
     def choose_block(self, config: ModelConfig, layer: int) -> type[PreBlock]:
+        if config.bottleneck:
+            return BOTTLENECK_BLOCKS[config.norm_order]
         return ConvolutionBlock if config.convolution and layer == 0 else self.block_classes[config.norm_order]
 
     def forward(self, batch: RaggedBatch) -> Tensor:

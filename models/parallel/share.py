@@ -77,6 +77,8 @@ def split_problem(config: ModelConfig, world: int) -> str:
         return "its attention is latent, which is not split, so tensor_parallel would have to be 1"
     if config.attention_gate and world > 1:
         return "its attention has a gate, which is not split, so tensor_parallel would have to be 1"
+    if config.bottleneck and world > 1:
+        return "a narrow MLP follows that of each layer, which is not split, so tensor_parallel would have to be 1"
     if config.logit_dense and world > 1:
         return "its head has a dense layer, which is not split, so tensor_parallel would have to be 1"
     if config.query_key_norm == "joint" and world > 1:

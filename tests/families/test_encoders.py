@@ -66,6 +66,7 @@ XLM = dict(
     emb_dim=32, n_layers=3, n_heads=4, max_position_embeddings=checkpoints.POSITIONS, layer_norm_eps=1e-5,
     summary_first_dropout=0.0,
 )  # fmt: skip
+XMOD = dict(ROBERTA, languages=["en_XX", "de_DE"], default_language="de_DE", adapter_reduction_factor=4)
 ULTRA = dict(LLAMA, sliding_window=3, prediction_head_size=24)
 T5 = dict(
     d_model=32, d_kv=8, d_ff=48, num_layers=2, num_decoder_layers=3, num_heads=4, feed_forward_proj="gated-gelu",
@@ -143,6 +144,8 @@ ROWS: dict[str, Row] = {
     **make_rows("XLM", XLM, BODY, TEXT, TAG, "ForQuestionAnsweringSimple", "WithLMHeadModel"),
     **named("mean", make_rows("XLM", dict(XLM, summary_type="mean", gelu_activation=False), TEXT)),
     **make_rows("Flaubert", XLM, BODY, "WithLMHeadModel"),
+    **make_rows("Xmod", XMOD, *EVERY),
+    **named("pre", make_rows("Xmod", dict(XMOD, pre_norm=True, ln_before_adapter=False), BODY)),
     **make_rows("Ultrabert", ULTRA, BODY, TEXT, TAG, SPAN, MASK),
     **named("mean", make_rows("Ultrabert", dict(ULTRA, classifier_pooling="mean"), TEXT)),
 }

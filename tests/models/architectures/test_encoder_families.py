@@ -21,7 +21,9 @@ from polyhead.models.executors.torch_executor import TorchExecutor
 from polyhead.models.invariant import make_invariant
 from polyhead.models.native.library import runnable_targets
 from polyhead.models.native.native_executor import NativeExecutor
+from polyhead.models.native.packed_network import unsupported_reason
 from polyhead.models.network.ragged import RaggedBatch
+from polyhead.models.parallel.share import split_problem
 from polyhead.service.config.settings import Settings
 from polyhead.service.engine.engine import Engine
 from polyhead.service.metrics import Metrics
@@ -32,6 +34,7 @@ from polyhead.training.loop.errors import RecipeError
 from tests.families.conformance import BERT, CLOSE, LABELS, TEXTS, Row, head_output, reference_output, save_checkpoint
 from tests.families.test_encoders import DEBERTA, FIRST, GPT2, LLAMA, MODERN, ROWS, ULTRA, XLM
 from tests.support import checkpoints
+from tests.support.edits import edited
 
 CASES = {
     "electra": "ElectraForSequenceClassification",
@@ -157,6 +160,29 @@ def test_sparse_attention_limits_the_length_of_texts(tmp_path: Path) -> None:
     """Up to the length at which the reference changes to full attention."""
     loaded = load(str(save_checkpoint(ROWS["BigBirdModel"], tmp_path, num_random_blocks=1)))
     assert loaded.max_tokens == loaded.config.max_positions == (5 + 2) * 16
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"default_language": None}, "default_language is None, which should be one of languages"),
+        ({"default_language": "fr_XX"}, "default_language is 'fr_XX', which should be one of languages, .*en_XX"),
+        ({"languages": "de_DE"}, "which should be one of languages, 'de_DE'"),
+        ({"adapter_layer_norm": True}, "adapter_layer_norm is True: only False"),
+        ({"adapter_reduction_factor": 64}, "adapter_reduction_factor is 64, which should be 32 at most"),
+    ],
+)
+def test_xmod_reads_texts_in_the_language_of_the_configuration(
+    change: dict[str, Any], message: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    folder = save_checkpoint(ROWS["XmodModel"], tmp_path / "saved")
+    with caplog.at_level(logging.INFO):
+        config = load(str(folder)).config
+    assert "texts are read as de_DE" in caplog.text
+    assert "a narrow MLP follows" in unsupported_reason(config)
+    assert "a narrow MLP follows" in split_problem(config, 2)
+    with pytest.raises(UnsupportedError, match=message):
+        load(str(edited(folder, tmp_path / "changed", **change)))
 
 
 class NoCache:
