@@ -4,7 +4,7 @@ import re
 
 from torch import Tensor
 
-from .family import Json, NamedTensors, Renames
+from .family import Json, NamedTensors, Renames, layer_numbers
 
 # Of the newer form: one tensor for all experts, gate above up; and of the older: a tensor for each expert.
 FUSED = re.compile(r"(.*\.mlp)\.experts\.(gate_up_proj|down_proj)$")
@@ -49,4 +49,4 @@ def expert_count(hf: Json) -> int:
 
 def layers_from(hf: Json, first: int) -> tuple[bool, ...]:
     """The layers from `first` on have experts."""
-    return tuple(layer >= first for layer in range(hf["num_hidden_layers"]))
+    return tuple(layer >= first for layer in layer_numbers(hf["num_hidden_layers"]))

@@ -22,7 +22,7 @@ MAX_SHARED_LAYERS = 48  # layers with one set of tensors, which take time and no
 ORIGINAL = "original_max_position_embeddings"
 MAX_SIZE = 1 << 24  # of a width or a number of heads by which a weight is split
 MAX_HEAD_WIDTH = 1 << 14  # features of a head with rotary positions; published heads have 512 at most
-ActivationName = Literal["gelu", "gelu_tanh", "gelu_sigmoid", "silu", "relu", "relu_squared"]
+ActivationName = Literal["gelu", "gelu_tanh", "gelu_sigmoid", "silu", "relu", "relu_squared"]  # without parameters
 ACTIVATION_NAMES: dict[str, ActivationName] = {
     "gelu": "gelu",
     "gelu_new": "gelu_tanh",

@@ -1,5 +1,5 @@
-"""Gemma 1, 2 and 3 (text): Llama with scaled embeddings and norms stored as their difference from one; Gemma 2 and 3
-with norms before and after each part and sliding windows in many layers."""
+"""Gemma 1, 2 and 3 (text) and VaultGemma: Llama with scaled embeddings and norms stored as their difference from one;
+Gemma 2 and 3 with norms before and after each part and sliding windows in many layers."""
 
 from collections.abc import Callable
 from dataclasses import replace
@@ -25,6 +25,7 @@ RENAMES = (
     (r"\.post_feedforward_layernorm\.", ".mlp_post_norm."),
     *llama.RENAMES,
 )
+VAULT_RENAMES = ((r"\.pre_feedforward_layernorm\.", ".mlp_norm."), *llama.RENAMES)
 # What the first published configurations of the wrapper leave out of `text_config`.
 TEXT_DEFAULTS: Json = {
     "vocab_size": 262_208,
@@ -55,6 +56,11 @@ def gemma2_config(hf: Json) -> ModelConfig:
     check_causal(hf)
     caps = {"attn_logit_softcapping": 50.0, "final_logit_softcapping": 30.0}
     return _windowed_config({**caps, **hf}, 2)
+
+
+def vault_config(hf: Json) -> ModelConfig:
+    """VaultGemma: Gemma 2 without the norms after each part (arXiv:2510.15001)."""
+    return replace(gemma2_config(hf), norm_order="pre")
 
 
 def gemma3_config(hf: Json) -> ModelConfig:
@@ -109,6 +115,13 @@ def _family(name: str, read_config: Callable[[Json], ModelConfig], heads: dict[s
 
 GEMMA = _family("gemma", gemma_config, llama.llama_heads("Gemma", llama.LABELS))
 GEMMA2 = _family("gemma2", gemma2_config, llama.llama_heads("Gemma2", llama.LABELS))
+VAULT_GEMMA = replace(
+    GEMMA2,
+    name="vaultgemma",
+    config=vault_config,
+    renames=VAULT_RENAMES,
+    heads=llama.llama_heads("VaultGemma", ()),
+)
 GEMMA3 = _family(
     "gemma3_text",
     gemma3_config,

@@ -33,6 +33,7 @@ from .gguf_generators import (
 from .gguf_mixtures import (
     has_choice_bias,
     is_prediction_layer,
+    read_dbrx,
     read_deepseek,
     read_ernie_moe,
     read_gpt_oss,
@@ -98,6 +99,7 @@ INNER: Renames = (
     (r"\.post_ffw_norm\.", ".mlp_norm."),
     *DECODER,
 )
+DBRX: Renames = ((r"\.attn_output_norm\.", ".mlp_norm."), *DECODER)
 SEED_OSS: Renames = ((r"\.post_attention_norm\.", ".mlp_norm."), *DECODER)
 LFM2: Renames = ((r"^token_embd_norm\.", "final_norm."), *DECODER)
 COUNTS_BY_LAYER = ("attention.head_count_kv", "feed_forward_length")  # of networks whose layers differ
@@ -344,6 +346,7 @@ GGUF_ARCHITECTURES: dict[str, GgufArchitecture] = {
     "seed_oss": GgufArchitecture("seed_oss", read_seed_oss, SEED_OSS),
     "nemotron": GgufArchitecture("nemotron", read_decoder),
     "arcee": GgufArchitecture("arcee", read_llama, interleaved=True),
+    "jais2": GgufArchitecture("jais2", read_decoder),
     "hunyuan-dense": GgufArchitecture("hunyuan_v1_dense", read_llama),
     "ernie4_5": GgufArchitecture("ernie4_5", read_decoder, interleaved=True),
     "qwen2moe": GgufArchitecture("qwen2_moe", read_qwen_moe, unsupported_keys=OTHER_ARITHMETIC),
@@ -366,6 +369,9 @@ GGUF_ARCHITECTURES: dict[str, GgufArchitecture] = {
     ),
     "glm4moe": GgufArchitecture(
         "glm4_moe", read_routed, SEED_OSS, unsupported_keys=OTHER_ARITHMETIC, prediction_layers=True
+    ),
+    "dbrx": GgufArchitecture(
+        "dbrx", read_dbrx, DBRX, unsupported_keys=tuple(key for key in OTHER_ARITHMETIC if "clamp" not in key)
     ),
     "dots1": GgufArchitecture("dots1", read_routed, unsupported_keys=OTHER_ARITHMETIC),
     "ernie4_5-moe": GgufArchitecture(

@@ -196,6 +196,28 @@ def read_ernie_moe(fields: Json, shapes: Shapes) -> Json:
     }
 
 
+def read_dbrx(fields: Json, shapes: Shapes) -> Json:
+    """The configuration of DBRX, with its parts for attention and experts."""
+    mixture = ExpertFields.of(fields, shapes)
+    return {
+        "vocab_size": shapes["token_embd.weight"][0],
+        "d_model": fields["embedding_length"],
+        "n_layers": fields["block_count"],
+        "n_heads": fields["attention.head_count"],
+        "max_seq_len": fields["context_length"],
+        "rope_parameters": {"rope_theta": fields.get("rope.freq_base", 10_000.0), **read_rope_scaling(fields)},
+        "attn_config": {
+            "kv_n_heads": fields.get("attention.head_count_kv", fields["attention.head_count"]),
+            "clip_qkv": fields.get("attention.clamp_kqv"),
+        },
+        "ffn_config": {
+            "ffn_hidden_size": mixture.width,
+            "moe_num_experts": mixture.count,
+            "moe_top_k": mixture.chosen,
+        },
+    }
+
+
 def read_deepseek(fields: Json, shapes: Shapes) -> Json:
     """DeepSeek-V2 and V3. Newer files give the widths of a head under keys of their own: there `attention.key_length`
     is that of the narrow vector with the rotated features."""

@@ -1,6 +1,7 @@
-"""GPT-2: causal, pre-norm, learned positions, fused and transposed projections."""
+"""GPT-2 and GPT-SW3: causal, pre-norm, learned positions, fused and transposed projections."""
 
 import re
+from dataclasses import replace
 
 from torch import Tensor
 
@@ -69,3 +70,4 @@ GPT2 = Family(
     convert=convert_weight,
     drop=r"^lm_head\.|\.attn\.(bias|masked_bias)$",
 )
+GPT_SW3 = replace(GPT2, name="gpt-sw3")

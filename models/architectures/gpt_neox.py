@@ -1,12 +1,15 @@
-"""GPT-NeoX and Pythia: causal, attention and MLP side by side, partial rotation, each head's query, key and value in
-one matrix."""
+"""GPT-NeoX, Pythia and GPT-NeoX Japanese: causal, attention and MLP side by side (one after the other in the Japanese
+one), partial rotation, each head's query, key and value in one matrix."""
 
+import re
 from dataclasses import replace
 from functools import partial
 
+from torch import Tensor
+
 from ..network.model_config import ModelConfig
 from . import llama
-from .family import LAST_TOKEN_HEAD, SPAN_HEAD, TAG_HEAD, Family, HeadSpec, Json, read_sizes
+from .family import LAST_TOKEN_HEAD, SPAN_HEAD, TAG_HEAD, Family, HeadSpec, Json, NamedTensors, read_sizes
 from .fused_matrices import split_fused
 
 RENAMES = (
@@ -19,6 +22,9 @@ RENAMES = (
     (r"\.mlp\.dense_h_to_4h\.", ".mlp.up."),
     (r"\.mlp\.dense_4h_to_h\.", ".mlp.down."),
 )
+
+
+OUTPUT = re.compile(r"^layers\.(\d+)\.attention\.dense\.weight$")
 
 
 def model_config(hf: Json) -> ModelConfig:
@@ -43,6 +49,27 @@ def choose_variant(family: Family, hf: Json) -> Family:
     return replace(family, convert=partial(split_fused, "query_key_value", heads, 1))
 
 
+def japanese_config(hf: Json) -> ModelConfig:
+    """Only the output of the last layer's attention has a bias."""
+    width = int(hf["hidden_size"] * hf.get("intermediate_multiple_size", 4))
+    old = {"rotary_pct": 1.0, "use_parallel_residual": False, "attention_bias": False}
+    shape = model_config({**old, **hf, "intermediate_size": width})
+    return replace(shape, output_bias=True, mlp_bias=False)
+
+
+def split_japanese(heads: int, depth: int, name: str, tensor: Tensor) -> NamedTensors:
+    """Split the fused matrix, and give the other layers a bias of zeros, too."""
+    if found := OUTPUT.match(name):
+        zeros = [] if int(found[1]) == depth - 1 else [(name.replace("weight", "bias"), tensor.new_zeros(len(tensor)))]
+        return [(name, tensor), *zeros]
+    return split_fused("query_key_value", heads, 1, name, tensor)
+
+
+def choose_japanese_variant(family: Family, hf: Json) -> Family:
+    heads, depth = read_sizes(hf, "num_attention_heads", "num_hidden_layers")
+    return replace(family, convert=partial(split_japanese, heads, depth))
+
+
 GPT_NEOX = Family(
     name="gpt_neox",
     prefix="gpt_neox",
@@ -57,4 +84,16 @@ GPT_NEOX = Family(
     },
     drop=r"^(embed_out|lm_head)\.|\.attention\.(bias|masked_bias)$|rotary_emb\.inv_freq$",
     variant=choose_variant,
+)
+GPT_NEOX_JAPANESE = replace(
+    GPT_NEOX,
+    name="gpt_neox_japanese",
+    prefix="gpt_neox_japanese",
+    config=japanese_config,
+    renames=((r"\.attention\.dense_bias$", ".attention.output.bias"), *RENAMES),
+    heads={
+        "GPTNeoXJapaneseForCausalLM": GPT_NEOX.heads["GPTNeoXForCausalLM"],
+        "GPTNeoXJapaneseModel": HeadSpec("embed"),
+    },
+    variant=choose_japanese_variant,
 )

@@ -9,11 +9,11 @@ from torch import Tensor
 from ..network.model_config import ExpertConfig, ModelConfig
 from . import experts, llama
 from .family import Family, Json, NamedTensors
-from .granite import granite_config
+from .granite import SINK_RENAMES, add_windows, granite_config
 
 RENAMES = (
     (r"\.block_sparse_moe\.router\.(layer\.)?", ".mlp.router."),
-    *llama.RENAMES,
+    *SINK_RENAMES,
 )
 # Of published files and of the newer form: the experts' matrices, with the gate's rows above the others.
 FUSED = re.compile(
@@ -49,6 +49,11 @@ def plain_config(hf: Json) -> ModelConfig:
     return model_config({**hf, "shared_intermediate_size": 0})
 
 
+def windowed_config(hf: Json) -> ModelConfig:
+    """With windows in most layers, and sinks."""
+    return add_windows(model_config(hf), hf)
+
+
 GRANITE_MOE_SHARED = Family(
     name="granitemoeshared",
     prefix="model",
@@ -60,4 +65,7 @@ GRANITE_MOE_SHARED = Family(
 )
 GRANITE_MOE = replace(
     GRANITE_MOE_SHARED, name="granitemoe", config=plain_config, heads=llama.llama_heads("GraniteMoe", ())
+)
+GRANITE_MOE_SWA = replace(
+    GRANITE_MOE_SHARED, name="granitemoe_swa", config=windowed_config, heads=llama.llama_heads("GraniteMoeSWA", ())
 )

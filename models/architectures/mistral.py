@@ -27,6 +27,11 @@ def ministral3_config(hf: Json) -> ModelConfig:
     """Queries from the original context on are scaled; contexts end before, where that scale is one."""
     hf = {"head_dim": 128, "rms_norm_eps": 1e-5, **hf, "rope_parameters": rope_parameters(hf) or YARN}
     shape = llama.mistral_config({"sliding_window": None, **hf, "attention_bias": False, "mlp_bias": False})
+    return limit_positions(shape, hf)
+
+
+def limit_positions(shape: ModelConfig, hf: Json) -> ModelConfig:
+    """With the context before the first position whose query is scaled."""
     if not hf["rope_parameters"].get("llama_4_scaling_beta"):
         return shape
     return replace(shape, max_positions=min(shape.max_positions, int(hf["rope_parameters"][ORIGINAL])))

@@ -1,4 +1,5 @@
-"""ModernBERT: bidirectional, pre-norm, rotary positions with two bases, sliding windows in most layers, gated MLP."""
+"""ModernBERT, and its causal form: pre-norm, rotary positions with two bases, sliding windows in most layers, gated
+MLP."""
 
 import re
 from dataclasses import replace
@@ -29,6 +30,12 @@ RENAMES = (
     (r"\.mlp\.Wo\.", ".mlp.down."),
 )
 HEAD = ((r"^head\.(dense|norm)\.", r"head.\1."), (r"^classifier\.", "head.out."))
+LANGUAGE_HEAD = ((r"^lm_head\.(dense|norm)\.", r"head.\1."), (r"^decoder\.", "head.output."))
+DECODER_RENAMES = (
+    (r"\.attn\.q_proj\.", ".attention.query."),
+    (r"\.attn\.k_proj\.", ".attention.key."),
+    (r"\.attn\.v_proj\.", ".attention.value."),
+)
 MASK_HEAD = (*HEAD[:1], (r"^decoder\.", "head.output."))
 FUSED = {"attn.Wqkv": ("attn.query", "attn.key", "attn.value"), "mlp.Wi": ("mlp.gate", "mlp.up")}
 
@@ -80,6 +87,23 @@ def model_config(hf: Json) -> ModelConfig:
     )
 
 
+def decoder_config(hf: Json) -> ModelConfig:
+    """A token sees half of `local_attention`, itself included. Logits follow a dense layer and a norm."""
+    return replace(
+        model_config(hf),
+        causal=True,
+        window=(hf.get("local_attention") or 0) // 2,
+        logit_dense=activation_name(hf.get("classifier_activation", "gelu")),
+        logit_dense_bias=bool(hf.get("classifier_bias", False)),
+        logit_bias=bool(hf.get("decoder_bias", True)),
+    )
+
+
+def last_scoring(hf: Json) -> LabelScoring:
+    """Scores of the last token, which have a bias only with `classifier_bias`."""
+    return replace(token_scoring(hf), pooling="last", bias=bool(hf.get("classifier_bias", False)))
+
+
 def scoring_config(hf: Json) -> LabelScoring:
     pooling = hf.get("classifier_pooling", "cls")
     if pooling not in ("cls", "mean"):
@@ -116,4 +140,16 @@ MODERNBERT = Family(
     },
     convert=convert_weight,
     drop=r"^(head|decoder|classifier)\.|rotary_emb\.",
+)
+MODERNBERT_DECODER = replace(
+    MODERNBERT,
+    name="modernbert-decoder",
+    config=decoder_config,
+    renames=(*DECODER_RENAMES, *RENAMES),
+    heads={
+        "ModernBertDecoderForCausalLM": HeadSpec("generate", LANGUAGE_HEAD),
+        "ModernBertDecoderModel": HeadSpec("embed"),
+        "ModernBertDecoderForSequenceClassification": HeadSpec("classify", HEAD, last_scoring),
+    },
+    drop=r"^(lm_head|head|decoder|classifier)\.|rotary_emb\.",
 )

@@ -24,14 +24,21 @@ NETWORK_PARTS: Mapping[str, str] = {
     "dynamic mask": "masks that are computed from values",
     "experts": "experts (an MLP is chosen for each token)",
     "indexer": "an index that chooses the keys of each query",
+    "heads by layer": "numbers and widths of heads that differ from layer to layer",
     "iteration": "two stacks that are computed in turns several times",
+    "layer embeddings": "embeddings of tokens for each layer",
     "latent": "latent attention (keys and values from one vector)",
     "linear attention": "linear attention with a recurrent state",
+    "merged attention": "one attention over the own tokens and those of the source",
     "no attention": "Fourier transforms in place of attention",
     "pooling": "layers that pool tokens",
+    "position scales": "queries that are scaled by their positions",
     "recurrence": "recurrent layers",
     "segments": "segments of a prompt with biases of their own",
+    "shared keys": "layers that read the keys and values of another layer",
+    "soft gate": "a gate of each head on its mixed values, without an upper bound",
     "state space": "state-space layers (Mamba)",
+    "two attentions": "two attentions in a layer, with experts beside the second",
     "two streams": "attention of several streams",
 }
 # What else an architecture may need.
@@ -45,7 +52,10 @@ OTHER_NEEDS: Mapping[str, str] = {
     "layout": "it reads more than text: entities, positions on a page, markup or tables",
     "pronunciation": "it reads the shape and the pronunciation of characters",
     "proteins": "it reads proteins, and only text is served",
+    "routing": "its reference computes other experts than the router chooses, so there is nothing to compare with",
     "sparse attention": "its attention is sparse or approximate",
+    "ternary": "its matrices are rounded to three values and their inputs to eight bits",
+    "two vocabularies": "its source and its target have vocabularies of their own",
     "vision": "it reads pictures, and only text is served",
 }
 
@@ -75,7 +85,7 @@ PUBLISHED_ARCHITECTURES: Mapping[str, PublishedArchitecture] = {
     ),
     "bamba": PublishedArchitecture("BambaForCausalLM", "decoder", ("state space",)),
     "bart": PublishedArchitecture("BartForConditionalGeneration", "encoder-decoder"),
-    "beam": PublishedArchitecture("BeamForCausalLM", "decoder", ("experts",)),
+    "beam": PublishedArchitecture("BeamForCausalLM", "decoder", ("experts", "position scales")),
     "bert": PublishedArchitecture("BertForMaskedLM", "encoder"),
     "bert-generation": PublishedArchitecture("BertGenerationDecoder", "decoder"),
     "big_bird": PublishedArchitecture("BigBirdForMaskedLM", "encoder", ("sparse attention",)),
@@ -83,7 +93,7 @@ PUBLISHED_ARCHITECTURES: Mapping[str, PublishedArchitecture] = {
         "BigBirdPegasusForConditionalGeneration", "encoder-decoder", ("sparse attention",)
     ),
     "biogpt": PublishedArchitecture("BioGptForCausalLM", "decoder"),
-    "bitnet": PublishedArchitecture("BitNetForCausalLM", "decoder", ("activation",)),
+    "bitnet": PublishedArchitecture("BitNetForCausalLM", "decoder", ("ternary",)),
     "blenderbot": PublishedArchitecture("BlenderbotForConditionalGeneration", "encoder-decoder"),
     "blenderbot-small": PublishedArchitecture("BlenderbotSmallForConditionalGeneration", "encoder-decoder"),
     "bloom": PublishedArchitecture("BloomForCausalLM", "decoder"),
@@ -131,7 +141,7 @@ PUBLISHED_ARCHITECTURES: Mapping[str, PublishedArchitecture] = {
     "flex_olmo": PublishedArchitecture("FlexOlmoForCausalLM", "decoder", ("experts",)),
     "flint": PublishedArchitecture("FlintForCausalLM", "decoder", ("experts",)),
     "fnet": PublishedArchitecture("FNetForMaskedLM", "encoder", ("no attention",)),
-    "fsmt": PublishedArchitecture("FSMTForConditionalGeneration", "encoder-decoder"),
+    "fsmt": PublishedArchitecture("FSMTForConditionalGeneration", "encoder-decoder", ("two vocabularies",)),
     "funnel": PublishedArchitecture("FunnelForMaskedLM", "encoder", ("pooling",)),
     "fuyu": PublishedArchitecture("FuyuForCausalLM", "multimodal", ("vision",)),
     "gemma": PublishedArchitecture("GemmaForCausalLM", "decoder"),
@@ -140,12 +150,20 @@ PUBLISHED_ARCHITECTURES: Mapping[str, PublishedArchitecture] = {
     "gemma3_text": PublishedArchitecture("Gemma3ForCausalLM", "decoder"),
     "gemma3n": PublishedArchitecture("Gemma3nForConditionalGeneration", "multimodal", ("vision",)),
     "gemma3n_text": PublishedArchitecture("Gemma3nForCausalLM", "decoder", ("alternating updates",)),
-    "gemma4": PublishedArchitecture("Gemma4ForConditionalGeneration", "multimodal", ("vision",)),
+    "gemma4": PublishedArchitecture(
+        "Gemma4ForConditionalGeneration", "multimodal", ("vision", "heads by layer", "layer embeddings", "shared keys")
+    ),
     "gemma4_assistant": PublishedArchitecture("Gemma4AssistantForCausalLM", "decoder", ("draft",)),
-    "gemma4_text": PublishedArchitecture("Gemma4ForCausalLM", "decoder", ("experts",)),
-    "gemma4_unified": PublishedArchitecture("Gemma4UnifiedForConditionalGeneration", "multimodal", ("vision",)),
+    "gemma4_text": PublishedArchitecture(
+        "Gemma4ForCausalLM", "decoder", ("experts", "heads by layer", "layer embeddings", "shared keys")
+    ),
+    "gemma4_unified": PublishedArchitecture(
+        "Gemma4UnifiedForConditionalGeneration", "multimodal", ("vision", "heads by layer", "shared keys")
+    ),
     "gemma4_unified_assistant": PublishedArchitecture("Gemma4UnifiedAssistantForCausalLM", "decoder", ("draft",)),
-    "gemma4_unified_text": PublishedArchitecture("Gemma4UnifiedForCausalLM", "decoder"),
+    "gemma4_unified_text": PublishedArchitecture(
+        "Gemma4UnifiedForCausalLM", "decoder", ("heads by layer", "shared keys")
+    ),
     "git": PublishedArchitecture("GitForCausalLM", "multimodal", ("vision",)),
     "glm": PublishedArchitecture("GlmForCausalLM", "decoder"),
     "glm4": PublishedArchitecture("Glm4ForCausalLM", "decoder"),
@@ -189,7 +207,7 @@ PUBLISHED_ARCHITECTURES: Mapping[str, PublishedArchitecture] = {
     "jina_embeddings_v3": PublishedArchitecture("JinaEmbeddingsV3ForMaskedLM", "encoder"),
     "kimi_linear": PublishedArchitecture("KimiLinearForCausalLM", "decoder", ("experts", "latent", "linear attention")),
     "kolibri1": PublishedArchitecture("Kolibri1ForCausalLM", "decoder", ("experts",)),
-    "laguna": PublishedArchitecture("LagunaForCausalLM", "decoder", ("experts",)),
+    "laguna": PublishedArchitecture("LagunaForCausalLM", "decoder", ("experts", "heads by layer", "soft gate")),
     "layoutlm": PublishedArchitecture("LayoutLMForMaskedLM", "encoder", ("layout",)),
     "layoutlmv2": PublishedArchitecture("LayoutLMv2ForSequenceClassification", "encoder", ("layout",)),
     "layoutlmv3": PublishedArchitecture("LayoutLMv3ForSequenceClassification", "encoder", ("layout",)),
@@ -201,7 +219,9 @@ PUBLISHED_ARCHITECTURES: Mapping[str, PublishedArchitecture] = {
     "llama": PublishedArchitecture("LlamaForCausalLM", "decoder"),
     "llama4": PublishedArchitecture("Llama4ForCausalLM", "multimodal", ("vision",)),
     "llama4_text": PublishedArchitecture("Llama4ForCausalLM", "decoder", ("experts",)),
-    "longcat_flash": PublishedArchitecture("LongcatFlashForCausalLM", "decoder", ("experts", "latent")),
+    "longcat_flash": PublishedArchitecture(
+        "LongcatFlashForCausalLM", "decoder", ("experts", "latent", "two attentions")
+    ),
     "longformer": PublishedArchitecture("LongformerForMaskedLM", "encoder", ("sparse attention",)),
     "longt5": PublishedArchitecture("LongT5ForConditionalGeneration", "encoder-decoder", ("sparse attention",)),
     "luke": PublishedArchitecture("LukeForMaskedLM", "encoder", ("layout",)),
@@ -245,7 +265,7 @@ PUBLISHED_ARCHITECTURES: Mapping[str, PublishedArchitecture] = {
     "nemotron": PublishedArchitecture("NemotronForCausalLM", "decoder"),
     "nemotron_h": PublishedArchitecture("NemotronHForCausalLM", "decoder", ("experts", "state space")),
     "neomme": PublishedArchitecture("NeoMMEForMaskedLM", "multimodal", ("vision",)),
-    "nllb-moe": PublishedArchitecture("NllbMoeForConditionalGeneration", "encoder-decoder", ("experts",)),
+    "nllb-moe": PublishedArchitecture("NllbMoeForConditionalGeneration", "encoder-decoder", ("experts", "routing")),
     "nomic_bert": PublishedArchitecture("NomicBertForMaskedLM", "encoder"),
     "nystromformer": PublishedArchitecture("NystromformerForMaskedLM", "encoder", ("sparse attention",)),
     "olmo": PublishedArchitecture("OlmoForCausalLM", "decoder"),
@@ -301,7 +321,7 @@ PUBLISHED_ARCHITECTURES: Mapping[str, PublishedArchitecture] = {
     ),
     "t5": PublishedArchitecture("T5ForConditionalGeneration", "encoder-decoder"),
     "t5gemma": PublishedArchitecture("T5GemmaForConditionalGeneration", "encoder-decoder"),
-    "t5gemma2": PublishedArchitecture("T5Gemma2ForConditionalGeneration", "encoder-decoder"),
+    "t5gemma2": PublishedArchitecture("T5Gemma2ForConditionalGeneration", "encoder-decoder", ("merged attention",)),
     "tapas": PublishedArchitecture("TapasForMaskedLM", "encoder", ("layout",)),
     "trocr": PublishedArchitecture("TrOCRForCausalLM", "multimodal", ("vision",)),
     "ultrabert": PublishedArchitecture("UltrabertForMaskedLM", "encoder"),

@@ -1,5 +1,6 @@
 """Families with many small experts: Qwen2-MoE and Qwen3-MoE (arXiv:2505.09388), OLMoE (arXiv:2409.02060) and
-FlexOlmo (arXiv:2507.07024), GLM-4.5 (arXiv:2508.06471) and dots.llm1 (arXiv:2506.05767)."""
+FlexOlmo (arXiv:2507.07024), GLM-4.5 (arXiv:2508.06471), Solar Open (arXiv:2601.07022) and dots.llm1
+(arXiv:2506.05767)."""
 
 from collections.abc import Callable, Collection
 from dataclasses import replace
@@ -78,6 +79,14 @@ def glm4_config(hf: Json) -> ModelConfig:
     return replace(shape, output_bias=False, experts=routed_experts(hf))
 
 
+def solar_config(hf: Json) -> ModelConfig:
+    """As GLM-4.5, with experts in all layers."""
+    hf = {"head_dim": 128, "rope_theta": 1_000_000.0, "norm_topk_prob": True, "n_shared_experts": 1, **hf}
+    hf |= {"intermediate_size": hf["moe_intermediate_size"], "mlp_bias": False}
+    mixture = routed_experts({**hf, "first_k_dense_replace": 0})
+    return replace(llama.llama_config(hf), output_bias=False, experts=mixture)
+
+
 def dots1_config(hf: Json) -> ModelConfig:
     return replace(llama.model_config(hf), query_key_norm="shared", experts=routed_experts(hf))
 
@@ -100,4 +109,5 @@ FLEX_OLMO = replace(
     heads=llama.llama_heads("FlexOlmo", ()),
 )
 GLM4_MOE = replace(_family("glm4_moe", "Glm4Moe", glm4_config, ()), variant=drop_prediction_layers)
+SOLAR_OPEN = _family("solar_open", "SolarOpen", solar_config, ())
 DOTS1 = _family("dots1", "Dots1", dots1_config, ())

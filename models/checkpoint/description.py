@@ -43,6 +43,8 @@ COUNT_FIELDS = (
     "rotary_width",
     "convolution",
     "convolution_groups",
+    "source_width",
+    "bottleneck",
 )
 REAL_FIELDS = (
     "rope_base",
@@ -281,7 +283,7 @@ def invalid_fields(config: ModelConfig) -> Iterator[tuple[str, str]]:
             yield "rotary_width", f"even, and {config.head_width} at most, the width of a head"
         if config.head_width > MAX_HEAD_WIDTH:
             yield "head_width", f"{MAX_HEAD_WIDTH} at most, for rotary positions"
-    for name in ("windowed", "rotated", "mixers", "mlps"):
+    for name in ("windowed", "rotated", "query_key_norm_layers", "mixers", "mlps"):
         if len(getattr(config, name)) not in (0, config.depth):
             yield name, f"one for each of {config.depth} layers"
     if config.has_sinusoidal_positions:

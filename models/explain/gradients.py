@@ -113,7 +113,9 @@ def baseline_embeddings(network: InstrumentedNetwork, request: ExplanationReques
     start = (
         torch.zeros_like(embedded)
         if request.baseline < 0
-        else network.embed_tokens([request.baseline]).expand_as(embedded)
+        else network.embed_sides(
+            *([request.baseline] * len(side) for side in (request.text.source, request.text.tokens))
+        )
     )
     kept = torch.tensor([row in request.kept_rows for row in range(len(embedded))], device=embedded.device)
     return torch.where(kept[:, None], embedded, start)

@@ -40,6 +40,8 @@ class GoalReader:
         rows, matrix, bias = final_product(self.head, states, self.rows)  # [N, C, W]
         values = (rows * matrix[self.columns]).sum(dim=-1)
         values = values if bias is None else values + bias[self.columns]
+        if isinstance(self.head, EncoderDecoder):
+            return self.head.limit(values)
         return self.head.scale(values) if isinstance(self.head, LanguageHead) else values
 
 
@@ -55,7 +57,7 @@ def final_product(head: nn.Module, states: Tensor, rows: list[int]) -> FinalProd
         case MaskHead():
             return head.hidden_states(states[:, rows]), head.output.weight, head.output.bias
         case LanguageHead():
-            return states[:, rows], head.output.weight, head.output.bias
+            return head.transform(states[:, rows]), head.output.weight, head.output.bias
         case EncoderDecoder() | RecurrentTranslator():
             return states[:, rows], *head.output_layer
     raise AssertionError(f"no raw scores are defined for {type(head).__name__}")

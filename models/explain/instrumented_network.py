@@ -64,19 +64,26 @@ class InstrumentedNetwork:
         return {part: (len(probes), probes[0].heads) for part, probes in self.probes.items()}
 
     @property
-    def token_embedding(self) -> nn.Embedding:
-        """The token embeddings; an encoder-decoder has one table for both sides."""
-        owner = self.seq2seq.encoder if isinstance(self.seq2seq, EncoderDecoder) else self.network
-        return cast(nn.Embedding, owner.tokens)
+    def token_embeddings(self) -> tuple[nn.Embedding, nn.Embedding]:
+        """The tables of the source and of the target; most encoder-decoders have one for both."""
+        if isinstance(self.seq2seq, EncoderDecoder):
+            return self.seq2seq.encoder.tokens, self.seq2seq.decoder.tokens
+        table = cast(nn.Embedding, self.network.tokens)
+        return table, table
 
     @torch.no_grad()
     def embeddings(self, text: InputTokens) -> Tensor:
-        """[rows, E] token embeddings, before scaling, positions and projection."""
-        return self.embed_tokens([*text.source, *text.tokens])
+        """[rows, E] token embeddings, before scaling, positions and projection. UnsupportedError if the two sides have
+        embeddings of different widths."""
+        return self.embed_sides(text.source, text.tokens)
 
-    def embed_tokens(self, tokens: Sequence[int]) -> Tensor:
-        vectors: Tensor = self.token_embedding(torch.tensor(tokens, device=self.token_embedding.weight.device))
-        return vectors
+    def embed_sides(self, source: Sequence[int], tokens: Sequence[int]) -> Tensor:
+        """As `embeddings`, of other tokens."""
+        there, here = self.token_embeddings
+        if source and there.embedding_dim != here.embedding_dim:
+            raise UnsupportedError("its two sides have embeddings of different widths; ask for attention")
+        sides = ((there, source), (here, tokens)) if source else ((here, tokens),)
+        return torch.cat([table(torch.tensor(list(ids), device=table.weight.device)) for table, ids in sides])
 
     def states(self, texts: Sequence[InputTokens], embedded: Tensor | None = None) -> Tensor:
         """[N, T, W] the states that the head reads, for N texts of equal lengths: one for each row of `tokens`.
@@ -198,7 +205,7 @@ class InstrumentedNetwork:
     def alignments(self, text: InputTokens) -> NDArray[np.float32]:
         """[Q, K] the attention weights of a recurrent network: for each target token over the source tokens."""
         assert isinstance(self.seq2seq, RecurrentTranslator)
-        device, rows = self.token_embedding.weight.device, []
+        device, rows = self.token_embeddings[1].weight.device, []
         state = self.seq2seq.initial_state(RaggedBatch.of([text.source], device=device))
         for token in text.tokens:
             _, state = self.seq2seq.step(torch.tensor([token], device=device), state)
@@ -208,7 +215,7 @@ class InstrumentedNetwork:
 
     def _batches(self, texts: Sequence[InputTokens], embedded: Tensor | None) -> tuple[RaggedBatch, RaggedBatch]:
         """The batches of the targets and of the sources; sources may be empty."""
-        read, device = len(texts[0].source), self.token_embedding.weight.device
+        read, device = len(texts[0].source), self.token_embeddings[1].weight.device
         tokens = RaggedBatch.of([text.tokens for text in texts], self._segments(texts), device)
         source = RaggedBatch.of([text.source for text in texts], device=device)
         if embedded is None:

@@ -82,7 +82,9 @@ def make_head_invariant(head: nn.Module, safe_sizes: SafeSizes | None = None) ->
 
 def _replace_activation(head: nn.Module) -> None:
     for module in head.modules():
-        if isinstance(module, MaskHead | TokenHead | DenseLayer):
+        if isinstance(module, MaskHead | TokenHead | DenseLayer) or (
+            isinstance(module, LanguageHead) and module.dense is not None
+        ):
             module.activation = InvariantActivation(module.activation)
 
 

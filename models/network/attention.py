@@ -233,7 +233,7 @@ class HeadNorm(nn.Module):
         super().__init__()
         width = config.head_width
         shape = {"shared": (width,), "per_head": (heads, width), "joint": (heads * width,)}[config.query_key_norm]
-        self.weight = nn.Parameter(torch.ones(shape))
+        self.weight = nn.Parameter(torch.ones(shape)) if config.query_key_norm_weight else None
         has_bias = config.norm == "layer" and config.query_key_norm_bias
         self.bias = nn.Parameter(torch.zeros(shape)) if has_bias else None
         self.is_joint, self.is_rms, self.eps = config.query_key_norm == "joint", config.norm == "rms", config.norm_eps
@@ -241,14 +241,14 @@ class HeadNorm(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         """[T, H, D] to [T, H, D]."""
         flat = x.flatten(-2) if self.is_joint else x
-        if self.is_rms and self.weight.dim() == 1:
+        if self.is_rms and (self.weight is None or self.weight.dim() == 1):
             return F.rms_norm(flat, flat.shape[-1:], self.weight, self.eps).view_as(x)
         normed = (
             F.rms_norm(flat, flat.shape[-1:], None, self.eps)
             if self.is_rms
             else F.layer_norm(flat, flat.shape[-1:], eps=self.eps)
         )
-        scaled = normed * self.weight
+        scaled = normed if self.weight is None else normed * self.weight
         return (scaled if self.bias is None else scaled + self.bias).view_as(x)
 
 
@@ -264,7 +264,7 @@ class Attention(nn.Module):
         self.key = nn.Linear(config.width, kv_inner, bias=config.qkv_bias)
         self.value = nn.Linear(config.width, kv_inner, bias=config.qkv_bias)
         self.output = nn.Linear(inner, config.width, bias=config.output_bias)
-        normed = config.query_key_norm
+        normed = config.has_query_key_norm(layer)
         self.query_norm = HeadNorm(config, config.heads) if normed else nn.Identity()
         self.key_norm = HeadNorm(config, config.kv_heads) if normed else nn.Identity()
         self.sinks = nn.Parameter(torch.zeros(config.heads)) if config.sinks else None

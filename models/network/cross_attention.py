@@ -8,10 +8,11 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from .attention import Attention, AttentionContext, AttentionGroup, CrossAttentionContext, additive_mask
 from .cache import MemoryView, SourceMemory
+from .model_config import ModelConfig
 from .ragged import RaggedBatch
 
 
@@ -62,6 +63,12 @@ class CrossAttention(Attention):
     """Attention of target rows to a source text (Bahdanau et al. 2015, arXiv:1409.0473; in this form, Vaswani et al.
     2017)."""
 
+    def __init__(self, config: ModelConfig, layer: int) -> None:
+        super().__init__(config, layer)
+        if config.source_width:
+            inner = config.kv_heads * config.head_width
+            self.key, self.value = (nn.Linear(config.source_width, inner, bias=config.qkv_bias) for _ in range(2))
+
     def project_source(self, states: Tensor) -> tuple[Tensor, Tensor]:
         """Keys and values [T, KV, D] of a source text's states [T, W]."""
         key, value = (made(states).view(len(states), -1, self.config.head_width) for made in (self.key, self.value))
@@ -81,5 +88,5 @@ class CrossAttention(Attention):
     def mean_weights(self, query: Tensor, keys: Tensor) -> Tensor:
         """[K] the weights of [H, D] queries over [K, KV, D] keys, the mean of all heads."""
         folded = query.view(keys.size(1), -1, query.size(1))  # [KV, S, D]
-        scores = folded @ keys.permute(1, 2, 0) * (self.config.score_scale or query.size(1) ** -0.5)
+        scores = self.scoring.score(folded, keys.transpose(0, 1), None)
         return scores.softmax(dim=-1).mean(dim=(0, 1))

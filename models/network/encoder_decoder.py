@@ -47,10 +47,29 @@ class PostDecoderBlock(PreDecoderBlock):
         return self.mlp_norm(x + self.mlp(x))  # type: ignore[no-any-return]
 
 
+class SandwichDecoderBlock(PreDecoderBlock):
+    """The same parts with a norm before each part and after it, before the sum."""
+
+    def __init__(self, config: ModelConfig, layer: int) -> None:
+        super().__init__(config, layer)
+        self.attention_post_norm, self.cross_post_norm, self.mlp_post_norm = (build_norm(config) for _ in range(3))
+
+    def forward(self, x: Tensor, frame: AttentionContext) -> Tensor:
+        """[T, W] to [T, W]; in the last layer to the output rows."""
+        x = x + self.attention_post_norm(self.attention(self.attention_norm(x), frame))
+        crossed = self.cross_post_norm(self.cross(self.cross_norm(x), frame))
+        x = frame.select_output_rows(x + crossed, self.layer)
+        return x + self.mlp_post_norm(self.mlp(self.mlp_norm(x)))  # type: ignore[no-any-return]
+
+
 class TransformerDecoder(Transformer):
     """The decoder stack, for batches with a source memory."""
 
-    block_classes: ClassVar[Mapping[str, type[PreBlock]]] = {"pre": PreDecoderBlock, "post": PostDecoderBlock}
+    block_classes: ClassVar[Mapping[str, type[PreBlock]]] = {
+        "pre": PreDecoderBlock,
+        "post": PostDecoderBlock,
+        "sandwich": SandwichDecoderBlock,
+    }
 
     @property
     def cross_attentions(self) -> list[CrossAttention]:
@@ -103,17 +122,18 @@ class TransformerState:
 
 
 class EncoderDecoder(nn.Module):
-    """An encoder with a decoder that shares its token embeddings; a models.seq2seq.protocol.Seq2Seq."""
+    """An encoder with a decoder, which may share its token embeddings; a models.seq2seq.protocol.Seq2Seq."""
 
     def __init__(self, encoder: Transformer, config: EncoderDecoderConfig) -> None:
         super().__init__()
         assert encoder.config == config.encoder
         self.config = config
         self.encoder, self.decoder = encoder, TransformerDecoder(config.decoder)
-        self.decoder.tokens = encoder.tokens
+        if config.shared:
+            self.decoder.tokens = encoder.tokens
         self.output = nn.Linear(config.decoder.width, config.decoder.vocab_size, bias=False)
         if config.tied:
-            self.output.weight = encoder.tokens.weight
+            self.output.weight = self.decoder.tokens.weight
         self.bias = nn.Parameter(torch.zeros(config.decoder.vocab_size)) if config.output_bias else None
 
     @property
@@ -122,7 +142,7 @@ class EncoderDecoder(nn.Module):
 
     def forward(self, sources: RaggedBatch, targets: RaggedBatch) -> Tensor:
         """[T, V] logits after each row of N targets; the n-th target belongs to the n-th source."""
-        return F.linear(self.readout(sources, targets), *self.output_layer)
+        return self.limit(F.linear(self.readout(sources, targets), *self.output_layer))
 
     def readout(self, sources: RaggedBatch, targets: RaggedBatch) -> Tensor:
         """[T, W] the input of the output layer."""
@@ -148,7 +168,12 @@ class EncoderDecoder(nn.Module):
 
     def compute_logits(self, states: Tensor) -> Tensor:
         """[T, W] to [T, V]."""
-        return F.linear(self.scale_states(states), *self.output_layer)
+        return self.limit(F.linear(self.scale_states(states), *self.output_layer))
+
+    def limit(self, logits: Tensor) -> Tensor:
+        """Logits below the decoder's `logit_cap`."""
+        cap = self.config.decoder.logit_cap
+        return torch.tanh(logits / cap) * cap if cap else logits
 
     def scale_states(self, states: Tensor) -> Tensor:
         return states if self.config.output_scale == 1.0 else states * self.config.output_scale

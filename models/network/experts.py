@@ -25,6 +25,7 @@ class MixtureOfExperts(nn.Module):
         self.experts = nn.ModuleList(kind(config, experts.width, bias=experts.bias) for _ in range(experts.count))
         self.shared = MLP(config, experts.shared_width) if experts.shared_width else None
         self.shared_gate = nn.Linear(config.width, 1, bias=False) if experts.shared_gate else None
+        self.output_norm = nn.RMSNorm(config.width, config.norm_eps) if experts.output_norm else nn.Identity()
 
     def forward(self, x: Tensor, through: LinearFunction = apply_linear) -> Tensor:  # noqa: ARG002 - no adapters here
         """[T, W] to [T, W]."""
@@ -32,15 +33,20 @@ class MixtureOfExperts(nn.Module):
         out = torch.zeros_like(x)
         for number in torch.unique(chosen).tolist():
             rows, places = (chosen == number).nonzero(as_tuple=True)
-            out = out.index_add(0, rows, self.experts[number](x[rows]) * weights[rows, places, None])
+            out = out.index_add(0, rows, self.weigh(self.experts[number], x[rows], weights[rows, places, None]))
         if self.shared is None:
-            return out
+            return self.output_norm(out)  # type: ignore[no-any-return]
         shared: Tensor = self.shared(x)
         if self.shared_gate is not None:
             shared = shared * logistic(self.shared_gate(x))
         if self.config.shared_scale != 1.0:
             shared = shared * self.config.shared_scale
-        return out + shared
+        return self.output_norm(out + shared)  # type: ignore[no-any-return]
+
+    def weigh(self, expert: nn.Module, x: Tensor, weights: Tensor) -> Tensor:
+        """The share [M, W] of an expert in its tokens [M, W], from their `weights` [M, 1]."""
+        share: Tensor = expert(x * weights) if self.config.weighs_input else expert(x) * weights
+        return share
 
     def route(self, x: Tensor) -> tuple[Tensor, Tensor]:
         """The weights [T, K] of the chosen experts, and their numbers [T, K]."""
@@ -50,7 +56,8 @@ class MixtureOfExperts(nn.Module):
             weights, chosen = mix_sparsely(logits, config.chosen, config.margin)
             return weights.to(x.dtype), chosen
         scores = logits.softmax(dim=-1) if config.scoring == "softmax" else logistic(logits)
-        compared = scores if self.choice_bias is None else scores + self.choice_bias
+        compared = logits if config.chosen_by_logits else scores
+        compared = compared if self.choice_bias is None else compared + self.choice_bias
         if config.groups:
             compared = self.hide_groups(compared)
         chosen = compared.topk(config.chosen, dim=-1).indices

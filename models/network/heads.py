@@ -28,10 +28,16 @@ HEAD_ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {**INNER, "tanh": torc
 
 
 class LanguageHead(nn.Module):
-    """States to logits over the vocabulary; `tied` shares the token embedding's matrix (Press and Wolf 2017)."""
+    """States to logits over the vocabulary; `tied` shares the token embedding's matrix (Press and Wolf 2017). Some
+    networks transform states before it (ModelConfig.logit_dense)."""
 
     def __init__(self, config: ModelConfig, tied: nn.Embedding | None = None) -> None:
         super().__init__()
+        self.dense, self.norm = None, None
+        if config.logit_dense:
+            self.dense = nn.Linear(config.state_width, config.state_width, bias=config.logit_dense_bias)
+            self.activation = INNER[config.logit_dense]
+            self.norm = nn.LayerNorm(config.state_width, config.norm_eps, bias=config.norm_bias)
         self.output = nn.Linear(config.state_width, config.vocab_size, bias=config.logit_bias)
         self.logit_scale, self.logit_cap = config.logit_scale, config.logit_cap
         if tied is not None:
@@ -39,7 +45,13 @@ class LanguageHead(nn.Module):
 
     def forward(self, states: Tensor) -> Tensor:
         """[M, W] to [M, V]."""
-        return self.scale(self.output(states))
+        return self.scale(self.output(self.transform(states)))
+
+    def transform(self, states: Tensor) -> Tensor:
+        """[..., W] states to the input of the output matrix, [..., W]."""
+        if self.dense is None or self.norm is None:
+            return states
+        return self.norm(self.activation(self.dense(states)))  # type: ignore[no-any-return]
 
     def scale(self, logits: Tensor) -> Tensor:
         """Products of states and the output matrix as logits: scaled, then capped."""
@@ -53,8 +65,8 @@ class LabelScoring:
     """How scores follow from states: the pooling (of the scores of a text), and the layers after it.
 
     `activation` follows a dense layer, and a norm follows it; "none": there is no dense layer. `width`: outputs of the
-    dense layer; 0: as many as inputs. `bias` is that of the scores. With `pools_last` these layers come before the
-    pooling.
+    dense layer; 0: as many as inputs. With `returns` a second dense layer, with the same activation, leads from there
+    back to the width of states. `bias` is that of the scores. With `pools_last` these layers come before the pooling.
     """
 
     pooling: Literal["cls", "mean", "last"] = "cls"
@@ -63,6 +75,7 @@ class LabelScoring:
     norm: bool = False
     bias: bool = True
     width: int = 0
+    returns: bool = False
     pools_last: bool = False
 
 
@@ -74,17 +87,21 @@ class ScoredStates(nn.Module):
 
     def __init__(self, config: ModelConfig, scoring: LabelScoring) -> None:
         super().__init__()
-        self.inner_width = scoring.width or config.state_width
+        width = scoring.width or config.state_width
+        self.inner_width = config.state_width if scoring.returns else width
         dense = scoring.activation != "none"
-        self.dense = nn.Linear(config.state_width, self.inner_width, scoring.dense_bias) if dense else nn.Identity()
+        self.dense = nn.Linear(config.state_width, width, scoring.dense_bias) if dense else nn.Identity()
+        self.second = nn.Linear(width, config.state_width, scoring.dense_bias) if scoring.returns else None
         self.activation = HEAD_ACTIVATIONS[scoring.activation]
         has_norm, bias = scoring.norm, config.norm_bias
         self.norm = nn.LayerNorm(self.inner_width, config.norm_eps, bias=bias) if has_norm else nn.Identity()
 
     def transform(self, states: Tensor) -> Tensor:
         """[M, W] states to the input of the scores' matrix, [M, W]."""
-        inner: Tensor = self.norm(self.activation(self.dense(states)))
-        return inner
+        inner: Tensor = self.activation(self.dense(states))
+        if self.second is not None:
+            inner = self.activation(self.second(inner))
+        return self.norm(inner)  # type: ignore[no-any-return]
 
 
 class TokenHead(ScoredStates):

@@ -26,6 +26,22 @@ def logistic(x: Tensor) -> Tensor:
     return 1 / (1 + (-x).exp())
 
 
+class LearnedSlopes(nn.Module):
+    """xIELU: a parabola for positive numbers and an exponential for the others, with learned slopes
+    (Huang and Schlag 2024, arXiv:2411.13010)."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.positive, self.negative = (nn.Parameter(torch.zeros(1)) for _ in range(2))
+        self.linear, self.largest = (nn.Parameter(torch.zeros(()), requires_grad=False) for _ in range(2))
+
+    def apply_to(self, x: Tensor) -> Tensor:
+        """[T, W] to [T, W], element by element."""
+        rising, falling = F.softplus(self.positive), self.linear + F.softplus(self.negative)
+        below = (torch.expm1(torch.minimum(x, self.largest)) - x) * falling
+        return torch.where(x > 0, rising * x * x, below) + self.linear * x
+
+
 class MLP(nn.Module):
     """Position-wise feed-forward network, plain or gated (Shazeer 2020, arXiv:2002.05202).
 
@@ -39,7 +55,13 @@ class MLP(nn.Module):
         self.up = nn.Linear(config.width, width, bias=has_bias)
         self.gate = nn.Linear(config.width, width, bias=has_bias) if config.gated_mlp else None
         self.down = nn.Linear(width, config.width, bias=has_bias)
-        self.activation = MLP_ACTIVATIONS[config.activation]
+        self.activation = self.build_activation(config)
+
+    def build_activation(self, config: ModelConfig) -> Callable[[Tensor], Tensor]:
+        if config.activation != "xielu":
+            return MLP_ACTIVATIONS[config.activation]
+        self.slopes = LearnedSlopes()
+        return self.slopes.apply_to
 
     def forward(self, x: Tensor, through: LinearFunction = apply_linear) -> Tensor:
         """[T, W] to [T, W]; `through` applies a linear layer to rows."""

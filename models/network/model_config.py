@@ -54,12 +54,15 @@ class ExpertConfig:
     groups: int = 0
     chosen_groups: int = 0
     choice_bias: bool = False  # a bias for each expert that is added to scores for the choice only
+    chosen_by_logits: bool = False  # experts are chosen by their logits, not by their scores
     router_bias: bool = False
     bias: bool = False  # of the experts' linear layers
+    weighs_input: bool = False  # the weight of an expert multiplies its input, not its output
     clamp: float = 0.0  # the limit of inner features, which are shifted by one (gpt-oss); 0: neither
     shared_width: int = 0  # inner features of an expert that all tokens use
     shared_gate: bool = False  # the shared expert's output is multiplied by a gate
     shared_scale: float = 1.0  # by which the shared expert's output is multiplied
+    output_norm: bool = False  # the sum of all experts' outputs is normed
 
     def is_in(self, layer: int) -> bool:
         return not self.layers or self.layers[layer]
@@ -157,6 +160,10 @@ class ModelConfig:
     has_log_distances: bool = True
     has_distance_norm: bool = True
     has_distance_projections: bool = False
+    # Inner features of a narrow MLP without a gate behind the MLP of each layer, which reads the norm of the residual
+    # sum (X-MOD, arXiv:2205.06266); 0: there is none. Its output is added to what it reads, or to that sum itself.
+    bottleneck: int = 0
+    bottleneck_adds_to_norm: bool = True
     convolution: int = 0  # tokens of the kernel of a convolution beside the first layer; odd; 0: there is none
     convolution_groups: int = 1
     convolution_activation: Literal["tanh", "gelu", "gelu_tanh", "gelu_sigmoid", "silu", "relu", "relu_squared"] = (
@@ -172,10 +179,11 @@ class ModelConfig:
     norm: Literal["layer", "rms"] = "layer"
     norm_eps: float = 1e-5
     norm_bias: bool = True  # of "layer"
-    norm_weight: bool = True  # of "layer"; without it there is no bias either
+    norm_weight: bool = True  # without it there is no bias either
     # Inner: after each part, before the sum; parallel: attention and MLP have the same input, and both are added to it.
     norm_order: Literal["pre", "post", "sandwich", "inner", "parallel"] = "pre"
     opening_norm: bool = True  # a norm before the first attention, in "pre" and "sandwich"
+    closing_norm: bool = True  # a norm after the last layer, in all orders but "post", which has none
     embedding_norm: bool = False
     embedding_width: int = 0  # width of the embeddings if they are projected to `width`; 0: `width`
     embedding_scale: float = 1.0
@@ -184,6 +192,8 @@ class ModelConfig:
     # all heads together [H * D].
     query_key_norm: Literal["", "shared", "per_head", "joint"] = ""
     query_key_norm_bias: bool = False  # of "layer"
+    query_key_norm_weight: bool = True
+    query_key_norm_layers: tuple[bool, ...] = ()  # which layers norm them; empty: all, if there is such a norm
     norm_after_rotation: bool = False  # queries and keys are normed after their rotation, not before
     score_scale: float = 0.0  # 0: 1 / sqrt(head_width)
     score_cap: float = 0.0  # scores s become cap * tanh(s / cap); 0: no cap
@@ -195,7 +205,11 @@ class ModelConfig:
     logit_scale: float = 1.0  # by which logits are multiplied
     logit_cap: float = 0.0  # scaled logits l become cap * tanh(l / cap); 0: no cap
     logit_bias: bool = False  # the output layer has a bias
-    activation: Literal["gelu", "gelu_tanh", "gelu_sigmoid", "silu", "relu", "relu_squared"] = "gelu"
+    # Between an output matrix and states: a dense layer with this activation, and a norm; "": neither.
+    logit_dense: Literal["", "gelu", "gelu_tanh", "gelu_sigmoid", "silu", "relu", "relu_squared"] = ""
+    logit_dense_bias: bool = False
+    # "xielu" has two learned slopes in each layer (Huang and Schlag 2024, arXiv:2411.13010).
+    activation: Literal["gelu", "gelu_tanh", "gelu_sigmoid", "silu", "relu", "relu_squared", "xielu"] = "gelu"
     gated_mlp: bool = False
     experts: ExpertConfig | None = None
     qkv_bias: bool = True
@@ -205,6 +219,7 @@ class ModelConfig:
     shared: bool = False  # all layers have the same weights
     has_cross_attention: bool = False  # its layers have cross-attention
     static: bool = False  # a token's state is its embedding; there are no layers
+    source_width: int = 0  # of the states that cross-attention reads, if it is another than `width`
     hides_rows: bool = False  # sequences may end in rows that no row attends to (query expansion of ColBERT)
     recurrent: RecurrentConfig | None = None
     mixers: tuple[MixerName, ...] = ()  # of each layer; empty: attention
@@ -273,22 +288,28 @@ class ModelConfig:
     def is_windowed(self, layer: int) -> bool:
         return bool(self.window) and (not self.windowed or self.windowed[layer])
 
+    def has_query_key_norm(self, layer: int) -> bool:
+        listed = self.query_key_norm_layers
+        return bool(self.query_key_norm) and (not listed or listed[layer])
+
     def is_rotated(self, layer: int) -> bool:
         return self.position == "rotary" and (not self.rotated or self.rotated[layer])
 
 
 @dataclass(frozen=True, kw_only=True)
 class EncoderDecoderConfig:
-    """Two stacks of one width over one vocabulary with shared token embeddings; `decoder` is causal. `start` is the
-    token before the first generated one.
+    """Two stacks over one vocabulary; `decoder` is causal. With `shared` they have one width and one matrix of token
+    embeddings. `start` is the token before the first generated one.
 
-    Logits are the products of states with the output matrix, which is the embedding matrix if `tied`. States are
-    multiplied by `output_scale` before; with `output_bias` a bias for each token is added.
+    Logits are the products of states with the output matrix, which is the decoder's embedding matrix if `tied`. States
+    are multiplied by `output_scale` before; with `output_bias` a bias for each token is added. The decoder's
+    `logit_cap` limits them.
     """
 
     encoder: ModelConfig
     decoder: ModelConfig
     start: int
+    shared: bool = True
     tied: bool = True
     output_scale: float = 1.0
     output_bias: bool = False

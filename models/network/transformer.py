@@ -1,6 +1,7 @@
 """The transformer stack for every architecture: embeddings, blocks, a final norm. Heads are in heads.py."""
 
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from typing import ClassVar, cast
 
 import torch
@@ -17,7 +18,7 @@ from .recurrent_mixers import RecurrentMixer, build_mixer
 
 def build_norm(config: ModelConfig, width: int = 0) -> nn.Module:
     if config.norm == "rms":
-        return nn.RMSNorm(width or config.width, config.norm_eps)
+        return nn.RMSNorm(width or config.width, config.norm_eps, elementwise_affine=config.norm_weight)
     return nn.LayerNorm(
         width or config.width, config.norm_eps, elementwise_affine=config.norm_weight, bias=config.norm_bias
     )
@@ -87,6 +88,37 @@ class ConvolutionBlock(PostBlock):
         beside = self.convolution_activation(self.convolution(windows).squeeze(-1))
         beside = frame.select_output_rows(beside, self.layer)
         return self.convolution_norm(super().forward(x, frame) + beside)  # type: ignore[no-any-return]
+
+
+class BottleneckPreBlock(PreBlock):
+    """A pre-norm block with a narrow MLP after the MLP; see ModelConfig.bottleneck."""
+
+    def __init__(self, config: ModelConfig, layer: int) -> None:
+        super().__init__(config, layer)
+        self.bottleneck = MLP(replace(config, gated_mlp=False), config.bottleneck)
+        self.adds_to_norm = config.bottleneck_adds_to_norm
+
+    def forward(self, x: Tensor, frame: AttentionContext) -> Tensor:
+        """[T, W] to [T, W]; in the last layer to the output rows."""
+        return self.pass_bottleneck(super().forward(x, frame))
+
+    def pass_bottleneck(self, x: Tensor) -> Tensor:
+        """[M, W] the residual sum after the MLP, to the sum after the narrow one."""
+        normed: Tensor = self.mlp_norm(x)
+        return (normed if self.adds_to_norm else x) + self.bottleneck(normed)
+
+
+class BottleneckPostBlock(BottleneckPreBlock):
+    """The same with a norm after each residual sum; that after the MLP is used twice."""
+
+    def forward(self, x: Tensor, frame: AttentionContext) -> Tensor:
+        """[T, W] to [T, W]; in the last layer to the output rows."""
+        x = self.attention_norm(frame.select_output_rows(self.add(x, self.attention(x, frame)), self.layer))
+        x = self.pass_bottleneck(self.add(x, self.mlp(x, frame.linear_function(self.layer))))
+        return self.mlp_norm(x)  # type: ignore[no-any-return]
+
+
+BOTTLENECK_BLOCKS: dict[str, type[PreBlock]] = {"pre": BottleneckPreBlock, "post": BottleneckPostBlock}
 
 
 def gather_neighbours(x: Tensor, batch: RaggedBatch, count: int) -> Tensor:
@@ -184,7 +216,8 @@ class Transformer(nn.Module):
         self.blocks = nn.ModuleList(self.choose_block(config, layer)(config, layer) for layer in range(config.depth))
         if config.shared:
             share_parameters(self.blocks)
-        self.final_norm = nn.Identity() if config.norm_order == "post" else build_norm(config)
+        closes = config.closing_norm and config.norm_order != "post"
+        self.final_norm = build_norm(config) if closes else nn.Identity()
         narrowed = config.output_width
         self.output_projection = nn.Linear(config.width, narrowed, bias=False) if narrowed else nn.Identity()
         kinds = (False, True) if config.window_rope_base else (False,)
@@ -198,6 +231,8 @@ class Transformer(nn.Module):
             return MixerBlock
         if config.recurrent is not None and config.recurrent.is_pre_norm and config.mixer(layer) != "attention":
             return PreBlock
+        if config.bottleneck:
+            return BOTTLENECK_BLOCKS[config.norm_order]
         return ConvolutionBlock if config.convolution and layer == 0 else self.block_classes[config.norm_order]
 
     def forward(self, batch: RaggedBatch) -> Tensor:

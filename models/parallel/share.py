@@ -79,6 +79,10 @@ def split_problem(config: ModelConfig, world: int) -> str:
         return "it has recurrent layers, which are not split, so tensor_parallel would have to be 1"
     if config.attention_gate and world > 1:
         return "its attention has a gate, which is not split, so tensor_parallel would have to be 1"
+    if config.bottleneck and world > 1:
+        return "a narrow MLP follows that of each layer, which is not split, so tensor_parallel would have to be 1"
+    if config.logit_dense and world > 1:
+        return "its head has a dense layer, which is not split, so tensor_parallel would have to be 1"
     if config.query_key_norm == "joint" and world > 1:
         return "its queries are normalised over all heads together, so tensor_parallel would have to be 1"
     if can_split(config, world):

@@ -240,6 +240,19 @@ ROWS: dict[str, Row] = {
         tf.PersimmonForCausalLM,
         dict(NEOX, qk_layernorm=False, partial_rotary_factor=1.0, hidden_act="gelu", tie_word_embeddings=True),
     ),
+    "ctrl": Row(
+        tf.CTRLConfig,
+        tf.CTRLLMHeadModel,
+        dict(n_embd=32, n_layer=3, n_head=4, dff=48, n_positions=POSITIONS),
+    ),
+    "bert-generation": Row(
+        tf.BertGenerationConfig,
+        tf.BertGenerationDecoder,
+        dict(
+            hidden_size=32, num_hidden_layers=3, num_attention_heads=4, intermediate_size=48, is_decoder=True,
+            max_position_embeddings=POSITIONS,
+        ),
+    ),
 }  # fmt: skip
 
 MODEL, TEXT, TAG, SPAN = "Model", "ForSequenceClassification", "ForTokenClassification", "ForQuestionAnswering"
@@ -280,6 +293,9 @@ REFUSED: list[tuple[str, dict[str, Any], str]] = [
     ("mpt", {"attn_config": {"alibi": False}}, "alibi is False"),
     ("mpt", {"attn_config": {"alibi_bias_max": 16}}, "alibi_bias_max is 16"),
     ("mpt", {"logit_scale": 2.0}, "logit_scale is 2.0"),
+    ("ctrl", {"layer_norm_epsilon": 1e-5}, "layer_norm_epsilon is 1e-05: only 1e-06 is known"),
+    ("bert-generation", {"add_cross_attention": True}, "add_cross_attention is not known"),
+    ("bert-generation", {"is_decoder": False}, "is_decoder"),
     ("xglm", {"add_cross_attention": True}, "add_cross_attention is not known"),
     ("xglm", {"max_position_embeddings": 2**30}, "max_positions is 1073741824, which should be .* at most"),
 ]  # a row, changes of its config.json, and what the error says

@@ -297,6 +297,67 @@ ROWS: dict[str, Row] = {
         shape_of(head_dim=16, rope_parameters=dict(RAISED_BASE)),
         GgufForm("hunyuan-dense", raised_base),
     ),
+    "iquestcoder": Row(tf.IQuestCoderConfig, tf.LlamaForCausalLM, shape_of(head_dim=16, mlp_bias=True)),
+    "cwm": Row(
+        tf.CwmConfig,
+        tf.CwmForCausalLM,
+        shape_of(num_hidden_layers=5, head_dim=16, sliding_window=3, rope_parameters=dict(LLAMA3)),
+    ),
+    "jais2": Row(tf.Jais2Config, tf.Jais2ForCausalLM, SHAPE, form("jais2")),
+    "vaultgemma": Row(tf.VaultGemmaConfig, tf.VaultGemmaForCausalLM, shape_of(**CAPS)),
+    "hyperclovax": Row(tf.HyperCLOVAXConfig, tf.HyperCLOVAXForCausalLM, shape_of(**GRANITE)),
+    "hyperclovax-plain": Row(
+        tf.HyperCLOVAXConfig, tf.HyperCLOVAXForCausalLM, shape_of(use_post_norm=False, embedding_multiplier=2.0)
+    ),
+    "granite_swa": Row(tf.GraniteSWAConfig, tf.GraniteSWAForCausalLM, shape_of(**GRANITE, sliding_window=3)),
+    "granite_swa-bases": Row(
+        tf.GraniteSWAConfig,
+        tf.GraniteSWAForCausalLM,
+        shape_of(**GRANITE, sliding_window=3, layer_types=WINDOWS, layer_rope_theta=[1e3, 1e4, 0]),
+    ),
+    "gpt_neox_japanese": Row(
+        tf.GPTNeoXJapaneseConfig,
+        tf.GPTNeoXJapaneseForCausalLM,
+        dict(hidden_size=32, num_hidden_layers=3, num_attention_heads=4, max_position_embeddings=POSITIONS),
+    ),
+    "nanochat": Row(tf.NanoChatConfig, tf.NanoChatForCausalLM, shape_of(attention_bias=True)),
+    "apertus": Row(tf.ApertusConfig, tf.ApertusForCausalLM, shape_of(attention_bias=True)),
+    "modernbert-decoder": Row(
+        tf.ModernBertDecoderConfig,
+        tf.ModernBertDecoderForCausalLM,
+        shape_of(num_hidden_layers=4, local_attention=6, tie_word_embeddings=False),
+    ),
+    "modernbert-decoder-biased": Row(
+        tf.ModernBertDecoderConfig,
+        tf.ModernBertDecoderForCausalLM,
+        shape_of(
+            local_attention=6, norm_bias=True, attention_bias=True, mlp_bias=True, classifier_bias=True,
+            decoder_bias=False, classifier_activation="silu",
+        ),
+    ),
+    "cohere_compass": Row(
+        tf.CohereCompassTextConfig,
+        tf.CohereCompassForCausalLM,
+        shape_of(
+            sliding_window=3, layer_types=WINDOWS, logit_scale=0.3,
+            rope_parameters={"sliding_attention": dict(PLAIN, mrope_section=[1, 1, 2]), "full_attention": None},
+        ),
+    ),
+    "cohere_compass-images": Row(
+        with_images(
+            tf.CohereCompassConfig,
+            QWEN_VISION,
+            shape_of(
+                sliding_window=3, layer_types=WINDOWS, head_dim=8,
+                rope_parameters={
+                    "sliding_attention": dict(PLAIN, mrope_section=[1, 1, 2]),
+                    "full_attention": dict(PLAIN, rope_theta=1e3, mrope_section=[1, 1, 2]),
+                },
+            ),
+        ),
+        tf.CohereCompassForConditionalGeneration,
+        {},
+    ),
     "qwen2-images": Row(
         with_images(tf.Qwen2VLConfig, QWEN_VISION, QWEN_TEXT), tf.Qwen2VLForConditionalGeneration, {}
     ),
@@ -332,6 +393,16 @@ HEADS: dict[str, tuple[str, ...]] = {
     "arcee": (MODEL, TEXT, TAG, SPAN),
     "ernie4_5": (MODEL,),
     "hunyuan": (MODEL, TEXT),
+    "cwm": (MODEL,),
+    "jais2": (MODEL,),
+    "vaultgemma": (MODEL,),
+    "hyperclovax": (MODEL,),
+    "granite_swa": (MODEL,),
+    "gpt_neox_japanese": (MODEL,),
+    "nanochat": (MODEL,),
+    "apertus": (MODEL, TAG),
+    "modernbert-decoder": (MODEL, TEXT),
+    "modernbert-decoder-biased": (TEXT,),
 }  # the classes beside that of a generator, by the row of the configuration
 REFUSED: list[tuple[str, dict[str, Any], str]] = [
     ("llama", {"vocab_size": "384"}, "vocab_size is '384', which should be a whole number"),
@@ -345,5 +416,15 @@ REFUSED: list[tuple[str, dict[str, Any], str]] = [
     ("stablelm", {"qk_layernorm": True}, "qk_layernorm is True"),
     ("glm", {"partial_rotary_factor": 3.0, "rope_parameters": None}, "rotary_width is 48"),
     ("glm4", {"head_dim": -1}, "head_dim is -1"),
+    ("apertus", {"hidden_act": "silu"}, "hidden_act is 'silu': only 'xielu' is known"),
+    (
+        "cohere_compass",
+        {"rope_parameters": {"sliding_attention": YARN, "full_attention": PLAIN}},
+        "a scaling that differs",
+    ),
+    ("iquestcoder", {"clip_qkv": 3.0}, "clip_qkv is 3.0: only None is known"),
+    ("granite_swa-bases", {"layer_rope_theta": [1e3, 1e4, 1e5]}, "layer_rope_theta should have .* 3 layers: one base"),
+    ("granite_swa-bases", {"layer_rope_theta": [1e3]}, "layer_rope_theta should have a number for each of 3 layers"),
+    ("gpt_neox_japanese", {"num_hidden_layers": 0}, "num_hidden_layers is 0"),
     ("mistral3-images", {"text_config": {"model_type": "qwen2"}}, "model_type 'qwen2' of text_config is not known"),
 ]  # a row, changes of its config.json, and what the error says

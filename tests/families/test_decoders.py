@@ -16,10 +16,12 @@ from polyhead.models.checkpoint import Checkpoint, describe_source, load
 from polyhead.models.core.errors import CheckpointError
 from polyhead.models.executors.contract import Executor, StateUse, StepInput
 from polyhead.models.executors.torch_executor import TorchExecutor
+from polyhead.models.invariant import make_invariant
 from polyhead.models.native.library import runnable_targets
 from polyhead.models.native.native_executor import NativeExecutor
 from polyhead.models.native.packed_network import unsupported_reason
 from polyhead.models.network.ragged import RaggedBatch
+from polyhead.models.parallel.share import split_problem
 from tests.families import classic_decoders, modern_decoders, recurrent_decoders
 from tests.families.classic_decoders import Row
 from tests.support import gguf_files
@@ -164,6 +166,30 @@ def test_weights_of_8_bits_stay_close(case_of: Callable[[str], Case], name: str)
     assert 0 < error <= ROUNDED * float(expected.std())
 
 
+@pytest.mark.parametrize(
+    ("name", "reason"),
+    [("apertus", "its activation has learned slopes"), ("modernbert-decoder-biased", "its head has a dense layer")],
+)
+@torch.inference_mode()
+def test_torch_computes_what_the_compiled_step_refuses_and_in_batches_to_the_bit(
+    name: str, reason: str, tmp_path: Path
+) -> None:
+    """`make_invariant` changes the network, so it is a fresh one."""
+    row = ROWS[name]
+    save_reference(row.kind, row.make_config(), tmp_path)
+    ours = load(str(tmp_path))
+    assert reason in unsupported_reason(ours.config)
+    make_invariant(ours.network, ours.head)
+    alone = [ours.head(ours.network(RaggedBatch.of([sequence]))) for sequence in SEQUENCES]
+    assert torch.equal(packed_logits(ours), torch.cat(alone))
+
+
+def test_a_head_with_a_dense_layer_is_not_split(case_of: Callable[[str], Case]) -> None:
+    config = case_of("modernbert-decoder").ours.config
+    assert "its head has a dense layer" in split_problem(config, 2)
+    assert not split_problem(replace(config, logit_dense=""), 2)
+
+
 def greedy_answers(executor: TorchExecutor, prompts: list[list[int]]) -> list[list[int]]:
     """The most likely tokens after prompts of one length."""
     length, size = len(prompts[0]), executor.block_size
@@ -285,3 +311,11 @@ def test_a_base_model_saved_without_the_prefix_is_read(case_of: Callable[[str], 
         tokenizer().save_pretrained(folder)
         assert describe_source(str(folder)).family == theirs.config.model_type
         assert_close(packed_logits(load(str(folder))), packed_logits(case_of(name).ours))
+
+
+def test_gpt_sw3_is_gpt2_under_another_name(tmp_path: Path) -> None:
+    config = tf.GPT2Config(n_embd=32, n_layer=2, n_head=4, n_positions=64, vocab_size=384)
+    theirs = save_reference(tf.GPT2LMHeadModel, config, tmp_path / "saved")
+    ours = load(str(edited(tmp_path / "saved", tmp_path / "renamed", model_type="gpt-sw3")))
+    assert ours.family == "gpt-sw3"
+    assert_close(packed_logits(ours), reference_logits(theirs))

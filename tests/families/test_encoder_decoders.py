@@ -25,6 +25,16 @@ SIDES = dict(
     decoder_attention_heads=2, encoder_ffn_dim=48, decoder_ffn_dim=40, max_position_embeddings=64, pad_token_id=PAD,
     bos_token_id=0, eos_token_id=END, decoder_start_token_id=END, forced_eos_token_id=None,
 )  # fmt: skip
+SWITCH = dict(
+    vocab_size=WORDS, d_model=32, d_kv=8, d_ff=48, num_heads=4, num_layers=3, num_decoder_layers=2, num_experts=4,
+    num_sparse_encoder_layers=1, num_sparse_decoder_layers=1, pad_token_id=PAD, eos_token_id=END,
+    decoder_start_token_id=END,
+)  # fmt: skip
+GEMMA = dict(
+    vocab_size=WORDS, hidden_size=32, num_hidden_layers=2, num_attention_heads=4, num_key_value_heads=2, head_dim=8,
+    intermediate_size=48, max_position_embeddings=64, query_pre_attn_scalar=12, sliding_window=3,
+    attn_logit_softcapping=2.0, final_logit_softcapping=3.0, pad_token_id=PAD, bos_token_id=0, eos_token_id=END,
+)  # fmt: skip
 LED = dict(SIDES, max_encoder_position_embeddings=64, max_decoder_position_embeddings=48)
 
 
@@ -36,6 +46,13 @@ class Row:
     kind: Any
     fields: dict[str, Any]
     generation: dict[str, Any]
+
+
+def gemma_sides(*, tie_word_embeddings: bool = True, **decoder: Any) -> Any:
+    """T5Gemma; `decoder` are fields of the decoder only."""
+    return tf.T5GemmaConfig(
+        encoder=GEMMA, decoder={**GEMMA, **decoder}, tie_word_embeddings=tie_word_embeddings, vocab_size=WORDS
+    )
 
 
 ROWS: dict[str, Row] = {
@@ -68,6 +85,21 @@ ROWS: dict[str, Row] = {
         tf.BlenderbotSmallConfig, tf.BlenderbotSmallForConditionalGeneration, dict(SIDES, scale_embedding=True), {}
     ),
     "led": Row(tf.LEDConfig, tf.LEDForConditionalGeneration, dict(LED, attention_window=4), {}),
+    "mvp": Row(tf.MvpConfig, tf.MvpForConditionalGeneration, SIDES, {}),
+    "bigbird_pegasus": Row(
+        tf.BigBirdPegasusConfig,
+        tf.BigBirdPegasusForConditionalGeneration,
+        dict(SIDES, block_size=4, num_random_blocks=1),
+        {},
+    ),
+    "switch_transformers": Row(tf.SwitchTransformersConfig, tf.SwitchTransformersForConditionalGeneration, SWITCH, {}),
+    "t5gemma": Row(gemma_sides, tf.T5GemmaForConditionalGeneration, {}, dict(decoder_start_token_id=0)),
+    "t5gemma-narrow": Row(
+        gemma_sides,
+        tf.T5GemmaForConditionalGeneration,
+        dict(hidden_size=24, final_logit_softcapping=None, tie_word_embeddings=False),
+        dict(decoder_start_token_id=0),
+    ),
     "led-wide": Row(tf.LEDConfig, tf.LEDForConditionalGeneration, dict(LED, attention_window=[32, 32]), {}),
 }
 CaseOf = Callable[[str], tuple[Any, Checkpoint, Path]]
@@ -163,6 +195,9 @@ REFUSED: list[tuple[str, dict[str, Any], str]] = [
     ("led", {"attention_window": []}, "attention_window is"),
     ("m2m_100", {"max_position_embeddings": 2**30}, "max_positions is 1073741824, which should be .* at most"),
     ("m2m_100", {"pad_token_id": -5}, "position_offset is -4"),
+    ("mvp", {"use_prompt": True}, "use_prompt is True: only False is known"),
+    ("switch_transformers", {"expert_capacity": "all"}, "expert_capacity is 'all', which should be a whole number"),
+    ("bigbird_pegasus", {"attention_type": "other"}, "attention_type 'other' is not one of block_sparse"),
     ("mbart", {"decoder_layers": 3}, "tensors are missing"),
     ("mbart", {"activation_function": "mish"}, "activation 'mish'"),
 ]

@@ -58,6 +58,17 @@ BART = dict(
     encoder_ffn_dim=48, decoder_ffn_dim=40, max_position_embeddings=checkpoints.POSITIONS,
     eos_token_id=SEPARATOR, decoder_start_token_id=SEPARATOR, bos_token_id=2,
 )  # fmt: skip
+T5_GEMMA = dict(encoder=GEMMA, decoder=GEMMA, is_encoder_decoder=False)
+SWITCH = dict(
+    d_model=32, d_kv=8, d_ff=48, num_heads=4, num_layers=3, num_experts=4, num_sparse_encoder_layers=1,
+    expert_capacity=checkpoints.POSITIONS, is_encoder_decoder=False,
+)  # fmt: skip
+XLM = dict(
+    emb_dim=32, n_layers=3, n_heads=4, max_position_embeddings=checkpoints.POSITIONS, layer_norm_eps=1e-5,
+    summary_first_dropout=0.0,
+)  # fmt: skip
+XMOD = dict(ROBERTA, languages=["en_XX", "de_DE"], default_language="de_DE", adapter_reduction_factor=4)
+ULTRA = dict(LLAMA, sliding_window=3, prediction_head_size=24)
 T5 = dict(
     d_model=32, d_kv=8, d_ff=48, num_layers=2, num_decoder_layers=3, num_heads=4, feed_forward_proj="gated-gelu",
     eos_token_id=SEPARATOR, decoder_start_token_id=0, is_encoder_decoder=True,
@@ -127,9 +138,19 @@ ROWS: dict[str, Row] = {
     **make_rows("T5", T5, "EncoderModel", TEXT, TAG, SPAN),
     **make_rows("MT5", T5, "EncoderModel", TEXT, TAG, SPAN),
     **make_rows("UMT5", T5, "EncoderModel", TEXT, TAG, SPAN),
+    **make_rows("T5Gemma", T5_GEMMA, "EncoderModel"),
+    **make_rows("SwitchTransformers", SWITCH, "EncoderModel"),
     **make_rows("Bart", BART, TEXT, SPAN),
     **make_rows("MBart", BART, TEXT, SPAN),
     **make_rows("PLBart", BART, TEXT),
+    **make_rows("Mvp", BART, TEXT, SPAN),
+    **make_rows("XLM", XLM, BODY, TEXT, TAG, "ForQuestionAnsweringSimple", "WithLMHeadModel"),
+    **named("mean", make_rows("XLM", dict(XLM, summary_type="mean", gelu_activation=False), TEXT)),
+    **make_rows("Flaubert", XLM, BODY, "WithLMHeadModel"),
+    **make_rows("Xmod", XMOD, *EVERY),
+    **named("pre", make_rows("Xmod", dict(XMOD, pre_norm=True, ln_before_adapter=False), BODY)),
+    **make_rows("Ultrabert", ULTRA, BODY, TEXT, TAG, SPAN, MASK),
+    **named("mean", make_rows("Ultrabert", dict(ULTRA, classifier_pooling="mean"), TEXT)),
 }
 
 

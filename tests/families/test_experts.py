@@ -43,6 +43,10 @@ LONGROPE = dict(
 )  # fmt: skip
 SCALES = dict(embedding_multiplier=3.0, residual_multiplier=0.5, attention_multiplier=0.2, logits_scaling=4.0)
 TEXT = dict(SHAPE, moe_intermediate_size=24, num_experts=6, num_experts_per_tok=2, head_dim=8)
+LLAMA4 = dict(
+    SHAPE, intermediate_size=24, intermediate_size_mlp=40, num_local_experts=4, num_experts_per_tok=1, head_dim=8,
+    interleave_moe_layer_step=2, no_rope_layer_interval=2, attention_chunk_size=32, floor_scale=64,
+)  # fmt: skip
 ROWS: dict[str, tuple[Any, Any]] = {
     "mixtral": (tf.MixtralConfig(**SHAPE, num_local_experts=4), tf.MixtralForCausalLM),
     "qwen2_moe": (
@@ -204,6 +208,117 @@ ROWS: dict[str, tuple[Any, Any]] = {
         ),
         tf.AfmoeForCausalLM,
     ),
+    "granitemoe_swa": (
+        tf.GraniteMoeSWAConfig(
+            **SHAPE,
+            **SCALES,
+            num_local_experts=6,
+            num_experts_per_tok=3,
+            shared_intermediate_size=40,
+            sliding_window=4,
+            layer_types=["full_attention", "sliding_attention", "full_attention"],
+        ),
+        tf.GraniteMoeSWAForCausalLM,
+    ),
+    "solar_open": (
+        tf.SolarOpenConfig(
+            **{**ROUTED, "intermediate_size": 24}, head_dim=8, attention_bias=True, n_group=4, topk_group=2
+        ),
+        tf.SolarOpenForCausalLM,
+    ),
+    "hy_v3": (
+        tf.HYV3Config(**SHAPE, num_experts=6, num_experts_per_tok=2, moe_intermediate_size=24, head_dim=8),
+        tf.HYV3ForCausalLM,
+    ),
+    "mellum": (
+        tf.MellumConfig(
+            **TEXT, sliding_window=4, layer_types=["sliding_attention", "full_attention", "sliding_attention"]
+        ),
+        tf.MellumForCausalLM,
+    ),
+    "flint": (
+        tf.FlintConfig(**TEXT, shared_expert_intermediate_size=40, sliding_window=4, mlp_only_layers=[1]),
+        tf.FlintForCausalLM,
+    ),
+    "kolibri1": (
+        tf.Kolibri1Config(
+            **TEXT,
+            shared_expert_intermediate_size=40,
+            sliding_window=4,
+            layer_types=["sliding_attention", "full_attention", "sliding_attention"],
+        ),
+        tf.Kolibri1ForCausalLM,
+    ),
+    "dbrx": (
+        tf.DbrxConfig(
+            vocab_size=384,
+            d_model=32,
+            n_heads=4,
+            n_layers=3,
+            max_seq_len=64,
+            attn_config=dict(kv_n_heads=2, clip_qkv=0.4, rope_theta=1e4),
+            ffn_config=dict(ffn_hidden_size=24, moe_num_experts=4, moe_top_k=2),
+        ),
+        tf.DbrxForCausalLM,
+    ),
+    "mistral4": (
+        tf.Mistral4Config(
+            **LATENT,
+            q_lora_rank=20,
+            first_k_dense_replace=1,
+            rope_parameters=dict(YARN, original_max_position_embeddings=48, llama_4_scaling_beta=0.1),
+        ),
+        tf.Mistral4ForCausalLM,
+    ),
+    "youtu": (
+        tf.YoutuConfig(
+            **{**SHAPE, "num_key_value_heads": 4},
+            kv_lora_rank=24,
+            q_lora_rank=None,
+            qk_nope_head_dim=12,
+            qk_rope_head_dim=8,
+            v_head_dim=10,
+        ),
+        tf.YoutuForCausalLM,
+    ),
+    "axk1": (tf.AXK1Config(**LATENT, q_lora_rank=20, n_group=4, topk_group=2), tf.AXK1ForCausalLM),
+    "mimo_v2_flash": (
+        tf.MiMoV2FlashConfig(
+            **{**ROUTED, "num_key_value_heads": 1, "n_shared_experts": None},
+            n_group=4,
+            topk_group=2,
+            head_dim=12,
+            v_head_dim=10,
+            sliding_window=4,
+            attention_bias=True,
+            layer_types=["full_attention", "sliding_attention", "full_attention"],
+        ),
+        tf.MiMoV2FlashForCausalLM,
+    ),
+    "llama4_text": (tf.Llama4TextConfig(**LLAMA4), tf.Llama4ForCausalLM),
+    "llama4_text plain": (
+        tf.Llama4TextConfig(
+            **{**LLAMA4, "use_qk_norm": False, "attention_bias": True, "num_experts_per_tok": 2}, moe_layers=[0, 2]
+        ),
+        tf.Llama4ForCausalLM,
+    ),
+    "llama4": (
+        tf.Llama4Config(
+            text_config=LLAMA4,
+            vision_config=dict(
+                hidden_size=16,
+                num_hidden_layers=1,
+                num_attention_heads=2,
+                intermediate_size=16,
+                vision_output_dim=16,
+                image_size=8,
+                patch_size=4,
+                projector_input_dim=16,
+                projector_output_dim=16,
+            ),
+        ),
+        tf.Llama4ForConditionalGeneration,
+    ),
     "qwen3_vl_moe": (
         tf.Qwen3VLMoeConfig(
             text_config=dict(TEXT, rope_parameters=dict(rope_type="default", rope_theta=1e4, mrope_section=[2, 1, 1])),
@@ -283,7 +398,14 @@ def test_states_do_not_depend_on_the_batch_when_made_invariant(name: str, tmp_pa
 
 @pytest.mark.parametrize(
     ("name", "reason"),
-    [("minicpm3", "its attention is latent"), ("phimoe", "sparse mixer"), ("olmoe clipped", "clamped")],
+    [
+        ("minicpm3", "its attention is latent"),
+        ("phimoe", "sparse mixer"),
+        ("olmoe clipped", "clamped"),
+        ("kolibri1", "chosen by their logits"),
+        ("axk1", "output of its experts is normed"),
+        ("llama4_text", "inputs of its experts are weighted"),
+    ],
 )
 def test_the_compiled_step_and_tensor_parallel_say_why_not(name: str, reason: str, tmp_path: Path) -> None:
     _, ours = build(name, tmp_path)
@@ -294,6 +416,16 @@ def test_the_compiled_step_and_tensor_parallel_say_why_not(name: str, reason: st
         assert not adaptable_shapes(config).keys() & {"blocks.0.attention.query", "blocks.0.attention.output"}
     assert "clamped" in unsupported_reason(replace(config, experts=None, latent=None, qkv_limit=1.0))
     assert "gate" in split_problem(replace(config, experts=None, latent=None, attention_gate=True), 2)
+
+
+def test_contexts_of_llama4_end_with_the_first_chunk_or_before_queries_are_scaled(tmp_path: Path) -> None:
+    config, kind = ROWS["llama4_text"]
+    kind(config).save_pretrained(tmp_path)
+    byte_level_bpe(384).save_pretrained(tmp_path)
+    assert checkpoint.load(str(tmp_path)).network.config.max_positions == config.attention_chunk_size == 32
+    fields = json.loads((tmp_path / "config.json").read_text())
+    (tmp_path / "config.json").write_text(json.dumps({**fields, "attention_chunk_size": None, "floor_scale": 24}))
+    assert checkpoint.load(str(tmp_path)).network.config.max_positions == 23
 
 
 def test_layers_that_predict_further_tokens_are_not_read(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
@@ -335,6 +467,16 @@ def test_layers_that_predict_further_tokens_are_not_read(tmp_path: Path, caplog:
         ("cohere2_moe", "expert_selection_fn", "x", "expert_selection_fn .x. is not one of softmax, sigmoid"),
         ("cohere2_moe", "shared_expert_combination_strategy", "x", "strategy .x. is not one of sum, average"),
         ("olmoe clipped", "clip_qkv", -1.0, "qkv_limit is -1.0, which should be a number, not negative"),
+        ("llama4_text", "num_hidden_layers", 10**9, "it describes 1000000000 layers"),
+        ("mimo_v2_flash", "v_head_dim", 14, "v_head_dim is 14, which should be 12 at most"),
+        ("mistral4", "n_group", 2, "n_group is 2: only 1 is known"),
+        ("axk1", "num_hidden_layers", 10**9, "it describes 1000000000 layers"),
+        (
+            "dbrx",
+            "ffn_config",
+            {"moe_normalize_expert_weights": 2.0},
+            "moe_normalize_expert_weights is 2.0; null and 1",
+        ),
         ("minimax_m2", "qk_norm_type", "per_head", "qk_norm_type is .per_head.: only .per_layer. is known"),
     ],
 )

@@ -125,6 +125,23 @@ def oss(config: Any) -> dict[str, Any]:
     )
 
 
+def dbrx(config: Any) -> dict[str, Any]:
+    return {
+        "block_count": config.n_layers,
+        "context_length": config.max_seq_len,
+        "embedding_length": config.d_model,
+        "feed_forward_length": config.ffn_config.ffn_hidden_size,
+        "attention.head_count": config.n_heads,
+        "attention.head_count_kv": config.attn_config.kv_n_heads,
+        "attention.clamp_kqv": config.attn_config.clip_qkv,
+        "attention.layer_norm_epsilon": 1e-5,
+        "rope.freq_base": float(config.rope_parameters["rope_theta"]),
+        "expert_count": config.ffn_config.moe_num_experts,
+        "expert_used_count": config.ffn_config.moe_top_k,
+        **gguf_files.byte_level_metadata(checkpoints.byte_level_bpe()),
+    }
+
+
 def glm(config: Any) -> dict[str, Any]:
     """The file counts a layer that predicts further tokens."""
     more = {"block_count": 4, "nextn_predict_layers": 1, "rope.dimension_count": 8}
@@ -186,6 +203,15 @@ ROWS: dict[str, tuple[str, Any, Any, Callable[..., dict[str, Any]]]] = {
         ),
         tf.Glm4MoeForCausalLM, glm,
     ),
+    "dbrx": (
+        "dbrx",
+        tf.DbrxConfig(
+            vocab_size=VOCABULARY, d_model=64, n_heads=4, n_layers=3, max_seq_len=64,
+            attn_config=dict(kv_n_heads=2, clip_qkv=0.4, rope_theta=1e4),
+            ffn_config=dict(ffn_hidden_size=32, moe_num_experts=4, moe_top_k=2),
+        ),
+        tf.DbrxForCausalLM, dbrx,
+    ),
     "dots1": ("dots1", tf.Dots1Config(**ROUTED), tf.Dots1ForCausalLM, routed),
     "ernie4_5-moe": (
         "ernie4_5-moe",
@@ -209,7 +235,7 @@ def converted(row: str, model: Any) -> dict[str, Tensor]:
     for name, tensor in model.state_dict().items():
         if name == "lm_head.weight" and config.tie_word_embeddings:
             continue
-        block = int(match[1]) if (match := re.search(r"layers\.(\d+)\.", name)) else 0
+        block = int(match[1]) if (match := re.search(r"(?:layers|blocks)\.(\d+)\.", name)) else 0
         if special := convert_special(row, config, name, tensor):
             found |= {tensor_name(kind, block, leaf): piece for kind, leaf, piece in special}
             continue
@@ -246,6 +272,10 @@ def convert_special(row: str, config: Any, name: str, tensor: Tensor) -> list[tu
         else:
             parts = {"down": tensor} if is_down else dict(zip(("gate", "up"), tensor.chunk(2, dim=1), strict=True))
         return [(EXPERTS[part], leaf, piece) for part, piece in parts.items()]
+    if ".ffn.experts.mlp." in name:
+        matrices = tensor.view(config.ffn_config.moe_num_experts, -1, config.d_model)
+        part = {"w1": "gate", "v1": "up", "w2": "down"}[name[-2:]]
+        return [(EXPERTS[part], leaf, matrices.transpose(1, 2) if part == "down" else matrices)]
     if ".shared_mlp.input_linear" in name:
         return [(SHARED[part], leaf, half) for part, half in zip(("gate", "up"), tensor.chunk(2), strict=True)]
     if ".shared_mlp.output_linear" in name:

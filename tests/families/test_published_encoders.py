@@ -112,6 +112,13 @@ def alibi_states(weights: Weights, tokens: list[int], segments: list[int]) -> Te
     return x
 
 
+def alibi_logits(weights: Weights, tokens: list[int], segments: list[int]) -> Tensor:
+    """The head of BERT over the vocabulary: a dense layer, GELU, a norm, and a matrix of its own with a bias."""
+    body = {name.removeprefix("bert."): tensor for name, tensor in weights.items()}
+    x = F.gelu(linear(weights, "cls.predictions.transform.dense", alibi_states(body, tokens, segments)))
+    return linear(weights, "cls.predictions.decoder", norm(weights, "cls.predictions.transform.LayerNorm", x))
+
+
 # NeoBERT
 
 
@@ -175,6 +182,14 @@ DENSE = {
     "classifier.weight": (3, WIDTH),
     "classifier.bias": (3,),
 }
+PREDICTIONS = {
+    "cls.predictions.transform.dense.weight": (WIDTH, WIDTH),
+    "cls.predictions.transform.dense.bias": (WIDTH,),
+    "cls.predictions.transform.LayerNorm.weight": (WIDTH,),
+    "cls.predictions.transform.LayerNorm.bias": (WIDTH,),
+    "cls.predictions.decoder.weight": (COUNT, WIDTH),
+    "cls.predictions.decoder.bias": (COUNT,),
+}
 NEOBERT = {**COMMON, "model_type": "neobert", "intermediate_size": 3 * INNER // 2, "norm_eps": EPS, "max_length": 256}
 JINA = {
     **COMMON,
@@ -186,6 +201,11 @@ JINA = {
 }
 OWN_FORMULAS: dict[str, tuple[dict[str, Any], dict[str, tuple[int, ...]], Oracle]] = {
     "jina": (JINA, alibi_shapes(COUNT), alibi_states),
+    "jina-masks": (
+        {**JINA, "architectures": ["JinaBertForMaskedLM"], "tie_word_embeddings": False},
+        {**with_prefix(alibi_shapes(COUNT), "bert"), **PREDICTIONS},
+        alibi_logits,
+    ),
     "neobert": (
         {**NEOBERT, "architectures": ["NeoBERT"], "auto_map": {"AutoModel": "model.NeoBERT"}},
         neobert_shapes(COUNT),
@@ -220,6 +240,26 @@ def test_it_equals_the_formulas_of_the_published_code(name: str, tmp_path: Path)
         expected = [states.mean(0, keepdim=True) for states in expected]
     found = head_output(loaded, TorchExecutor(loaded.network))
     assert float((found - torch.cat(expected)).abs().max()) < CLOSE
+
+
+@torch.inference_mode()
+def test_a_published_folder_of_jina_is_an_embedder(tmp_path: Path) -> None:
+    """Its configuration names the class for masks, its files hold the body and modules.json the pooling."""
+    weights = random_weights(alibi_shapes(COUNT))
+    folder = write_folder(tmp_path, {**JINA, "architectures": ["JinaBertForMaskedLM"]}, weights)
+    modules = [
+        {"idx": 0, "name": "0", "path": "", "type": "sentence_transformers.models.Transformer"},
+        {"idx": 1, "name": "1", "path": "1_Pooling", "type": "sentence_transformers.models.Pooling"},
+    ]
+    checkpoints.write_json(folder / "modules.json", modules)
+    pooling = {"word_embedding_dimension": WIDTH, "pooling_mode_mean_tokens": True}
+    (folder / "1_Pooling").mkdir()
+    checkpoints.write_json(folder / "1_Pooling" / "config.json", pooling)
+    loaded = load(str(folder))
+    assert loaded.task == "embed"
+    encodings = loaded.tokenizer.encode_batch(TEXTS)
+    expected = [alibi_states(weights, list(e.ids), list(e.segments)).mean(0, keepdim=True) for e in encodings]
+    assert float((head_output(loaded, TorchExecutor(loaded.network)) - torch.cat(expected)).abs().max()) < CLOSE
 
 
 # Names and fields of published code, for networks that transformers has

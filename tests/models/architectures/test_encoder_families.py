@@ -16,10 +16,14 @@ import transformers as tf
 from polyhead.models.architectures import FAMILIES
 from polyhead.models.checkpoint import load
 from polyhead.models.core.errors import CheckpointError, InvarianceError, UnsupportedError
+from polyhead.models.executors.contract import Executor
 from polyhead.models.executors.torch_executor import TorchExecutor
 from polyhead.models.invariant import make_invariant
 from polyhead.models.native.library import runnable_targets
+from polyhead.models.native.native_executor import NativeExecutor
+from polyhead.models.native.packed_network import unsupported_reason
 from polyhead.models.network.ragged import RaggedBatch
+from polyhead.models.parallel.share import split_problem
 from polyhead.service.config.settings import Settings
 from polyhead.service.engine.engine import Engine
 from polyhead.service.metrics import Metrics
@@ -28,8 +32,9 @@ from polyhead.service.runtime.registry import ModelRegistry
 from polyhead.training.export.adapter_folder import check_layer_names, head_names
 from polyhead.training.loop.errors import RecipeError
 from tests.families.conformance import BERT, CLOSE, LABELS, TEXTS, Row, head_output, reference_output, save_checkpoint
-from tests.families.test_encoders import DEBERTA, FIRST, GPT2, LLAMA, MODERN, ROWS
+from tests.families.test_encoders import DEBERTA, FIRST, GPT2, LLAMA, MODERN, ROWS, ULTRA, XLM
 from tests.support import checkpoints
+from tests.support.edits import edited
 
 CASES = {
     "electra": "ElectraForSequenceClassification",
@@ -124,6 +129,8 @@ REFUSED: list[tuple[dict[str, Any], dict[str, Any], str]] = [
     (tf.NomicBertConfig(**BERT).to_dict(), {"activation_function": "gelu"}, "activation_function is 'gelu'"),
     (tf.DebertaConfig(**FIRST).to_dict(), {"talking_head": True}, "talking_head is True: only False"),
     (tf.DebertaV2Config(**DEBERTA).to_dict(), {"embedding_size": 16}, "embedding_size 16"),
+    (tf.XLMConfig(**XLM).to_dict(), {"causal": True}, "causal is True: only False"),
+    (tf.XLMConfig(**XLM).to_dict(), {"n_langs": 4}, "n_langs is 4: embeddings of languages"),
 ]
 
 
@@ -153,6 +160,62 @@ def test_sparse_attention_limits_the_length_of_texts(tmp_path: Path) -> None:
     """Up to the length at which the reference changes to full attention."""
     loaded = load(str(save_checkpoint(ROWS["BigBirdModel"], tmp_path, num_random_blocks=1)))
     assert loaded.max_tokens == loaded.config.max_positions == (5 + 2) * 16
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"default_language": None}, "default_language is None, which should be one of languages"),
+        ({"default_language": "fr_XX"}, "default_language is 'fr_XX', which should be one of languages, .*en_XX"),
+        ({"languages": "de_DE"}, "which should be one of languages, 'de_DE'"),
+        ({"adapter_layer_norm": True}, "adapter_layer_norm is True: only False"),
+        ({"adapter_reduction_factor": 64}, "adapter_reduction_factor is 64, which should be 32 at most"),
+    ],
+)
+def test_xmod_reads_texts_in_the_language_of_the_configuration(
+    change: dict[str, Any], message: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    folder = save_checkpoint(ROWS["XmodModel"], tmp_path / "saved")
+    with caplog.at_level(logging.INFO):
+        config = load(str(folder)).config
+    assert "texts are read as de_DE" in caplog.text
+    assert "a narrow MLP follows" in unsupported_reason(config)
+    assert "a narrow MLP follows" in split_problem(config, 2)
+    with pytest.raises(UnsupportedError, match=message):
+        load(str(edited(folder, tmp_path / "changed", **change)))
+
+
+class NoCache:
+    """A cache without keys. The reference's FlauBERT with pre-norm layers fails with its own."""
+
+    def get_seq_length(self) -> int:
+        return 0
+
+    def __getitem__(self, layer: int) -> None:
+        """No keys of a layer."""
+
+
+@torch.inference_mode()
+def test_flaubert_with_pre_norm_has_no_last_norm(tmp_path: Path) -> None:
+    folder = save_checkpoint(ROWS["FlaubertModel"], tmp_path, pre_norm=True)
+    loaded, theirs = load(str(folder)), tf.FlaubertModel.from_pretrained(folder).eval()
+    executors: list[Executor] = [TorchExecutor(loaded.network)]
+    if runnable_targets():
+        executors.append(NativeExecutor(loaded.network, precision="float32"))
+    texts = loaded.tokenizer.encode_batch(TEXTS)
+    expected = torch.cat([theirs(torch.tensor([e.ids]), cache=NoCache()).last_hidden_state.mean(1) for e in texts])
+    for executor in executors:
+        assert float((head_output(loaded, executor) - expected).abs().max()) < CLOSE
+
+
+def test_ultrabert_lists_windows_and_bases_by_layer() -> None:
+    """As published configurations do; the reference turns the lists into fields by the kind of a layer."""
+    bases = [1e3, 1e3, 1e5]
+    old = {**ULTRA, "vocab_size": 99, "attention_windows": [4, 4, 0], "rope_theta": bases}
+    shape, newer = (FAMILIES["ultrabert"].config(each) for each in (old, tf.UltrabertConfig(**old).to_dict()))
+    assert shape == newer
+    assert (shape.window, shape.windowed) == (5, (True, True, False))
+    assert (shape.window_rope_base, shape.rope_base) == (1e3, 1e5)
 
 
 @pytest.mark.parametrize(("size", "groups"), [(2, 1), (65, 1), (3, 5)])

@@ -12,12 +12,14 @@ from captum.attr import LayerIntegratedGradients
 from torch.profiler import ProfilerActivity, profile
 
 from polyhead.models.checkpoint import load
+from polyhead.models.core.errors import UnsupportedError
 from polyhead.models.explain import Explanation, ExplanationRequest, InputTokens, InstrumentedNetwork, explain
 from polyhead.models.explain.cost_estimate import SLACK_BYTES, estimate_bytes
 from polyhead.models.network.heads import LanguageHead
 from polyhead.models.network.model_config import ModelConfig
 from polyhead.models.network.transformer import Transformer
 from polyhead.models.recurrent import RecurrentConfig, RecurrentTranslator
+from tests.families.test_encoder_decoders import ROWS, save_reference
 from tests.support.explained import TOKENS, both, driven, explained
 from tests.support.translators import translator
 
@@ -97,6 +99,29 @@ def test_source_and_target_have_separate_gradients(tmp_path: Path) -> None:
     (got,) = explained(explain(instrumented, ExplanationRequest(text, "gradient_x_input", (((1, 8),),)))).attributions
     assert close(got.values, expected.detach(), 1e-4 * float(expected.detach().abs().max()))
     assert got.values[-1] == 0, "later target tokens have no influence"
+
+
+def test_sides_with_embeddings_of_their_own_have_gradients_of_their_own(tmp_path: Path) -> None:
+    """In T5Gemma. If their widths differ, only attention is explained."""
+    row = ROWS["t5gemma"]
+    theirs = save_reference(row, tmp_path)
+    loaded = load(str(tmp_path))
+    instrumented, text = (
+        InstrumentedNetwork(loaded.network, loaded.head),
+        InputTokens((0, 7, 8), source=(5, 6, 7, 9, 2)),
+    )
+    sides = ((theirs.model.encoder, text.source), (theirs.model.decoder, text.tokens))
+    read, written = (side.embed_tokens(torch.tensor([ids])).detach().requires_grad_() for side, ids in sides)
+    score = theirs(inputs_embeds=read, decoder_inputs_embeds=written).logits[0, 1, 8]
+    slopes = torch.autograd.grad(score, (read, written))
+    expected = torch.cat([(slope * at).sum(-1)[0] for slope, at in zip(slopes, (read, written), strict=True)], dim=0)
+    (got,) = explained(explain(instrumented, ExplanationRequest(text, "gradient_x_input", (((1, 8),),)))).attributions
+    assert close(got.values, expected.detach(), 1e-4 * float(expected.detach().abs().max()))
+    assert close(got.score, score.detach())
+    save_reference(ROWS["t5gemma-narrow"], tmp_path / "narrow")
+    loaded = load(str(tmp_path / "narrow"))
+    with pytest.raises(UnsupportedError, match="two sides have embeddings of different widths"):
+        InstrumentedNetwork(loaded.network, loaded.head).embeddings(text)
 
 
 def recurrent() -> InstrumentedNetwork:
