@@ -30,9 +30,9 @@ A decoding sequence may have a draft: tokens that may come next.  The budget and
 compute some of them in the same step.
 
 Of a network with recurrent layers, a sequence also holds a slot with its state after the computed tokens
-(service.engine.state_slots), and its chunk a slot for the state after it.  A cached prefix ends where a state is cached:
-after the last full block of a chunk, or where the tokens of two sequences branch.  Such sequences have no drafts, since
-a state cannot go back to the token before it.
+(service.engine.state_slots), and its chunk a slot for the state after it.  A cached prefix ends where a state is
+cached: after the last full block of a chunk, or where the tokens of two sequences branch.  Such sequences have no
+drafts, since a state cannot go back to the token before it.
 
 A sequence whose reader has fallen behind is paused: it has neither blocks nor a place in the queue until it is
 resumed.

@@ -83,11 +83,14 @@ class CacheSize(NamedTuple):
     states: int = 0
 
 
+NO_CACHE = CacheSize()
+
+
 def build_executor(
     loaded: Checkpoint,
     settings: Settings,
     placement: Placement,
-    cache: CacheSize = CacheSize(),
+    cache: CacheSize = NO_CACHE,
     load_part: LoadPart = nullcontext,
 ) -> Executor:
     """Build the executor of a loaded checkpoint.

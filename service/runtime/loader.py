@@ -499,7 +499,7 @@ class Loader:
             prefill_chunk=settings.prefill_chunk,
         )
         generator.sampler = build_sampler(placement)
-        # An encoder-decoder computes any state but the newest again from the beginning, recurrent layers cannot go back.
+        # An encoder-decoder computes any state but the newest from the beginning, recurrent layers cannot go back.
         if not (loaded.decoding or loaded.decoder_config.is_recurrent):
             generator.speculation = Speculation(settings.draft_tokens, settings.max_running, drafter)
         return generator
