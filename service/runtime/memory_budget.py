@@ -262,7 +262,7 @@ class MemoryPrediction:
             blocks=blocks,
             block_size=placement.block_size,
             sequences=plan.sequences,
-            states=state_count * state_bytes(model.config),
+            states=state_count * parts.state,
             state_count=state_count,
         )
 
@@ -279,14 +279,15 @@ def smallest_need(model: ModelSize, settings: Settings) -> MemoryNeed:
 
 @dataclass(frozen=True)
 class MemoryParts:
-    """Bytes of the weights, of one cache block, of the largest step, and of what is needed beside the weights while
-    they are loaded.
+    """Bytes of the weights, of one cache block, of the largest step, of what is needed beside the weights while they
+    are loaded, and of one state of the recurrent layers.
     """
 
     weights: int
     block: int
     computing: int
     loading: int
+    state: int = 0
 
 
 def torch_parts(model: ModelSize, settings: Settings, placement: Placement, largest: LargestStep) -> MemoryParts:
@@ -308,6 +309,7 @@ def torch_parts(model: ModelSize, settings: Settings, placement: Placement, larg
         block,
         computing + gather_bytes(config, dtype, largest),
         max(model.checkpoint_size.temporary_bytes(dtype), test),
+        state_bytes(config),
     )
 
 
@@ -345,6 +347,7 @@ def native_parts(model: ModelSize, placement: Placement, largest: LargestStep) -
         native.native_block_bytes(config, precision),
         computing,
         part + testing + model.checkpoint_size.temporary_bytes(placement.dtype),
+        native.native_state_bytes(config),
     )
 
 

@@ -11,6 +11,8 @@ from typer.testing import CliRunner
 
 from polyhead.models import checkpoint
 from polyhead.models.core.errors import UnsupportedError
+from polyhead.models.native.library import runnable_targets
+from polyhead.models.native.step_memory import native_state_bytes
 from polyhead.models.network.recurrent_state import state_bytes
 from polyhead.service.cli import main as cli
 from polyhead.service.config.settings import Settings
@@ -59,16 +61,19 @@ def test_memory_holds_two_states_for_each_sequence_and_some_more(hybrid: Path) -
     model = measure_model("chat", checkpoint.describe_source(str(hybrid)))
     slot = state_bytes(model.config)
     assert slot == 2 * 64 * 2 * 4, "two layers, 64 channels, two rows before a token"
-    need = MemoryBudget(1 << 40, settings()).plan(model)
+    need = MemoryBudget(1 << 40, settings(executor="torch")).plan(model)
     assert (need.sequences, need.state_count) == (64, smallest_slot_count(64) + CHECKPOINT_STATES)
     assert need.states == need.state_count * slot
     assert need.total >= need.weights + need.cache + need.states
     assert not describe_state_shortage(model, need, settings())
+    if runnable_targets():
+        packed = MemoryBudget(1 << 40, settings(executor="native")).plan(model)
+        assert packed.states == packed.state_count * native_state_bytes(model.config)
 
 
 def test_sequences_come_before_blocks_and_these_before_cached_states(hybrid: Path) -> None:
     model = measure_model("chat", checkpoint.describe_source(str(hybrid)))
-    known = settings(max_running=8, cache_tokens=256)
+    known = settings(max_running=8, cache_tokens=256, executor="torch")
     smallest = smallest_need(model, known)
     assert (smallest.sequences, smallest.state_count) == (1, smallest_slot_count(1))
     with pytest.raises(InsufficientMemory, match=r"states 1 \(4 slots\)"):
