@@ -105,7 +105,8 @@ class BottleneckPreBlock(PreBlock):
     def pass_bottleneck(self, x: Tensor) -> Tensor:
         """[M, W] the residual sum after the MLP, to the sum after the narrow one."""
         normed: Tensor = self.mlp_norm(x)
-        return (normed if self.adds_to_norm else x) + self.bottleneck(normed)
+        narrow: Tensor = self.bottleneck(normed)
+        return (normed if self.adds_to_norm else x) + narrow
 
 
 class BottleneckPostBlock(BottleneckPreBlock):
