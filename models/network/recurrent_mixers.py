@@ -16,7 +16,8 @@ from .attention import Attention, AttentionContext, build_attention
 from .mlp import logistic
 from .model_config import ModelConfig
 
-Update = Callable[..., tuple[Tensor, Tensor]]  # a state and one token of each sequence: the next state, the output
+# The states and one token of each sequence, in parts: the next states and the outputs.
+Update = Callable[[Tensor, tuple[Tensor, ...]], tuple[Tensor, Tensor]]
 LENGTH_EPS = 1e-6  # of the lengths of queries and keys
 
 
@@ -74,7 +75,7 @@ class RecurrentMixer(nn.Module):
             if count < len(current):
                 ended.append(current[count:])
                 current = current[:count]
-            current, out = update(current, *tokens)
+            current, out = update(current, tokens)
             outputs.append(out)
             for place, slot in scan.borders.get(time, ()):
                 assert states is not None
@@ -136,8 +137,9 @@ class StateSpace(RecurrentMixer):
         return cast(Tensor, self.output(self.norm(mixed.flatten(1), gate.float()).to(x.dtype)))
 
     @staticmethod
-    def update(state: Tensor, decay: Tensor, driven: Tensor, b: Tensor, c: Tensor) -> tuple[Tensor, Tensor]:
+    def update(state: Tensor, token: tuple[Tensor, ...]) -> tuple[Tensor, Tensor]:
         """[M, H, P, N] states after one token, and what they give, [M, G, H / G, P]."""
+        decay, driven, b, c = token
         grouped = state.view(*driven.shape, -1) * decay + driven[..., None] * b
         return grouped.view_as(state), (grouped * c).sum(dim=-1)
 
@@ -193,10 +195,9 @@ class DeltaNet(RecurrentMixer):
         return cast(Tensor, self.output((normed.flatten(1) * silu(self.gate(x).float())).to(x.dtype)))
 
     @staticmethod
-    def update(
-        state: Tensor, kept: Tensor, rate: Tensor, query: Tensor, key: Tensor, value: Tensor
-    ) -> tuple[Tensor, Tensor]:
+    def update(state: Tensor, token: tuple[Tensor, ...]) -> tuple[Tensor, Tensor]:
         """[M, H, P, N] states after one token, and what they give, [M, G, H / G, P]."""
+        kept, rate, query, key, value = token
         grouped = state.view(*value.shape, -1) * kept
         change = rate * (value - (grouped * key).sum(dim=-1))
         grouped = grouped + change[..., None] * key

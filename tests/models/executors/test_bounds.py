@@ -14,13 +14,13 @@ import torch
 
 from polyhead.models.core.errors import StepInputError
 from polyhead.models.executors.bounds import Bounds
-from polyhead.models.executors.contract import Executor, StepInput
+from polyhead.models.executors.contract import Executor, StateUse, StepInput
 from polyhead.models.executors.torch_executor import TorchExecutor
 from polyhead.models.native import library as native
 from polyhead.models.native.library import runnable_targets
 from polyhead.models.native.native_executor import NativeExecutor
 from polyhead.models.network.lora import LowRank, adaptable_shapes
-from polyhead.models.network.model_config import ModelConfig
+from polyhead.models.network.model_config import ModelConfig, RecurrentConfig
 from tests.models.native.test_step import BERT, GENERATORS, LLAMA, head, network, rows_of
 from tests.support.places import ROOT
 
@@ -119,6 +119,54 @@ def test_each_number_that_is_out_of_range_is_refused(name: str) -> None:
             assert bad.message in str(raised.value), case
         assert torch.equal(executor.step(rows), expected), "a refused step changed the cache"
         assert executor.step(replace(rows, adapters=[1] * len(rows.block_tables))).isfinite().all()
+
+
+RECURRENT = replace(
+    LLAMA, mixers=("convolution", *["attention"] * (LLAMA.depth - 1)), recurrent=RecurrentConfig(kernel=3)
+)
+GOOD_STATES = [StateUse(-1, 1, 2, 5), StateUse(0, 2), StateUse(-1, 3)]
+BAD_STATES: dict[str, tuple[list[StateUse] | None, str]] = {
+    "none": (None, "states: they should be there for recurrent layers with a cache"),
+    "too few": (GOOD_STATES[:2], "states: there are 2, which should be 3"),
+    "a slot beyond the pool": ([*GOOD_STATES[:2], StateUse(-1, 6)], "states.write[2] is 6"),
+    "a negative slot": ([*GOOD_STATES[:2], StateUse(-1, -1)], "states.write[2] is -1"),
+    "a huge slot": ([StateUse(-1, HUGE), *GOOD_STATES[1:]], f"states.write[0] is {HUGE}"),
+    "more than 32 bits": ([StateUse(-1, 2**40), *GOOD_STATES[1:]], f"states: {2**40} is out of the range"),
+    "a read slot beyond the pool": ([GOOD_STATES[0], StateUse(6, 2), GOOD_STATES[2]], "states.read[0] is 6"),
+    "a read before the first token": (
+        [StateUse(4, 1), *GOOD_STATES[1:]],
+        "states[0].read is 4, which should be -1 for a sequence that begins",
+    ),
+    "no read after other tokens": ([GOOD_STATES[0], StateUse(-1, 2), GOOD_STATES[2]], "states[1].read is -1"),
+    "a slot that is written twice": ([*GOOD_STATES[:2], StateUse(-1, 1)], "states: slot 1 is written twice"),
+    "a border that is written too": ([*GOOD_STATES[:2], StateUse(-1, 5)], "states: slot 5 is written twice"),
+    "a slot that is read and written": ([GOOD_STATES[0], StateUse(2, 2), GOOD_STATES[2]], "slot 2 is read and written"),
+    "a border behind the last row": (
+        [StateUse(-1, 1, 4, 5), *GOOD_STATES[1:]],
+        "states[0].border_rows is 4, which should be at most the rows of the sequence",
+    ),
+    "negative rows": ([StateUse(-1, 1, -1, 5), *GOOD_STATES[1:]], "states[0].border_rows is -1"),
+    "rows without a border": ([StateUse(-1, 1, 2), *GOOD_STATES[1:]], "states[0].border is -1, which should be -1"),
+    "a border without rows": ([StateUse(-1, 1, 0, 5), *GOOD_STATES[1:]], "states[0].border is 5"),
+}
+
+
+def test_each_state_slot_that_is_out_of_range_is_refused() -> None:
+    executor = TorchExecutor(network(RECURRENT), head(RECURRENT), block_count=BLOCKS, block_size=16, state_count=6)
+    rows = replace(good(), states=GOOD_STATES)
+    expected = executor.step(rows).clone()
+    for case, (states, message) in BAD_STATES.items():
+        with pytest.raises(StepInputError) as raised:
+            executor.step(replace(rows, states=states))
+        assert message in str(raised.value), case
+    assert torch.equal(executor.step(rows), expected), "a refused step changed a state"
+    for config in (LLAMA, RECURRENT):
+        other = TorchExecutor(
+            network(config), head(config), block_count=BLOCKS if config is LLAMA else 0, block_size=16
+        )
+        with pytest.raises(StepInputError, match="states: they should be None for this network"):
+            other.step(rows if config is LLAMA else replace(rows, positions=[0, 1, 2, 0, 1, 0]))
+        assert other.state_count == 0
 
 
 @pytest.mark.parametrize("name", EXECUTORS)
