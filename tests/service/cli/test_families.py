@@ -55,7 +55,8 @@ def test_every_architecture_of_transformers_is_listed() -> None:
 
 def test_a_part_of_a_loaded_family_is_not_missing() -> None:
     assert missing_reason("jamba", ["llama"]) == (
-        "it needs experts (an MLP is chosen for each token) and state-space layers (Mamba), which no executor computes"
+        "it needs experts (an MLP is chosen for each token) and state-space layers in which each channel has steps of "
+        "its own (Mamba), which no executor computes"
     )
     assert "experts" not in missing_reason("jamba", ["mixtral"])
     assert missing_reason("deepseek_v3", ["mixtral", "minicpm3"]) == NO_TABLE
