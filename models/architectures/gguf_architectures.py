@@ -44,6 +44,15 @@ from .gguf_mixtures import (
     shared_width,
     split_mixture,
 )
+from .gguf_recurrent import (
+    read_granite_hybrid,
+    read_lfm2,
+    read_lfm2_moe,
+    read_mamba2,
+    read_nemotron_hybrid,
+    read_qwen_hybrid,
+    split_recurrent,
+)
 
 Json = dict[str, Any]
 Shapes = Mapping[str, tuple[int, ...]]
@@ -90,6 +99,8 @@ INNER: Renames = (
     *DECODER,
 )
 SEED_OSS: Renames = ((r"\.post_attention_norm\.", ".mlp_norm."), *DECODER)
+LFM2: Renames = ((r"^token_embd_norm\.", "final_norm."), *DECODER)
+COUNTS_BY_LAYER = ("attention.head_count_kv", "feed_forward_length")  # of networks whose layers differ
 OTHER_ARITHMETIC = ("logit_scale", "attn_logit_softcapping", "final_logit_softcapping", "attention.clamp_kqv")
 DROP = r"^rope_(freqs|factors_long|factors_short)\.|\.attn_rot_embd\."  # what the configuration is read from
 
@@ -106,7 +117,8 @@ class GgufArchitecture:
     `config` reads metadata (keys without the architecture's name) and tensor shapes. `interleaved`: rows of queries and
     keys were reordered for a rotation of neighbouring features. `one_norm`: attention and MLP of a block read the
     output of one norm. `prediction_layers`: layers after the last one, which predict further tokens in training, are
-    not read. `unsupported_keys` are keys whose arithmetic is not implemented. `variant` returns the
+    not read. `unsupported_keys` are keys whose arithmetic is not implemented, `layered_keys` those of which a file may
+    have a number for each layer. `tiled_heads`: see models.architectures.gguf_recurrent. `variant` returns the
     architecture as the tensors of a file need it.
     """
 
@@ -117,6 +129,8 @@ class GgufArchitecture:
     unsupported_keys: tuple[str, ...] = ("expert_count", *OTHER_ARITHMETIC)
     one_norm: bool = False
     prediction_layers: bool = False
+    layered_keys: tuple[str, ...] = ()
+    tiled_heads: bool = False
     variant: Callable[["GgufArchitecture", Shapes], "GgufArchitecture"] = field(default=keep_dialect)
 
 
@@ -132,6 +146,8 @@ def rename_tensor(dialect: GgufArchitecture, config: ModelConfig, name: str, ten
 
 def split_tensor(dialect: GgufArchitecture, config: ModelConfig, name: str, tensor: Tensor) -> NamedTensors:
     """A tensor, or the parts of a fused one, under the file's names of parts."""
+    if pieces := split_recurrent(config, dialect.tiled_heads, name, tensor):
+        return pieces
     if ".attn_qkv." in name:
         sizes = [heads * config.head_width for heads in (config.heads, config.kv_heads, config.kv_heads)]
         parts = zip(("attn_q", "attn_k", "attn_v"), torch.split(tensor, sizes), strict=True)
@@ -354,6 +370,38 @@ GGUF_ARCHITECTURES: dict[str, GgufArchitecture] = {
     "dots1": GgufArchitecture("dots1", read_routed, unsupported_keys=OTHER_ARITHMETIC),
     "ernie4_5-moe": GgufArchitecture(
         "ernie4_5_moe", read_ernie_moe, interleaved=True, unsupported_keys=OTHER_ARITHMETIC
+    ),
+    "lfm2": GgufArchitecture("lfm2", read_lfm2, LFM2, layered_keys=COUNTS_BY_LAYER),
+    "lfm2moe": GgufArchitecture(
+        "lfm2_moe", read_lfm2_moe, LFM2, unsupported_keys=OTHER_ARITHMETIC, layered_keys=COUNTS_BY_LAYER
+    ),
+    "mamba2": GgufArchitecture("mamba2", read_mamba2),
+    "granitehybrid": GgufArchitecture(
+        "granitemoehybrid",
+        read_granite_hybrid,
+        interleaved=True,
+        unsupported_keys=OTHER_ARITHMETIC[1:],
+        layered_keys=COUNTS_BY_LAYER,
+    ),
+    "nemotron_h": GgufArchitecture("nemotron_h", read_nemotron_hybrid, layered_keys=COUNTS_BY_LAYER),
+    "nemotron_h_moe": GgufArchitecture(
+        "nemotron_h",
+        read_nemotron_hybrid,
+        unsupported_keys=("moe_latent_size", *OTHER_ARITHMETIC),
+        prediction_layers=True,
+        layered_keys=COUNTS_BY_LAYER,
+    ),
+    "qwen3next": GgufArchitecture(
+        "qwen3_next", read_qwen_hybrid, SEED_OSS, unsupported_keys=OTHER_ARITHMETIC, prediction_layers=True
+    ),
+    "qwen35": GgufArchitecture("qwen3_5_text", read_qwen_hybrid, SEED_OSS, prediction_layers=True, tiled_heads=True),
+    "qwen35moe": GgufArchitecture(
+        "qwen3_5_moe_text",
+        read_qwen_hybrid,
+        SEED_OSS,
+        unsupported_keys=OTHER_ARITHMETIC,
+        prediction_layers=True,
+        tiled_heads=True,
     ),
     "gpt2": GgufArchitecture("gpt2", read_gpt2),
     "gptneox": GgufArchitecture("gpt_neox", read_gpt_neox),

@@ -87,7 +87,8 @@ def check_unsupported_keys(path: Path, dialect: GgufArchitecture, fields: Json) 
         if fields.get(key):
             raise UnsupportedError(f"{key} {show_value(fields[key])} is not known here", file=str(path))
     for key, value in fields.items():
-        if isinstance(value, list) and key.startswith(("attention.head_count", "feed_forward_length")):
+        counts = ("attention.head_count", "feed_forward_length")
+        if isinstance(value, list) and key.startswith(counts) and key not in dialect.layered_keys:
             raise UnsupportedError(f"{key} differs from layer to layer, which is not known here", file=str(path))
 
 

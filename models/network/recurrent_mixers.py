@@ -177,7 +177,7 @@ class DeltaNet(RecurrentMixer):
 
     def forward(self, x: Tensor, frame: AttentionContext) -> Tensor:
         """[T, W] to [T, W]."""
-        config, keys, groups = self.config, self.query.out_features, self.config.key_heads
+        config, groups, keys = self.config, self.config.key_heads, self.config.key_heads * self.config.key_width
         taps = torch.cat((self.query_taps, self.key_taps, self.value_taps))
         asked = torch.cat((self.query(x), self.key(x), self.value(x)), dim=-1)
         query, key, values = silu(self.convolve(asked, (taps, None), frame)).tensor_split((keys, 2 * keys), dim=-1)
