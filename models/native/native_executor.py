@@ -163,7 +163,9 @@ class NativeExecutor:
 
     def attach(self, adapter: Lora) -> int:
         if unknown := sorted(adapter.keys() - adaptable_shapes(self._config).keys()):
-            raise UnsupportedError(f"{unknown[0]}: the compiled step adds no update of an adapter to it; load it merged")
+            raise UnsupportedError(
+                f"{unknown[0]}: the compiled step adds no update of an adapter to it; load it merged"
+            )
         self._attached += 1
         self._loras[self._attached] = PackedLora(self._config, adapter)
         return self._attached

@@ -113,7 +113,12 @@ def product_layout(config: ModelConfig) -> list[tuple[int, list[Array], int]]:
     inner, kept = config.heads * config.head_width, config.kv_heads * config.head_width
     up = [config.mlp_width] * (2 if config.gated_mlp else 1)
     attention = [inner, kept, kept, inner if config.attention_gate else 0]
-    shapes = [(config.width, attention), (inner, [config.width]), (config.width, up), (config.mlp_width, [config.width])]
+    shapes = [
+        (config.width, attention),
+        (inner, [config.width]),
+        (config.width, up),
+        (config.mlp_width, [config.width]),
+    ]
     return [(inputs, *output_columns(outputs, gated=len(outputs) == 2)) for inputs, outputs in shapes]
 
 

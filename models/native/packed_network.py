@@ -333,7 +333,9 @@ def pack_weights(pack: PackedNetwork, block: PreBlock) -> Layer:
     """The fields of a layer that depend on its weights."""
     parts = dict(block.named_children())  # a layer may have only a mixer or only an MLP
     mixer, mlp = parts.get("attention"), parts.get("mlp")
-    layer = Layer(attention_norm=pack.pack_norm(parts.get("attention_norm")), mlp_norm=pack.pack_norm(parts.get("mlp_norm")))
+    layer = Layer(
+        attention_norm=pack.pack_norm(parts.get("attention_norm")), mlp_norm=pack.pack_norm(parts.get("mlp_norm"))
+    )
     layer.mixer = MIXER_CODES[pack.config.mixer(block.layer)]
     if isinstance(block, SandwichBlock):
         layer.attention_post_norm = pack.pack_norm(block.attention_post_norm)
@@ -363,10 +365,12 @@ def pack_recurrent(pack: PackedNetwork, mixer: RecurrentMixer) -> tuple[Linear, 
     """The input product of a recurrent mixer, and its parameters."""
     config, weights = mixer.config, RecurrentWeights()
     values, keys = [config.head_width] * config.heads, [config.key_width] * config.key_heads
+    taps_bias: Tensor | None = None
+    norm: Tensor | None = None
     if isinstance(mixer, DeltaNet):
         parts = [mixer.query, mixer.key, mixer.value, mixer.gate, mixer.rate, mixer.decay]
         taps = torch.cat((mixer.query_taps, mixer.key_taps, mixer.value_taps))
-        taps_bias, widths, norm = None, keys + keys + values, mixer.norm_weight.repeat(config.heads)
+        widths, norm = keys + keys + values, mixer.norm_weight.repeat(config.heads)
     else:
         assert isinstance(mixer, ShortConvolution | StateSpace)
         parts, taps, taps_bias, norm = [mixer.input], mixer.taps, mixer.taps_bias, getattr(mixer, "norm_weight", None)
@@ -382,7 +386,7 @@ def pack_recurrent(pack: PackedNetwork, mixer: RecurrentMixer) -> tuple[Linear, 
 
 def pad_channels(values: Tensor, widths: list[int]) -> Tensor:
     """[C, ...] numbers of channels; each head's, of these widths, are padded with zeros to a multiple of TILE."""
-    heads = values.detach().float().split(widths)
+    heads = torch.split(values.detach().float(), widths)
     return torch.cat([torch.cat((head, head.new_zeros(-len(head) % TILE, *head.shape[1:]))) for head in heads])
 
 

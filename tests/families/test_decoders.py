@@ -146,9 +146,7 @@ def test_the_compiled_step_equals_the_reference_or_refuses(case_of: Callable[[st
     case = case_of(name)
     if refusal := unsupported_reason(case.ours.config):
         pytest.skip(refusal)
-    executor = NativeExecutor(
-        case.ours.network, case.ours.head, block_count=40, state_count=40, precision="float32"
-    )
+    executor = NativeExecutor(case.ours.network, case.ours.head, block_count=40, state_count=40, precision="float32")
     assert_close(chunked_logits(executor), reference_logits(case.theirs))
 
 
