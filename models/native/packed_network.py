@@ -372,10 +372,12 @@ def pack_recurrent(pack: PackedNetwork, mixer: RecurrentMixer) -> tuple[Linear, 
     """The input product of a recurrent mixer, and its parameters."""
     config, weights = mixer.config, RecurrentWeights()
     values, keys = [config.head_width] * config.heads, [config.key_width] * config.key_heads
+    taps_bias: Tensor | None = None
+    norm: Tensor | None = None
     if isinstance(mixer, DeltaNet):
         parts = [mixer.query, mixer.key, mixer.value, mixer.gate, mixer.rate, mixer.decay]
         taps = torch.cat((mixer.query_taps, mixer.key_taps, mixer.value_taps))
-        taps_bias, widths, norm = None, keys + keys + values, mixer.norm_weight.repeat(config.heads)
+        widths, norm = keys + keys + values, mixer.norm_weight.repeat(config.heads)
     else:
         assert isinstance(mixer, ShortConvolution | StateSpace)
         parts, taps, taps_bias, norm = [mixer.input], mixer.taps, mixer.taps_bias, getattr(mixer, "norm_weight", None)
@@ -391,7 +393,7 @@ def pack_recurrent(pack: PackedNetwork, mixer: RecurrentMixer) -> tuple[Linear, 
 
 def pad_channels(values: Tensor, widths: list[int]) -> Tensor:
     """[C, ...] numbers of channels; each head's, of these widths, are padded with zeros to a multiple of TILE."""
-    heads = values.detach().float().split(widths)
+    heads = torch.split(values.detach().float(), widths)
     return torch.cat([torch.cat((head, head.new_zeros(-len(head) % TILE, *head.shape[1:]))) for head in heads])
 
 

@@ -100,7 +100,7 @@ def native_block_bytes(config: ModelConfig, precision: Precision) -> int:
 
 
 def native_state_bytes(config: ModelConfig) -> int:
-    """Bytes of a state slot: in each recurrent layer the last inputs of the convolution, and the tiles of its heads."""
+    """Bytes of a state slot: the last inputs of each recurrent layer's convolution, and the tiles of its heads."""
     recurrent = config.recurrent
     if recurrent is None:
         return 0
