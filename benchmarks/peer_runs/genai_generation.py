@@ -36,7 +36,7 @@ def main() -> None:
     began = perf_counter()
     model = onnxruntime_genai.Model(config)
     loaded = perf_counter() - began
-    print_figures({"load": loaded, **generation(generator(model))})
+    print_figures({"load": loaded, **generation(generator(model), run.work)})
 
 
 if __name__ == "__main__":

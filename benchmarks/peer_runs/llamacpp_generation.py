@@ -7,17 +7,8 @@ from time import perf_counter
 import llama_cpp
 import numpy as np
 
-from benchmarks.peer_runs.workload import (
-    LONG_CONTEXT,
-    LONG_NEW,
-    WIDTHS,
-    Answer,
-    Generate,
-    Run,
-    asked,
-    generation,
-    print_figures,
-)
+from benchmarks.peer_runs.text_workload import memory
+from benchmarks.peer_runs.workload import Answer, Generate, Run, asked, generation, print_figures
 
 STEP_TOKENS = 512  # a step of prompts, its own default of a physical batch
 Row = tuple[int, int, int, bool]  # token, position, sequence, whether its logits are wanted
@@ -32,8 +23,8 @@ class Context:
             str(run.model).encode(), llama_cpp.llama_model_default_params()
         )
         settings = llama_cpp.llama_context_default_params()
-        settings.n_seq_max = max(WIDTHS)
-        settings.n_ctx = max(WIDTHS) * (LONG_CONTEXT + LONG_NEW)
+        settings.n_seq_max = max(run.work.widths)
+        settings.n_ctx = settings.n_seq_max * run.work.longest
         settings.n_batch = settings.n_ubatch = STEP_TOKENS
         settings.n_threads = settings.n_threads_batch = run.threads
         settings.kv_unified = False  # a cache for each sequence: many together are faster so
@@ -108,7 +99,8 @@ def main() -> None:
     began = perf_counter()
     context = Context(run)
     loaded = perf_counter() - began
-    print_figures({"load": loaded, **generation(generator(context))})
+    figures = generation(generator(context), run.work)
+    print_figures({"load": loaded, **figures, **memory("self")})
 
 
 if __name__ == "__main__":

@@ -43,7 +43,7 @@ def main() -> None:
         str(run.model), scheduling, "CPU", {"INFERENCE_NUM_THREADS": run.threads}
     )
     loaded = perf_counter() - began
-    print_figures({"load": loaded, **generation(generator(pipeline))})
+    print_figures({"load": loaded, **generation(generator(pipeline), run.work)})
 
 
 if __name__ == "__main__":

@@ -12,7 +12,7 @@ from polyhead.models import checkpoint
 from polyhead.models.native.native_executor import NativeExecutor
 from polyhead.models.native.packed_network import Precision
 from polyhead.service.core.request import Encode as Asked
-from polyhead.service.core.request import Event, Failed, HeadOutput, Request
+from polyhead.service.core.request import Event, Failed, HeadOutput, Request, TokenCandidates
 from polyhead.service.engine.encoder_worker import EncoderWorker
 from polyhead.service.engine.head_outputs import OutputHead
 from polyhead.service.engine.worker import RequestTiming
@@ -22,10 +22,11 @@ STEP_TOKENS = 8192  # a whole batch of the longest texts
 
 @dataclass(eq=False, slots=True)
 class Question:
-    """A ticket that keeps its vector."""
+    """A ticket that keeps its vector, or its weights of words."""
 
     request: Request
     values: list[float] = field(default_factory=list)
+    words: dict[int, float] = field(default_factory=dict)  # in place of a vector
     submitted: float = field(default_factory=perf_counter)
     timing: RequestTiming = field(default_factory=RequestTiming)
 
@@ -33,22 +34,28 @@ class Question:
         match event:
             case HeadOutput():
                 self.values = event.values
+            case TokenCandidates(candidates=[weights]):
+                self.words = dict(weights)
             case Failed():
                 raise SystemExit(event.error.message)
 
 
 def encoder(worker: EncoderWorker) -> Encode:
-    return lambda batch: answered(worker, [Asked(str(number), tuple(text)) for number, text in enumerate(batch)])
+    def encode(batch: list[list[int]]) -> list[list[float]]:
+        questions = answered(worker, [Asked(str(number), tuple(text)) for number, text in enumerate(batch)])
+        return [question.values for question in questions]
+
+    return encode
 
 
-def answered(worker: EncoderWorker, requests: Iterable[Asked]) -> list[list[float]]:
+def answered(worker: EncoderWorker, requests: Iterable[Asked]) -> list[Question]:
     questions = [Question(request) for request in requests]
     for question in questions:
         worker.submit(question)
     while worker.has_work:
         for ticket, event in worker.step().events:
             ticket.receive(event)
-    return [question.values for question in questions]
+    return questions
 
 
 def main() -> None:

@@ -1,31 +1,17 @@
 """Polyhead's own generator over its native step, in process, as the engine drives it."""
 
 from dataclasses import dataclass, field
+from functools import partial
 from time import perf_counter
-from typing import cast
 
-import torch
-
-from benchmarks.peer_runs.workload import (
-    LONG_CONTEXT,
-    LONG_NEW,
-    LONG_WIDTH,
-    Answer,
-    Generate,
-    asked,
-    generation,
-    print_figures,
-)
-from polyhead.models import checkpoint
-from polyhead.models.native.native_executor import BLOCK_TOKENS, NativeExecutor
-from polyhead.models.native.packed_network import Precision
-from polyhead.models.network.heads import LanguageHead
+from benchmarks.peer_runs.polyhead_loading import load_model
+from benchmarks.peer_runs.text_workload import memory
+from benchmarks.peer_runs.workload import Answer, Generate, Run, asked, generation, print_figures
 from polyhead.service.core.request import Event, Failed, GeneratedToken, Request, Sampling
 from polyhead.service.core.request import Generate as Asked
 from polyhead.service.engine.generator_worker import GeneratorWorker
 from polyhead.service.engine.worker import RequestTiming
-
-BLOCKS = LONG_WIDTH * -(-(LONG_CONTEXT + LONG_NEW) // BLOCK_TOKENS) + LONG_WIDTH
+from polyhead.service.runtime.placement import Placement
 
 
 @dataclass(eq=False, slots=True)
@@ -66,22 +52,19 @@ def generator(worker: GeneratorWorker) -> Generate:
     return generate
 
 
+def blocks(run: Run, placement: Placement) -> int:
+    """As many as the sequences of the work fill at once, and one more for each."""
+    return run.work.together * (-(-run.work.longest // placement.block_size) + 1)
+
+
 def main() -> None:
     run = asked()
-    torch.set_num_threads(1)  # what is drawn is small, and a second pool of threads would stall the step's own
     began = perf_counter()
-    loaded = checkpoint.load(str(run.model))
-    assert isinstance(loaded.head, LanguageHead)
-    executor = NativeExecutor(
-        loaded.network,
-        loaded.head,
-        precision=cast(Precision, run.precision or "int8"),
-        block_count=BLOCKS,
-        threads=run.threads,
-    )
+    loaded = load_model(run, partial(blocks, run))
     seconds = perf_counter() - began
-    del loaded
-    print_figures({"load": seconds, **generation(generator(GeneratorWorker(executor, model="measured")))})
+    worker = GeneratorWorker(loaded.executor, model="measured")
+    figures = generation(generator(worker), run.work)
+    print_figures({"load": seconds, "precision": loaded.placement.precision, **figures, **memory("self")})
 
 
 if __name__ == "__main__":

@@ -54,7 +54,7 @@ def main() -> None:
         client = Client(server.url)
         classifies = "classifier" in client.get("/info")["model_type"]
         answer: Answer = client.label if classifies else client.embed
-        print_figures(reading(answer, server.pid))
+        print_figures(reading(answer, pid=server.pid))
 
 
 if __name__ == "__main__":

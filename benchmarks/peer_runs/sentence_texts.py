@@ -19,7 +19,7 @@ def embedder(model: SentenceTransformer) -> Answer:
 def main() -> None:
     run = asked()
     torch.set_num_threads(run.threads)
-    print_figures(reading(embedder(SentenceTransformer(str(run.model), device="cpu"))))
+    print_figures(reading(embedder(SentenceTransformer(str(run.model), device="cpu")), run.work))
 
 
 if __name__ == "__main__":

@@ -11,10 +11,11 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from time import perf_counter
 
-from benchmarks.peer_runs.workload import times
+from benchmarks.peer_runs.workload import WORK, Work, times
 
 TEXTS = Path(__file__).parents[2] / ".bench" / "models" / "texts.json"
 EXACT, MIXED, MANY = (16, 64, 256), "mixed", "many"  # tokens, special ones included; documents as they were written
+SHORTER = EXACT[:2]
 WHOLE = "whole"  # the mixed ones in one call, which who sorts by length can make the most of
 LONGEST = 256  # tokens of a document: the model was made for no more
 BATCH = 32
@@ -30,10 +31,10 @@ def texts() -> dict[str, list[str]]:
     return read
 
 
-def reading(answer: Answer, pid: int | str = "self") -> dict[str, object]:
+def reading(answer: Answer, work: Work = WORK["full"], pid: int | str = "self") -> dict[str, object]:
     """Texts a second in batches, milliseconds of a text alone, memory of the process that computes, some answers."""
     given, figures = texts(), dict[str, object]()
-    for name in (*map(str, EXACT), MIXED):
+    for name in (*map(str, EXACT), MIXED) if work.has_long else map(str, SHORTER):
         some = given[name]
         batches = [some[first : first + BATCH] for first in range(0, len(some), BATCH)]
         taken = times(answer, batches, math.inf if name == MIXED else SECONDS)
@@ -41,6 +42,8 @@ def reading(answer: Answer, pid: int | str = "self") -> dict[str, object]:
         figures |= spans(name, times(answer, [[text] for text in some], SECONDS))
     sample = [text for name in (*map(str, EXACT), MIXED) for text in given[name][:SAMPLE]]
     figures |= {**memory(pid), "answers": answer(sample)}
+    if not work.has_long:
+        return figures
     began = perf_counter()
     answer(given[MIXED])
     return {**figures, f"texts/s {WHOLE}": len(given[MIXED]) / (perf_counter() - began)}

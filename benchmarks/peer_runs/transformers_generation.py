@@ -47,7 +47,7 @@ def main() -> None:
     began = perf_counter()
     model = transformers.AutoModelForCausalLM.from_pretrained(run.model, dtype=torch.float32).eval()
     loaded = perf_counter() - began
-    print_figures({"load": loaded, **generation(generator(model))})
+    print_figures({"load": loaded, **generation(generator(model), run.work)})
 
 
 if __name__ == "__main__":

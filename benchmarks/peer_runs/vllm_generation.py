@@ -30,7 +30,7 @@ def main() -> None:
     began = perf_counter()
     model = LLM(str(run.model), dtype="bfloat16")
     loaded = perf_counter() - began
-    print_figures({"load": loaded, **generation(generator(model.llm_engine))})
+    print_figures({"load": loaded, **generation(generator(model.llm_engine), run.work)})
 
 
 if __name__ == "__main__":

@@ -40,14 +40,38 @@ class Answer:
 
 
 @dataclass(frozen=True)
+class Work:
+    """How much a peer is asked for. Of a generator: prompts at once, and tokens of each answer. `has_long`: long prompts
+    or texts follow."""
+
+    widths: tuple[int, ...]
+    new: int
+    has_long: bool
+
+    @property
+    def longest(self) -> int:
+        """Tokens of the longest sequence."""
+        return LONG_CONTEXT + LONG_NEW if self.has_long else PROMPT + self.new
+
+    @property
+    def together(self) -> int:
+        """How many sequences are so long at once."""
+        return LONG_WIDTH if self.has_long else max(self.widths)
+
+
+WORK = {"full": Work(WIDTHS, NEW, has_long=True), "brief": Work((1, 8), 32, has_long=False)}
+
+
+@dataclass(frozen=True)
 class Run:
-    """What a run is told: the model's file or folder, the threads it may use, the format, where it may be chosen, and
-    the folder of a tokenizer, where the model is a file."""
+    """What a run is told: the model's file or folder, the threads it may use, the format, where it may be chosen, the
+    folder of a tokenizer, where the model is a file, and how much is asked for."""
 
     model: Path
     threads: int
     precision: str
     tokenizer: Path
+    work: Work
 
 
 def asked() -> Run:
@@ -57,10 +81,11 @@ def asked() -> Run:
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--precision", default="")
     parser.add_argument("--tokenizer", type=Path, default=Path())
+    parser.add_argument("--work", default="full", choices=WORK)
     options = parser.parse_args()
     cores = sorted(os.sched_getaffinity(0))[: options.threads]
     os.sched_setaffinity(0, cores)
-    return Run(options.model, options.threads, options.precision, options.tokenizer)
+    return Run(options.model, options.threads, options.precision, options.tokenizer, WORK[options.work])
 
 
 def print_figures(figures: dict[str, object]) -> None:
@@ -74,17 +99,19 @@ def prompts(count: int, length: int, seed: int) -> list[list[int]]:
     return [[choice.randint(*VOCABULARY) for _ in range(length)] for _ in range(count)]
 
 
-def generation(generate: Generate) -> dict[str, object]:
-    """Tokens a second together, prefill, times to first tokens."""
+def generation(generate: Generate, work: Work) -> dict[str, object]:
+    """Tokens a second together, times to first tokens; then prefill and long contexts, if the work has them."""
     figures: dict[str, object] = {"continuation": generate([list(FIXED)], 16)[0].tokens}
     generate(prompts(8, PROMPT, 0), 8)
-    for width in WIDTHS:
-        talks = [generate(prompts(width, PROMPT, 1 + n), NEW) for n in range(REPEATS)]
+    for width in work.widths:
+        talks = [generate(prompts(width, PROMPT, 1 + n), work.new) for n in range(REPEATS)]
         figures[f"decode {width}"] = statistics.median(map(decoding, talks))
-        figures[f"whole {width}"] = statistics.median(width * NEW / ended(answers) for answers in talks)
+        figures[f"whole {width}"] = statistics.median(width * work.new / ended(answers) for answers in talks)
         repeats = [first_tokens(generate(prompts(width, PROMPT, 10 + n), 1)) for n in range(REPEATS)]
         figures[f"first p50 {width}"] = statistics.median(statistics.median(times) for times in repeats) * 1000
         figures[f"first last {width}"] = statistics.median(map(max, repeats)) * 1000
+    if not work.has_long:
+        return figures
     firsts = [first_tokens(generate(prompts(1, LONG_PROMPT, n), 1))[0] for n in range(5)]
     figures[f"prefill {LONG_PROMPT}"] = LONG_PROMPT / statistics.median(firsts)
     answers = generate(prompts(LONG_WIDTH, LONG_CONTEXT, 0), LONG_NEW)

@@ -1,0 +1,48 @@
+"""Loads a model as a server does, one part of the network after the other, without a server around it."""
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+import torch
+from torch import nn
+
+from benchmarks.peer_runs.workload import Run
+from polyhead.models import checkpoint
+from polyhead.models.checkpoint import Checkpoint
+from polyhead.models.executors.contract import Executor
+from polyhead.models.native.packed_network import free_weights
+from polyhead.service.config import settings
+from polyhead.service.config.settings import Settings
+from polyhead.service.resources.process_info import trim_heap
+from polyhead.service.runtime.executor_choice import build_executor, make_deterministic
+from polyhead.service.runtime.placement import Placement, choose_placement
+
+
+@dataclass(frozen=True)
+class LoadedModel:
+    checkpoint: Checkpoint
+    settings: Settings
+    placement: Placement
+    executor: Executor
+
+
+def load_model(run: Run, blocks: Callable[[Placement], int] = lambda placement: 0) -> LoadedModel:
+    """`blocks`: how many blocks the cache of a generator gets; "" and "auto" are the precision that suits the file."""
+    chosen = settings.read_settings({"precision": run.precision or "auto", "threads": run.threads})
+    source, dtype = str(run.model), torch.float32
+    what = checkpoint.describe_source(source)
+    loaded = checkpoint.prepare(source, what, dtype=dtype, device="cpu", progress=checkpoint.ignore_progress)
+
+    @contextmanager
+    def held(part: nn.Module) -> Iterator[None]:
+        loaded.load_weights(part)
+        yield
+        free_weights(part)
+
+    placement = choose_placement(chosen, loaded.default_precision, loaded.decoder_config)
+    torch.set_num_threads(placement.torch_threads)
+    make_deterministic(loaded, chosen, placement)
+    executor = build_executor(loaded, chosen, placement, blocks(placement), held)
+    trim_heap()
+    return LoadedModel(loaded, chosen, placement, executor)
