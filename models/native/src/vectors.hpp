@@ -125,7 +125,12 @@ INLINE void store_codes(int8_t* p, Floats x, Ints& sum) {
     _mm_storeu_si128((__m128i*)p, _mm512_cvtsepi32_epi8(n));
     sum = _mm512_add_epi32(sum, n);
 }
-INLINE int sum_ints(Ints a) { return _mm512_reduce_add_epi32(a); }
+INLINE int sum_ints(Ints a) {  // wraps around, as the other additions do; the compiler's own reduction may not overflow
+    __m256i y = _mm256_add_epi32(_mm512_castsi512_si256(a), _mm512_extracti64x4_epi64(a, 1));
+    __m128i x = _mm_add_epi32(_mm256_castsi256_si128(y), _mm256_extracti128_si256(y, 1));
+    x = _mm_add_epi32(x, _mm_shuffle_epi32(x, 0x4e));
+    return _mm_cvtsi128_si32(_mm_add_epi32(x, _mm_shuffle_epi32(x, 0xb1)));
+}
 INLINE void store_int_sums(int32_t* out, Ints a, Ints b, Ints c, Ints d) {
     Ints ab = _mm512_add_epi32(_mm512_unpacklo_epi32(a, b), _mm512_unpackhi_epi32(a, b));
     Ints cd = _mm512_add_epi32(_mm512_unpacklo_epi32(c, d), _mm512_unpackhi_epi32(c, d));
@@ -354,7 +359,7 @@ INLINE void store_codes(int8_t* p, Floats x, Ints& sum) {
         sum[i] += n;
     }
 }
-INLINE int sum_ints(Ints a) { return a[0] + a[1] + a[2] + a[3]; }
+INLINE int sum_ints(Ints a) { return int(unsigned(a[0]) + unsigned(a[1]) + unsigned(a[2]) + unsigned(a[3])); }
 INLINE void store_int_sums(int32_t* out, Ints a, Ints b, Ints c, Ints d) {
     out[0] = sum_ints(a); out[1] = sum_ints(b); out[2] = sum_ints(c); out[3] = sum_ints(d);
 }
