@@ -6,7 +6,7 @@ import re
 import torch
 from torch import Tensor
 
-from ..network.model_config import MixerName, RecurrentConfig
+from ..network.model_config import MixerConfig, MixerName
 from .family import Json, NamedTensors, Renames, read_sizes
 
 RENAMES: Renames = (
@@ -30,9 +30,9 @@ JOINED = re.compile(r"(.*\.linear_attn)\.(conv1d|in_proj_qkv)\.weight$")
 LINEAR_SIZES = ("linear_num_value_heads", "linear_value_head_dim", "linear_num_key_heads", "linear_key_head_dim")
 
 
-def read_recurrent(hf: Json, eps: float) -> RecurrentConfig:
+def read_recurrent(hf: Json, eps: float) -> MixerConfig:
     heads, head_width, key_heads, key_width = read_sizes(hf, *LINEAR_SIZES)
-    return RecurrentConfig(
+    return MixerConfig(
         kernel=hf.get("linear_conv_kernel_dim", 4),
         heads=heads,
         head_width=head_width,
@@ -42,7 +42,7 @@ def read_recurrent(hf: Json, eps: float) -> RecurrentConfig:
     )
 
 
-def split_joined(sizes: RecurrentConfig, name: str, tensor: Tensor) -> NamedTensors:
+def split_joined(sizes: MixerConfig, name: str, tensor: Tensor) -> NamedTensors:
     """Rows of queries, keys and values out of the matrix that has all of them, and out of the convolution's factors
     [C, 1, K]."""
     if name.endswith("_conv1d.weight"):

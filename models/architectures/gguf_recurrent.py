@@ -10,7 +10,7 @@ import re
 import torch
 from torch import Tensor
 
-from ..network.model_config import ModelConfig, RecurrentConfig
+from ..network.model_config import MixerConfig, ModelConfig
 from .family import NamedTensors, layer_numbers
 from .gguf_generators import Json, Shapes, read_decoder, read_granite, read_llama
 from .gguf_mixtures import SIGMOID, ExpertFields, has_choice_bias, read_granite_moe, shared_width
@@ -76,7 +76,7 @@ def split_recurrent(config: ModelConfig, is_tiled: bool, name: str, tensor: Tens
     return [(f"{block}.attention.{part}", value) for part, value in restored]
 
 
-def split_delta(sizes: RecurrentConfig, leaf: str, tensor: Tensor) -> NamedTensors:
+def split_delta(sizes: MixerConfig, leaf: str, tensor: Tensor) -> NamedTensors:
     """The parts of a tensor in which several are joined."""
     keys, inner = sizes.key_heads * sizes.key_width, sizes.heads * sizes.head_width
     if leaf in ("ssm_in.weight", "ssm_ba.weight"):  # as published files of Qwen3-Next have them
@@ -89,7 +89,7 @@ def split_delta(sizes: RecurrentConfig, leaf: str, tensor: Tensor) -> NamedTenso
     return []
 
 
-def restore_numbers(sizes: RecurrentConfig, is_tiled: bool, part: str, tensor: Tensor) -> Tensor:
+def restore_numbers(sizes: MixerConfig, is_tiled: bool, part: str, tensor: Tensor) -> Tensor:
     """The numbers as we have them: decays as logarithms, value heads in the order of their key heads."""
     if part == "log_decay":
         tensor = (-tensor).log()
@@ -102,7 +102,7 @@ def restore_numbers(sizes: RecurrentConfig, is_tiled: bool, part: str, tensor: T
     return group_heads(tensor.T, sizes).T if part == "output.weight" else tensor
 
 
-def group_heads(tensor: Tensor, sizes: RecurrentConfig) -> Tensor:
+def group_heads(tensor: Tensor, sizes: MixerConfig) -> Tensor:
     """[H * ..., ...] with the value heads of a key head side by side."""
     shape = (sizes.heads // sizes.key_heads, sizes.key_heads, -1, *tensor.shape[1:])
     return tensor.reshape(shape).transpose(0, 1).reshape(tensor.shape)

@@ -4,7 +4,7 @@ from dataclasses import replace
 
 from torch import Tensor
 
-from ..network.model_config import ExpertConfig, MixerName, ModelConfig, RecurrentConfig
+from ..network.model_config import ExpertConfig, MixerConfig, MixerName, ModelConfig
 from . import experts, llama
 from .family import Family, Json, NamedTensors, layer_numbers, read_mixers, read_sizes
 
@@ -41,7 +41,7 @@ def model_config(hf: Json) -> ModelConfig:
         llama.llama_config({**hf, "intermediate_size": read_mlp_width(hf)}),
         query_key_norm="shared",
         mixers=read_layers(hf),
-        recurrent=RecurrentConfig(
+        recurrent=MixerConfig(
             kernel=hf["conv_L_cache"], kernel_bias=has_bias, input_bias=has_bias, output_bias=has_bias
         ),
     )

@@ -1,6 +1,6 @@
 """Mamba-2: state space layers and nothing else (Dao and Gu 2024, arXiv:2405.21060)."""
 
-from ..network.model_config import ModelConfig, RecurrentConfig
+from ..network.model_config import MixerConfig, ModelConfig
 from . import llama, state_space
 from .family import Family, HeadSpec, Json, check_required_values, layer_numbers
 
@@ -33,7 +33,7 @@ def model_config(hf: Json) -> ModelConfig:
         norm_eps=eps,
         mixers=tuple("state_space" for _ in layer_numbers(depth)),
         mlps=tuple(False for _ in layer_numbers(depth)),
-        recurrent=RecurrentConfig(
+        recurrent=MixerConfig(
             kernel=hf["conv_kernel"],
             kernel_bias=bool(hf.get("use_conv_bias", True)),
             heads=hf["num_heads"],

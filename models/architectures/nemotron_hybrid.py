@@ -7,7 +7,7 @@ from dataclasses import replace
 from torch import Tensor
 
 from ..core.errors import UnsupportedError, show_value
-from ..network.model_config import ExpertConfig, MixerName, ModelConfig, RecurrentConfig
+from ..network.model_config import ExpertConfig, MixerConfig, MixerName, ModelConfig
 from . import experts, llama, state_space
 from .family import Family, Json, NamedTensors, activation_name, check_required_values, layer_numbers, read_mixers
 
@@ -71,9 +71,9 @@ def model_config(hf: Json) -> ModelConfig:
     )
 
 
-def read_recurrent(hf: Json) -> RecurrentConfig:
+def read_recurrent(hf: Json) -> MixerConfig:
     has_bias = bool(hf.get("use_bias", False))
-    return RecurrentConfig(
+    return MixerConfig(
         kernel=hf["conv_kernel"],
         kernel_bias=bool(hf.get("use_conv_bias", True)),
         heads=hf["mamba_num_heads"],

@@ -7,7 +7,7 @@ from functools import partial
 
 from torch import Tensor
 
-from ..network.model_config import MixerName, ModelConfig, RecurrentConfig
+from ..network.model_config import MixerConfig, MixerName, ModelConfig
 from . import delta_net, llama
 from .family import Family, Json, NamedTensors, check_required_values, layer_numbers, read_mixers, rope_parameters
 
@@ -57,7 +57,7 @@ def model_config(hf: Json) -> ModelConfig:
     )
 
 
-def convert_weight(mixers: tuple[MixerName, ...], sizes: RecurrentConfig, name: str, tensor: Tensor) -> NamedTensors:
+def convert_weight(mixers: tuple[MixerName, ...], sizes: MixerConfig, name: str, tensor: Tensor) -> NamedTensors:
     """Name a norm by its place, which depends on the layer; take the convolution's factors apart."""
     if (found := NORM.match(name)) and int(found[2]) < len(mixers):
         names = ATTENTION_NORMS if mixers[int(found[2])] == "attention" else RECURRENT_NORMS

@@ -9,7 +9,7 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from ..network.model_config import MixerName, ModelConfig, RecurrentConfig
+from ..network.model_config import MixerConfig, MixerName, ModelConfig
 from . import delta_net, experts, llama, text_part
 from .family import (
     Family,
@@ -73,7 +73,7 @@ def read_layers(hf: Json) -> tuple[MixerName, ...]:
     return tuple("delta" if (layer + 1) % interval else "attention" for layer in layers)
 
 
-def convert_weight(heads: int, sizes: RecurrentConfig, name: str, tensor: Tensor) -> NamedTensors:
+def convert_weight(heads: int, sizes: MixerConfig, name: str, tensor: Tensor) -> NamedTensors:
     """Split what is stored together, and add one to norm weights, but for the norm within a recurrent layer."""
     if name.endswith("norm.weight") and ".linear_attn." not in name:
         return [(name, tensor + 1)]
@@ -92,7 +92,7 @@ def split_gate(name: str, tensor: Tensor, heads: int) -> NamedTensors:
     return [(name.replace("q_proj", part), rows.flatten(0, 1)) for part, rows in parts]
 
 
-def split_groups(sizes: RecurrentConfig, layer: str, tensor: Tensor, *, has_rates: bool) -> NamedTensors:
+def split_groups(sizes: MixerConfig, layer: str, tensor: Tensor, *, has_rates: bool) -> NamedTensors:
     """The parts of a matrix [G * ..., W]. For each head of keys it has the rows of its query, its key, the values and
     the gates of its heads; or the rates and the decays of its heads."""
     by_group = tensor.reshape(sizes.key_heads, -1, *tensor.shape[1:])

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 
 from torch import Tensor
 
-from ..network.model_config import MixerName, RecurrentConfig
+from ..network.model_config import MixerConfig, MixerName
 from .family import Json, NamedTensors, Renames, check_required_values, read_sizes
 
 TAPS = ".conv1d.weight"  # the convolution's factors [C, 1, K]
@@ -40,14 +40,14 @@ def read_step_limits(hf: Json) -> tuple[float, float]:
     return low, high
 
 
-def read_hybrid(hf: Json) -> RecurrentConfig:
+def read_hybrid(hf: Json) -> MixerConfig:
     """The layers of Bamba, from fields that begin with "mamba"."""
     check_required_values(hf, {"hidden_act": "silu"})
     hf = {"mamba_n_heads": 128, "mamba_n_groups": 1, "mamba_d_state": 256, "mamba_d_conv": 4, "mamba_expand": 2, **hf}
     heads, groups, width = read_sizes(hf, "mamba_n_heads", "mamba_n_groups", "hidden_size")
     head_width = hf.get("mamba_d_head", "auto")
     has_bias = bool(hf.get("mamba_proj_bias", False))
-    return RecurrentConfig(
+    return MixerConfig(
         kernel=hf["mamba_d_conv"],
         kernel_bias=bool(hf.get("mamba_conv_bias", True)),
         heads=heads,

@@ -21,7 +21,7 @@ from ..chat.pair_prompt import PairPrompt
 from ..core.errors import CheckpointError, EncodingError, UnsupportedError, show_value, truncate
 from ..core.label_prompt import LabelPrompt
 from ..core.late_interaction import LateInteraction
-from ..network.model_config import ExpertConfig, LatentConfig, ModelConfig, RecurrentConfig
+from ..network.model_config import ExpertConfig, LatentConfig, MixerConfig, ModelConfig
 from ..network.transformer import Transformer
 from ..parallel import Cut
 from ..seq2seq.decoding import DecodingConfig
@@ -345,7 +345,7 @@ def invalid_latent_fields(config: ModelConfig, latent: LatentConfig) -> Iterator
         yield "kv_heads", f"{config.heads}, the number of heads, for latent attention"
 
 
-def invalid_recurrent_fields(config: ModelConfig, recurrent: RecurrentConfig) -> Iterator[tuple[str, str]]:
+def invalid_recurrent_fields(config: ModelConfig, recurrent: MixerConfig) -> Iterator[tuple[str, str]]:
     """As `invalid_fields`, for recurrent layers."""
     kinds = {config.mixers[layer] for layer in config.recurrent_layers}
     if not config.causal or config.norm_order not in ("pre", "inner") or config.shared:

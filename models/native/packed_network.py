@@ -21,7 +21,7 @@ from ..network.attention import Attention
 from ..network.experts import MixtureOfExperts
 from ..network.heads import LanguageHead
 from ..network.mlp import MLP
-from ..network.model_config import ExpertConfig, MixerName, ModelConfig, RecurrentConfig
+from ..network.model_config import ExpertConfig, MixerConfig, MixerName, ModelConfig
 from ..network.positions import LearnedPositions, LinearBias, Rotary, SinusoidalPositions
 from ..network.recurrent_mixers import DeltaNet, RecurrentMixer, ShortConvolution, StateSpace
 from ..network.transformer import PreBlock, SandwichBlock, Transformer
@@ -285,7 +285,7 @@ def fill_plan(plan: Plan, config: ModelConfig, generates: bool) -> None:
         fill_recurrence(plan.recurrence, config.recurrent)
 
 
-def fill_recurrence(recurrence: Recurrence, config: RecurrentConfig) -> None:
+def fill_recurrence(recurrence: Recurrence, config: MixerConfig) -> None:
     """Set the fields that all recurrent layers have in common."""
     for name in ("kernel", "heads", "head_width", "key_heads", "key_width", "norm_groups", "gate_first"):
         setattr(recurrence, name, int(getattr(config, name)))

@@ -84,7 +84,7 @@ class LatentConfig:
 
 
 @dataclass(frozen=True, kw_only=True)
-class RecurrentConfig:
+class MixerConfig:
     """The recurrent layers of a network, which mix tokens through a state of fixed size; see
     models.network.recurrent_mixers.
 
@@ -221,7 +221,7 @@ class ModelConfig:
     static: bool = False  # a token's state is its embedding; there are no layers
     source_width: int = 0  # of the states that cross-attention reads, if it is another than `width`
     hides_rows: bool = False  # sequences may end in rows that no row attends to (query expansion of ColBERT)
-    recurrent: RecurrentConfig | None = None
+    recurrent: MixerConfig | None = None
     mixers: tuple[MixerName, ...] = ()  # of each layer; empty: attention
     mlps: tuple[bool, ...] = ()  # which layers have an MLP; empty: all
 

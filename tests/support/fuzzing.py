@@ -30,7 +30,7 @@ from polyhead.models.executors.contract import StateUse, StepInput
 from polyhead.models.native import library
 from polyhead.models.native.packed_network import unsupported_reason
 from polyhead.models.network.heads import LanguageHead
-from polyhead.models.network.model_config import ExpertConfig, MixerName, ModelConfig, RecurrentConfig, RopeScaling
+from polyhead.models.network.model_config import ExpertConfig, MixerConfig, MixerName, ModelConfig, RopeScaling
 from polyhead.models.network.transformer import Transformer
 from polyhead.service.core.request import Sampling
 from polyhead.service.engine.native_sampling import CompiledSampler
@@ -173,7 +173,7 @@ def with_recurrent_layers(config: ModelConfig, choice: random.Random) -> ModelCo
     kinds: tuple[MixerName, ...] = ("attention", "convolution", "state_space", "delta", "none")
     mixers = tuple(choice.choice(kinds) for _ in range(config.depth))
     key_heads, groups = choice.choice((1, 1, 2, 3)), choice.choice((1, 1, 2, 5))
-    recurrent = RecurrentConfig(
+    recurrent = MixerConfig(
         kernel=choice.choice((1, 2, 3, 4, 4, 7)),
         kernel_bias=flag(),
         heads=key_heads * groups * choice.choice((1, 1, 2, 3)),

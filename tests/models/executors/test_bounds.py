@@ -20,7 +20,7 @@ from polyhead.models.native import library as native
 from polyhead.models.native.library import runnable_targets
 from polyhead.models.native.native_executor import NativeExecutor
 from polyhead.models.network.lora import LowRank, adaptable_shapes
-from polyhead.models.network.model_config import ModelConfig, RecurrentConfig
+from polyhead.models.network.model_config import MixerConfig, ModelConfig
 from tests.models.native.test_step import BERT, GENERATORS, LLAMA, head, network, rows_of
 from tests.support.places import ROOT
 
@@ -121,9 +121,7 @@ def test_each_number_that_is_out_of_range_is_refused(name: str) -> None:
         assert executor.step(replace(rows, adapters=[1] * len(rows.block_tables))).isfinite().all()
 
 
-RECURRENT = replace(
-    LLAMA, mixers=("convolution", *["attention"] * (LLAMA.depth - 1)), recurrent=RecurrentConfig(kernel=3)
-)
+RECURRENT = replace(LLAMA, mixers=("convolution", *["attention"] * (LLAMA.depth - 1)), recurrent=MixerConfig(kernel=3))
 GOOD_STATES = [StateUse(-1, 1, 2, 5), StateUse(0, 2), StateUse(-1, 3)]
 BAD_STATES: dict[str, tuple[list[StateUse] | None, str]] = {
     "none": (None, "states: they should be there for recurrent layers with a cache"),

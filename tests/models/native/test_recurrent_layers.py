@@ -19,7 +19,7 @@ from polyhead.models.native.native_executor import NativeExecutor
 from polyhead.models.native.packed_network import Precision
 from polyhead.models.native.step_memory import native_block_bytes, native_state_bytes, weight_bytes
 from polyhead.models.network.lora import LowRank, adaptable_shapes
-from polyhead.models.network.model_config import ExpertConfig, ModelConfig, RecurrentConfig
+from polyhead.models.network.model_config import ExpertConfig, MixerConfig, ModelConfig
 from polyhead.models.network.recurrent_mixers import ShortConvolution, StateSpace
 from tests.models.executors.test_bounds import unchecked
 from tests.models.native.test_int8 import close, rounded_copy
@@ -28,13 +28,13 @@ from tests.support.state_slots import StateSlots
 
 __all__ = ["pytestmark"]
 
-HEADS = RecurrentConfig(kernel=4, kernel_bias=True, heads=6, head_width=40, key_heads=2, key_width=24)
+HEADS = MixerConfig(kernel=4, kernel_bias=True, heads=6, head_width=40, key_heads=2, key_width=24)
 DELTA = replace(HEADS, head_width=32, key_width=33, heads=4, norm_eps=1e-6)
 RECURRENT: dict[str, ModelConfig] = {
     "convolution": replace(
         LLAMA,
         query_key_norm="shared",
-        recurrent=RecurrentConfig(kernel=3, kernel_bias=True, input_bias=True, output_bias=True),
+        recurrent=MixerConfig(kernel=3, kernel_bias=True, input_bias=True, output_bias=True),
         mixers=("convolution", "attention", "convolution"),
     ),
     "state space": replace(

@@ -13,7 +13,7 @@ from polyhead.models.executors.contract import StateUse, StepInput
 from polyhead.models.executors.torch_executor import TorchExecutor
 from polyhead.models.invariant import make_invariant
 from polyhead.models.network.heads import LanguageHead
-from polyhead.models.network.model_config import ModelConfig, RecurrentConfig
+from polyhead.models.network.model_config import MixerConfig, ModelConfig
 from polyhead.models.network.ragged import RaggedBatch
 from polyhead.models.network.recurrent_mixers import silu, softplus
 from polyhead.models.network.recurrent_state import RecurrentState, state_bytes
@@ -25,10 +25,10 @@ SHAPE = ModelConfig(
     causal=True, position="rotary", norm="rms", gated_mlp=True, activation="silu", qkv_bias=False, output_bias=False,
     mlp_bias=False,
 )  # fmt: skip
-HEADS = RecurrentConfig(kernel=4, heads=4, head_width=5, key_heads=2, key_width=7)
+HEADS = MixerConfig(kernel=4, heads=4, head_width=5, key_heads=2, key_width=7)
 CONFIGS = {
     "convolution": replace(
-        SHAPE, mixers=("convolution", "attention", "convolution"), recurrent=RecurrentConfig(kernel=3, kernel_bias=True)
+        SHAPE, mixers=("convolution", "attention", "convolution"), recurrent=MixerConfig(kernel=3, kernel_bias=True)
     ),
     "state space": replace(
         SHAPE,

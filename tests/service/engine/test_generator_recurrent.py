@@ -17,7 +17,7 @@ from polyhead.models.executors.contract import StepInput
 from polyhead.models.executors.torch_executor import TorchExecutor
 from polyhead.models.invariant import make_invariant
 from polyhead.models.network.heads import LanguageHead
-from polyhead.models.network.model_config import ModelConfig, RecurrentConfig
+from polyhead.models.network.model_config import MixerConfig, ModelConfig
 from polyhead.models.network.transformer import Transformer
 from polyhead.service.core.guide import GuideSpec
 from polyhead.service.core.request import BeamSearchOptions, Done, Event, Failed, Generate, GeneratedToken, Sampling
@@ -42,7 +42,7 @@ CONFIG = ModelConfig(
     gated_mlp=True,
     activation="silu",
     mixers=("state_space", "attention", "delta", "convolution", "attention"),
-    recurrent=RecurrentConfig(kernel=4, kernel_bias=True, heads=4, head_width=4, key_heads=2, key_width=8),
+    recurrent=MixerConfig(kernel=4, kernel_bias=True, heads=4, head_width=4, key_heads=2, key_width=8),
 )
 Network = tuple[Transformer, LanguageHead]
 
