@@ -15,7 +15,7 @@ from polyhead.models.network.attention import RelativeAttention
 from polyhead.models.network.heads import LanguageHead
 from polyhead.models.network.model_config import ModelConfig
 from polyhead.models.network.transformer import Transformer
-from polyhead.models.recurrent import MixerConfig, RecurrentTranslator
+from polyhead.models.recurrent import RecurrentConfig, RecurrentTranslator
 from tests.support.explained import KINDS, TOKENS, both, driven, explained
 from tests.support.translators import translator
 
@@ -161,7 +161,7 @@ def test_a_silenced_head_has_no_output(config: ModelConfig) -> None:
 
 def recurrent(**options: Any) -> RecurrentTranslator:
     torch.manual_seed(1)
-    network = RecurrentTranslator(MixerConfig(vocab_size=40, width=8, hidden=8, start=0, end=2, pad=0, **options))
+    network = RecurrentTranslator(RecurrentConfig(vocab_size=40, width=8, hidden=8, start=0, end=2, pad=0, **options))
     for parameter in network.parameters():
         torch.nn.init.normal_(parameter, std=0.5)
     return network

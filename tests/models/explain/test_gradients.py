@@ -18,7 +18,7 @@ from polyhead.models.explain.cost_estimate import SLACK_BYTES, estimate_bytes
 from polyhead.models.network.heads import LanguageHead
 from polyhead.models.network.model_config import ModelConfig
 from polyhead.models.network.transformer import Transformer
-from polyhead.models.recurrent import MixerConfig, RecurrentTranslator
+from polyhead.models.recurrent import RecurrentConfig, RecurrentTranslator
 from tests.families.test_encoder_decoders import ROWS, save_reference
 from tests.support.explained import TOKENS, both, driven, explained
 from tests.support.translators import translator
@@ -127,7 +127,7 @@ def test_sides_with_embeddings_of_their_own_have_gradients_of_their_own(tmp_path
 def recurrent() -> InstrumentedNetwork:
     torch.manual_seed(1)
     network = RecurrentTranslator(
-        MixerConfig(vocab_size=60, width=8, hidden=8, start=0, end=2, pad=0, attention="bahdanau")
+        RecurrentConfig(vocab_size=60, width=8, hidden=8, start=0, end=2, pad=0, attention="bahdanau")
     )
     for parameter in network.parameters():
         torch.nn.init.normal_(parameter, std=0.4)
