@@ -182,7 +182,7 @@ def measured(peers: Sequence[Peer], options: Namespace, columns: Mapping[str, Se
     chosen = Namespace(**vars(options) | {"only": [""]})
     figures, reasons = interleaved(peers, chosen, likeness.check)
     print(table(title, columns, rows(peers, figures, reasons)), end="\n\n")
-    print(ratios(peers, figures, [name for name in next(iter(columns.values()))]))
+    print(ratios(peers, figures, list(next(iter(columns.values())))))
     for name, least in likeness.least.items():
         print(f"{name}: cosine to the reference {least:.6f} at least")
     print(flush=True)

@@ -44,8 +44,8 @@ SHAPES = {
 Sizes = Iterator[tuple[str, tuple[int, ...]]]
 DEVIATION = 0.03  # of weights: small, so that answers stay numbers
 EMBEDDING = 3.0  # of a mixture's embeddings: tokens differ in all layers, and so do the experts that they choose
-# Blocks of random codes, which are drawn as fast as bytes. Scales have the field's name in ggml; the deviation is that of
-# a code, times the scale of its part of a block.
+# Blocks of random codes, which are drawn as fast as bytes. Scales have the field's name in ggml; the deviation is that
+# of a code, times the scale of its part of a block.
 BLOCKS = {
     Kind.Q4_0: (np.dtype([("d", "<f2"), ("codes", "u1", 16)]), 4.18),
     Kind.Q6_K: (np.dtype([("codes", "u1", 192), ("scales", "i1", 16), ("d", "<f2")]), 18.5 * 64),

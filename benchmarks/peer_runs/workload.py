@@ -41,8 +41,8 @@ class Answer:
 
 @dataclass(frozen=True)
 class Work:
-    """How much a peer is asked for. Of a generator: prompts at once, and tokens of each answer. `has_long`: long prompts
-    or texts follow."""
+    """How much a peer is asked for. Of a generator: prompts at once, and tokens of each answer. `has_long`: long
+    prompts or texts follow."""
 
     widths: tuple[int, ...]
     new: int
