@@ -158,7 +158,7 @@ def beside_transformers(name: str, threads: int) -> str:
     ):
         found.add(one[:-1], other[:-1], torch.tensor(window[1:]))
         furthest = max(furthest, float((one - other).abs().max()))
-    figures = found.figures()
+    figures = found.figures
     return (
         f"{name}: float32 beside transformers, {figures.tokens} tokens: KL mean {figures.kl_mean:.1e}, largest "
         f"{figures.kl_max:.1e}; same likeliest {figures.top1_agreement:.2%}; logits at most {furthest:.1e} apart"

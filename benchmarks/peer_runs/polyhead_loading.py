@@ -1,4 +1,4 @@
-"""Loads a model as a server does, one part of the network after the other, without a server around it."""
+"""Loads a model as a server does, without a server around it: for the compiled step one part after the other."""
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -30,9 +30,12 @@ class LoadedModel:
 def load_model(run: Run, blocks: Callable[[Placement], int] = lambda placement: 0) -> LoadedModel:
     """`blocks`: how many blocks the cache of a generator gets; "" and "auto" are the precision that suits the file."""
     chosen = settings.read_settings({"precision": run.precision or "auto", "threads": run.threads})
-    source, dtype = str(run.model), torch.float32
+    source = str(run.model)
     what = checkpoint.describe_source(source)
-    loaded = checkpoint.prepare(source, what, dtype=dtype, device="cpu", progress=checkpoint.ignore_progress)
+    placement = choose_placement(chosen, what.default_precision, what.decoder_config)
+    torch.set_num_threads(placement.torch_threads)
+    begin = checkpoint.prepare if placement.instructions else checkpoint.load_described
+    loaded = begin(source, what, dtype=placement.dtype, device=placement.device, progress=checkpoint.ignore_progress)
 
     @contextmanager
     def held(part: nn.Module) -> Iterator[None]:
@@ -40,8 +43,6 @@ def load_model(run: Run, blocks: Callable[[Placement], int] = lambda placement: 
         yield
         free_weights(part)
 
-    placement = choose_placement(chosen, loaded.default_precision, loaded.decoder_config)
-    torch.set_num_threads(placement.torch_threads)
     make_deterministic(loaded, chosen, placement)
     executor = build_executor(loaded, chosen, placement, blocks(placement), held)
     trim_heap()
