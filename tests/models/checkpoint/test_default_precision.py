@@ -80,7 +80,7 @@ def stored(path: Path, kind: str) -> Path:
 def packed_as(executor: Executor) -> str:
     """The precision in which the compiled step packed the weights."""
     plan = cast(NativeExecutor, executor)._packed.plan
-    return ("float32", "int8", "int4", "int4", "int8")[plan.layers[0].qkv.format]
+    return ("float32", "int8", "int4", "int4", "int8")[plan.layers[0].input.format]
 
 
 def dtypes(settings: Settings) -> dict[str, str]:

@@ -60,7 +60,7 @@ def test_a_part_of_a_loaded_family_is_not_missing() -> None:
     )
     assert "experts" not in missing_reason("jamba", ["mixtral"])
     assert missing_reason("deepseek_v3", ["mixtral", "minicpm3"]) == NO_TABLE
-    assert missing_reason("gemma4", ["gemma3"]) == OTHER_NEEDS["vision"]
+    assert missing_reason("qwen4_exp", ["gemma3"]) == OTHER_NEEDS["vision"]
     used = {part for each in PUBLISHED_ARCHITECTURES.values() for part in each.missing}
     assert used == {*NETWORK_PARTS, *OTHER_NEEDS}
 

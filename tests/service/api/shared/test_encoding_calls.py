@@ -82,7 +82,7 @@ def word_weights() -> SparseVector:
 
 
 def vectors(width: int) -> ReplyWriter:
-    return make_embedding_writer(SimpleNamespace(width=width), "float")  # type: ignore[arg-type]
+    return make_embedding_writer(SimpleNamespace(width=width), ("",), "float")  # type: ignore[arg-type]
 
 
 ANSWERS = {
