@@ -17,6 +17,7 @@ from ..chat import ChatTemplate
 from ..core.errors import CheckpointError, UnsupportedError, show_value
 from ..core.files import is_plain_name, read_text, subfolder
 from ..network.encoder_decoder import SharedTextTransformer
+from ..network.model_config import ModelConfig
 from ..tokenizer import Tokenizer
 from .description import Description, HeadDescription, NamedPieces
 from .folder_files import (
@@ -64,7 +65,7 @@ def open_folder(root: Path) -> FolderParts:
 def describe_folder(parts: FolderParts, folder_check: FolderCheck = accept_folder) -> Description:
     """The description of a checkpoint folder. `folder_check` is called before the tokenizer is read."""
     file = str(parts.path / "config.json")
-    config = parse_config(file, partial(parts.family.config, parts.config))
+    config = apply_causality(file, parts.config, parse_config(file, partial(parts.family.config, parts.config)))
     tokenizer = load_tokenizer(parts.path, folder_check)
     if read_sentence_config(parts.path).get("do_lower_case"):
         tokenizer = tokenizer.lower_case()
@@ -100,6 +101,20 @@ def describe_folder(parts: FolderParts, folder_check: FolderCheck = accept_folde
         late=late,
         sampling=read_sampling(parts) if generates else {},
     )
+
+
+def apply_causality(file: str, hf: JsonObject, config: ModelConfig) -> ModelConfig:
+    """The configuration with what `is_causal` says: without it tokens of a decoder see those after them, as in
+    transformers. UnsupportedError where the network has a part for which that is not known."""
+    is_causal = hf.get("is_causal")
+    if is_causal is None or is_causal is True or not config.causal:
+        return config
+    if is_causal is not False:
+        raise CheckpointError(f"is_causal is {show_value(is_causal)}, which should be true or false", file=file)
+    if config.window or config.is_recurrent or config.has_distance_scores:
+        message = "is_causal is false, which is known only of full attention without biases by distance"
+        raise UnsupportedError(message, file=file)
+    return replace(config, causal=False)
 
 
 def translate_weight(family: Family, spec: HeadSpec, name: str, tensor: Tensor) -> NamedTensors:

@@ -66,7 +66,8 @@ def generation_head(parts: FolderParts, config: ModelConfig) -> tuple[HeadDescri
     """The head of a generator: logits over the vocabulary. The output matrix may be tied to the token embedding.
     UnsupportedError for a network whose tokens see those after them."""
     if not config.causal:
-        message = "its tokens see those after them (is_decoder, use_bidirectional_attention), so it cannot generate"
+        fields = "is_causal, is_decoder, use_bidirectional_attention"
+        message = f"its tokens see those after them ({fields}), so it cannot generate"
         raise UnsupportedError(message, file=str(parts.path / "config.json"))
     return language_head(config, is_tied(parts, config)), config.max_positions
 

@@ -3,12 +3,14 @@
 States, scores and logits are compared, by torch and by the compiled step where it supports the network.
 """
 
+import json
+from pathlib import Path
 from typing import Any
 
 import pytest
 
-from polyhead.models.checkpoint import Checkpoint, load
-from polyhead.models.core.errors import UnsupportedError
+from polyhead.models.checkpoint import Checkpoint, describe_source, load
+from polyhead.models.core.errors import CheckpointError, UnsupportedError
 from polyhead.models.executors.torch_executor import TorchExecutor
 from polyhead.models.native.library import runnable_targets
 from polyhead.models.native.native_executor import NativeExecutor
@@ -133,6 +135,7 @@ ROWS: dict[str, Row] = {
         for family in ("Llama", "Mistral", "Qwen2", "Qwen3")
         for name, row in make_rows(family, LLAMA, BODY, TEXT, TAG, SPAN).items()
     },
+    **named("both directions", make_rows("Qwen2", dict(LLAMA, is_causal=False), BODY, TAG)),
     **make_rows("Gemma3Text", GEMMA, BODY, TEXT),
     **named("bidirectional", make_rows("Gemma3Text", GEMMA | dict(use_bidirectional_attention=True), BODY)),
     **make_rows("T5", T5, "EncoderModel", TEXT, TAG, SPAN),
@@ -182,3 +185,21 @@ def test_the_compiled_step_equals_transformers_or_refuses(case: tuple[Checkpoint
         return
     found = head_output(loaded, NativeExecutor(loaded.network, precision="float32"), row.texts)
     assert float((found - reference_output(loaded, theirs, row.texts)).abs().max()) < CLOSE
+
+
+@pytest.mark.parametrize(
+    ("family", "head", "fields", "words"),
+    [
+        ("Qwen2", "ForCausalLM", {"is_causal": False}, "its tokens see those after them"),
+        ("Mistral", "Model", {"is_causal": False, "sliding_window": 8}, "is_causal is false, which is known only"),
+    ],
+)
+def test_a_decoder_in_both_directions_is_refused_where_it_is_not_known(
+    family: str, head: str, fields: dict[str, Any], words: str, tmp_path: Path
+) -> None:
+    [row] = make_rows(family, LLAMA, head).values()
+    folder = save_checkpoint(row, tmp_path / "folder")
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps(config | fields))
+    with pytest.raises(CheckpointError, match=words):
+        describe_source(str(folder))
