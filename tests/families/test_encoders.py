@@ -192,6 +192,7 @@ def test_the_compiled_step_equals_transformers_or_refuses(case: tuple[Checkpoint
     [
         ("Qwen2", "ForCausalLM", {"is_causal": False}, "its tokens see those after them"),
         ("Mistral", "Model", {"is_causal": False, "sliding_window": 8}, "is_causal is false, which is known only"),
+        ("Qwen2", "Model", {"is_causal": "no"}, "is_causal is 'no', which should be true or false"),
     ],
 )
 def test_a_decoder_in_both_directions_is_refused_where_it_is_not_known(
