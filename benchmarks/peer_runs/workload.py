@@ -64,7 +64,7 @@ WORK = {"full": Work(WIDTHS, NEW, has_long=True), "brief": Work((1, 8), 32, has_
 
 @dataclass(frozen=True)
 class Run:
-    """What a run is told: the model's file or folder, the threads it may use, the format, where it may be chosen, the
+    """The inputs of a run: the model's file or folder, the threads it may use, the format, where it may be chosen, the
     folder of a tokenizer, where the model is a file, and how much is asked for."""
 
     model: Path

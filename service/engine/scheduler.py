@@ -295,7 +295,7 @@ class Scheduler:
             sequence.published = full
 
     def unpublish(self, sequence: TokenSequence) -> None:
-        """Let nobody find what was computed of a sequence, because it is not valid."""
+        """Remove what was computed of a sequence from the cached prefixes, because it is not valid."""
         self.blocks.unpublish(sequence.blocks)
         self.states.unpublish(sequence.block_keys)
 
