@@ -14,10 +14,10 @@ TOOLS = .venv/.prometheus .venv/.helm
 TIMED = tests/contracts/test_probes.py
 
 .DEFAULT_GOAL = help
-.PHONY: families thorough help setup models serve test lint types layers tests probes browser cluster format bench soak fuzz conformance lengths image manifests clean
+.PHONY: docs docs-check families thorough help setup models serve test lint types layers tests probes browser cluster format bench soak fuzz conformance lengths image manifests clean
 
 help:  ## list the targets
-	@sed -n 's/^\([a-z]*\):.*  ## \(.*\)/\1\t\2/p' $(MAKEFILE_LIST) | expand -t 10
+	@sed -n 's/^\([a-z-]*\):.*  ## \(.*\)/\1\t\2/p' $(MAKEFILE_LIST) | expand -t 12
 
 setup:  ## install into .venv
 	@$(MAKE) --no-print-directory --jobs=2 .venv/.core .venv/.native
@@ -64,6 +64,12 @@ browser: .venv/.browser .venv/.native models  ## the playground in headless Chro
 cluster: .venv/.ray .venv/.native .venv/.helm  ## replicas on a real Ray cluster of two nodes on this machine; ARGS="-k rolled"
 	$(BIN)/pytest tests/cluster $(ARGS)
 
+docs: .venv/.docs  ## build the documentation into build/site; a broken link is an error
+	$(BIN)/python -m mkdocs build --strict --quiet
+
+docs-check: .venv/.core  ## run the commands of README, guides and examples in a fresh environment
+	$(BIN)/python -m docs.site_build.run_blocks
+
 lengths: .venv/.dev  ## the longest files and functions: a report
 	$(BIN)/python -m tests.project.lengths
 
@@ -108,6 +114,11 @@ clean:  ## remove what these targets made, .venv included
 # Playwright; the browser is the system's.
 .venv/.browser: $(PINS) | .venv/.dev
 	$(PIP) -e '.[browser]'
+	@touch $@
+
+# MkDocs, for the documentation.
+.venv/.docs: $(PINS) | .venv/.core
+	$(PIP) -e '.[docs]'
 	@touch $@
 
 # Ray, for replicas on a cluster.

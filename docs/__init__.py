@@ -1,0 +1,1 @@
+"""The documentation: pages in Markdown, and in site_build what makes a site of them."""
