@@ -36,7 +36,9 @@ def describe(name: str, command: Any) -> str:
 
 
 def row(option: Any) -> str:
-    name = ", ".join(option.opts) if option.param_type_name == "option" else option.human_readable_name
-    default = option.default if isinstance(option.default, str | int | float) and option.default not in ("", False) else ""
+    name = ", ".join(option.opts) if option.param_type_name == "option" else option.name.upper()
+    default = (
+        option.default if isinstance(option.default, str | int | float) and option.default not in ("", False) else ""
+    )
     text = " ".join((getattr(option, "help", None) or "").split()).replace("|", "\\|")
     return f"| `{name}` | {text} | {f'`{default}`' if default != '' else ''} |"

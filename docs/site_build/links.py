@@ -68,7 +68,9 @@ def broken_links(page: str, root: Path = ROOT) -> list[str]:
                 continue
             path, _, anchor = target.partition("#")
             file = root / (resolve(page, target) if path else page)
-            if not file.exists() or (anchor and file.suffix == ".md" and anchor not in anchors(file.read_text("utf-8"))):
+            if not file.exists() or (
+                anchor and file.suffix == ".md" and anchor not in anchors(file.read_text("utf-8"))
+            ):
                 found.append(f"{page}:{number + 1}: {target}")
     return found
 

@@ -143,8 +143,8 @@ def python(code: str) -> subprocess.CompletedProcess[str]:
 
 
 PRODUCT = files(*PACKAGES)
-CODE = files(*PACKAGES, "benchmarks", "deploy")
-EVERYTHING = files(*PACKAGES, "benchmarks", "deploy", "tests")
+CODE = files(*PACKAGES, "benchmarks", "deploy", "docs", "examples")
+EVERYTHING = files(*PACKAGES, "benchmarks", "deploy", "docs", "examples", "tests")
 
 
 def test_the_product_is_found() -> None:
