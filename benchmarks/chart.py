@@ -17,9 +17,7 @@ ROWS = {
     "prefill, 512": "a prompt of 512 tokens",
 }
 BARS = (("Polyhead int8", "#2f6fd0"), ("OpenVINO GenAI", "#8a8f98"), ("llama.cpp", "#b5813c"))
-ROW = re.compile(
-    r"^\| (?P<title>[^|]+) \| \d[\d,]* \| (?P<ours>[^|]+) \| [^|]+ \| (?P<peers>[^|]+\|[^|]+) \|$", re.MULTILINE
-)
+ROW = re.compile(r"^\| ([^|]+) \| [\d,]+ \| ([^|]+) \| [^|]+ \| ([^|]+) \| ([^|]+) \|$", re.MULTILINE)
 WIDTH, LEFT, BAR, GAP, PANEL = 760, 150, 16, 4, 96
 
 

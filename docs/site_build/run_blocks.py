@@ -22,7 +22,7 @@ from docs.site_build.links import ROOT
 
 SHOWN_ADDRESS = "http://127.0.0.1:8000"
 START_SECONDS, COMMAND_SECONDS = 600, 600
-READY = re.compile(r"\bready on (http://[\w.:]+)")
+READY = re.compile(r"\bready on (http://[\w.]+:\d+)")
 
 
 def pages() -> list[Path]:

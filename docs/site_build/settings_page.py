@@ -10,8 +10,8 @@ from polyhead.service.config.settings import ENVIRONMENT_PREFIX, Settings
 HEAD = """# Settings
 
 Every setting of `polyhead serve`. `max_requests` is the flag `--max-requests`, the environment variable
-`POLYHEAD_MAX_REQUESTS`, or a line of the YAML file that `--config` names; flags take precedence over variables,
-these over the file. `polyhead config` prints the effective values and the origin of each. This page is written from their
+`POLYHEAD_MAX_REQUESTS`, or a line of the YAML file that `--config` names. Flags take precedence over variables, these
+over the file. `polyhead config` prints the effective values and the origin of each. This page is written from their
 declarations.
 
 | setting | type | default | |
