@@ -32,7 +32,7 @@ def as_markdown(description: Json | None = None) -> str:
         for method, operation in operations.items():
             [tag, *_] = operation.get("tags", ["other"])
             tags.setdefault(tag, []).append(describe_operation(f"{method.upper()} {path}", operation))
-    sections = (f"## {tag}\n\n" + "\n".join(operations) for tag, operations in tags.items())
+    sections = (f"## {tag[0].upper()}{tag[1:]}\n\n" + "\n".join(operations) for tag, operations in tags.items())
     return "\n".join([HEAD, *sections])
 
 

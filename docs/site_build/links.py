@@ -87,6 +87,8 @@ def source_of(page: str) -> str:
 
 def page_of(path: str) -> str | None:
     """The place in the site of a path in the repository; None if it is not part of the site."""
+    if path == "README.md":
+        return "index.md"
     if path in OUTER_PAGES:
         return OUTER_PAGES[path] if (ROOT / path).exists() else None
     return path.removeprefix("docs/") if path.startswith("docs/") else None

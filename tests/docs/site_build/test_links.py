@@ -15,6 +15,7 @@ REPOSITORY = "https://github.com/org/name/blob/main"
         ("recipes.md", "[a](../../docs/systems.md#measured)", "[a](systems.md#measured)", "[a](systems.md#measured)"),
         ("architecture.md", "[a](../CONTRIBUTING.md)", "[a](contributing.md)", "[a](contributing.md)"),
         ("architecture.md", "[a](../service/cli/main.py)", f"[a]({REPOSITORY}/service/cli/main.py)", "a"),
+        ("operations.md", "[a](../README.md)", "[a](index.md)", "[a](index.md)"),
         ("architecture.md", "[a](missing.md)", "[a](missing.md)", "[a](missing.md)"),
         (
             "architecture.md",
