@@ -19,7 +19,7 @@ from tests.support import checkpoints
 from tests.support.audit import take_violations
 from tests.support.crowd import Alone
 from tests.support.edits import edited, with_tensors
-from tests.support.processes import FaultServer
+from tests.support.processes import FaultServer, Process
 
 sys.dont_write_bytecode = False
 
@@ -92,6 +92,15 @@ def tiny_embedder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def long_generator(tmp_path_factory: pytest.TempPathFactory, tiny_generator: Path) -> Path:
     """Folder of the same generator with a context of 16,384 tokens."""
     return edited(tiny_generator, tmp_path_factory.mktemp("long"), max_position_embeddings=16_384)
+
+
+@pytest.fixture(scope="session")
+def tiny_quick_start(long_generator: Path, tiny_embedder: Path, tiny_classifier: Path) -> Iterator[Process]:
+    """A server of tiny networks under the names of the quick start."""
+    process = Process(f"smollm2={long_generator}", f"minilm={tiny_embedder}", f"sentiment={tiny_classifier}")
+    process.ready()
+    yield process
+    process.stop()
 
 
 @pytest.fixture(scope="session")

@@ -4,7 +4,7 @@ examples/monitoring by promtool. `make docs-check` runs them against the quick s
 import importlib.util
 import shutil
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from types import ModuleType
 
@@ -22,23 +22,12 @@ MOST_LINES = 60
 Run = Callable[..., list[str]]
 
 
-@pytest.fixture(scope="module")
-def server(long_generator: Path, tiny_embedder: Path, tiny_classifier: Path) -> Iterator[Process]:
-    models = f"smollm2={long_generator}", f"minilm={tiny_embedder}", f"sentiment={tiny_classifier}"
-    process = Process(*models)
-    try:
-        process.ready()
-        yield process
-    finally:
-        process.stop()
-
-
 @pytest.fixture
-def run(server: Process, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Run:
+def run(tiny_quick_start: Process, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Run:
     """Runs an example in this process and returns the lines of its output."""
 
     def run_example(name: str, *arguments: str) -> list[str]:
-        monkeypatch.setattr(sys, "argv", [name, "--url", server.url, *arguments])
+        monkeypatch.setattr(sys, "argv", [name, "--url", tiny_quick_start.url, *arguments])
         load(name).main()
         return capsys.readouterr().out.splitlines()
 
