@@ -30,7 +30,7 @@ def commands(name: str, command: Any) -> Iterator[tuple[str, Any]]:
 
 def describe(name: str, command: Any) -> str:
     rows = [row(option) for option in command.params if option.name != "help"]
-    table = ["| | | default |\n|---|---|---|\n" + "\n".join(rows)] if rows else []
+    table = ["| argument or option | | default |\n|---|---|---|\n" + "\n".join(rows)] if rows else []
     more = ["Its flags are the [settings](settings.md)."] if name == "polyhead serve" else []
     return "\n\n".join([f"## `{name}`", command.help or "", *more, *table, ""])
 
