@@ -31,7 +31,7 @@ serve: setup  ## serve the quick-start models; HOST=127.0.0.1 PORT=8000
 # Downloads and compilation run in parallel; so do the types and the tests, the types at a lower priority.
 test:  ## everything CI runs
 	@$(MAKE) --no-print-directory --jobs=2 .venv/.dev .venv/.native $(TOOLS)
-	@$(MAKE) --no-print-directory --jobs=2 lint layers types tests
+	@$(MAKE) --no-print-directory --jobs=2 lint layers docs types tests
 	@$(MAKE) --no-print-directory probes
 
 lint: .venv/.dev  ## ruff: rules and format; hadolint; bandit
@@ -64,8 +64,8 @@ browser: .venv/.browser .venv/.native models  ## the playground in headless Chro
 cluster: .venv/.ray .venv/.native .venv/.helm  ## replicas on a real Ray cluster of two nodes on this machine; ARGS="-k rolled"
 	$(BIN)/pytest tests/cluster $(ARGS)
 
-docs: .venv/.docs  ## build the documentation into build/site; a broken link is an error
-	$(BIN)/python -m mkdocs build --strict --quiet
+docs: .venv/.dev  ## build the documentation into build/site; a broken link is an error
+	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --strict --quiet
 
 docs-check: .venv/.core  ## run the commands of README, guides and examples in a fresh environment
 	$(BIN)/python -m docs.site_build.run_blocks
@@ -114,11 +114,6 @@ clean:  ## remove what these targets made, .venv included
 # Playwright; the browser is the system's.
 .venv/.browser: $(PINS) | .venv/.dev
 	$(PIP) -e '.[browser]'
-	@touch $@
-
-# MkDocs, for the documentation.
-.venv/.docs: $(PINS) | .venv/.core
-	$(PIP) -e '.[docs]'
 	@touch $@
 
 # Ray, for replicas on a cluster.
