@@ -22,6 +22,7 @@ from ..core.errors import CheckpointError, EncodingError
 from . import gguf_vocabulary as gguf
 from . import patterns
 from . import tokenizer_files as folder
+from .fill_in_middle import FillMarks, find_fill_marks
 from .panics import TokenizerError, encoding_failure, load_failure, run_library, text_failure
 from .special_token_escape import ESCAPE_MARK, SpecialTokenEscape, check_control_tokens
 from .token_text import TokenSpelling, TokenStream
@@ -320,6 +321,11 @@ class Tokenizer:
     def is_special(self, id: int) -> bool:
         """Whether a token is a control token, which is never text."""
         return self._spelling.is_special(id)
+
+    @cached_property
+    def fill_marks(self) -> FillMarks | None:
+        """The control tokens for a text between two others; None if the vocabulary has none."""
+        return find_fill_marks(self.token_id, self.is_special)
 
     @cached_property
     def _quoting(self) -> SpecialTokenEscape:

@@ -32,8 +32,10 @@ from .access.request_context import RequestContext
 from .dialects.anthropic import routes as anthropic
 from .dialects.explain import routes as explain
 from .dialects.hf import routes as hf
+from .dialects.moderations import routes as moderations
 from .dialects.oip import repository as oip_repository
 from .dialects.oip import routes as oip
+from .dialects.ollama import routes as ollama
 from .dialects.openai import routes as openai
 from .dialects.rerank import routes as rerank
 from .dialects.responses import routes as responses
@@ -51,10 +53,12 @@ DIALECTS: tuple[Dialect, ...] = (
     rerank.DIALECT,
     anthropic.DIALECT,
     responses.DIALECT,
+    moderations.DIALECT,
     openai.DIALECT,
     tei.DIALECT,
     tgi.DIALECT,
     oip.DIALECT,
+    ollama.DIALECT,
     hf.DIALECT,
 )
 Lifespan = Callable[[FastAPI], AbstractAsyncContextManager[None]]

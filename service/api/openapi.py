@@ -30,11 +30,14 @@ from .access.auth import required_access
 from .shared.dialect import Dialect
 
 Json = dict[str, Any]
-EVENT_STREAM, OCTET_STREAM, PLAIN_TEXT = "text/event-stream", "application/octet-stream", "text/plain"
+EVENT_STREAM, JSON_LINES = "text/event-stream", "application/x-ndjson"
+OCTET_STREAM, PLAIN_TEXT = "application/octet-stream", "text/plain"
 # Media types of routes whose path has this suffix; all other routes return JSON only.
 MEDIA_TYPES: Mapping[str, Sequence[str]] = {
     "/generate_stream": ("application/json", EVENT_STREAM),
     "/infer": ("application/json", OCTET_STREAM),
+    "/api/chat": ("application/json", JSON_LINES),
+    "/api/generate": ("application/json", JSON_LINES),
     "/metrics": (PLAIN_TEXT, "application/openmetrics-text"),
 }
 PROBE_PATHS = frozenset({"/livez", "/readyz", "/startupz", "/health", "/v2/health/live", "/v2/health/ready"})

@@ -25,7 +25,16 @@ class ChatMessages:
     opens_answer: bool = True
 
 
-Prompt = str | tuple[int, ...] | ChatMessages
+@dataclass(frozen=True, slots=True)
+class FillInMiddle:
+    """A text to be written between `before` and `after`. `field` is the name of `after` in the request."""
+
+    before: str
+    after: str
+    field: str = "suffix"
+
+
+Prompt = str | tuple[int, ...] | ChatMessages | FillInMiddle
 
 
 @dataclass(frozen=True, slots=True)

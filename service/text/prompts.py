@@ -12,7 +12,7 @@ from ..core.grammar import Thinking
 from ..core.model import Model
 from ..core.request import BeamSearchOptions, Generate, Sampling, Terms
 from ..core.text_limits import check_characters, check_token_ids, input_label
-from .generation_request import ChatMessages, GenerationRequest, Prompt
+from .generation_request import ChatMessages, FillInMiddle, GenerationRequest, Prompt
 
 SEED_LIMIT = 1 << 63
 MAX_OPTION_TOKENS = 1 << 22  # tokens in the options of a call, counted for each of its answers
@@ -28,7 +28,7 @@ def read_prompts(
     `check` is called before each prompt, and stops the work by raising.
     """
     sampling = build_sampling(model, request)
-    stop_tokens = request.stop_tokens if request.ignore_eos else request.stop_tokens | model.stop_tokens
+    stop_tokens = request.stop_tokens if request.ignore_eos else request.stop_tokens | end_tokens(model, request)
     requests = []
     for index, prompt in enumerate(request.prompts):
         check()
@@ -130,6 +130,8 @@ def prompt_tokens(model: Model, prompt: Prompt, where: str, last: int = 0) -> tu
             parts = encode_chat(model, render_chat(model, prompt, where), where)
             check_length(model, sum(map(len, parts)), where)
             ids = [id for part in parts for id in part.ids]
+        case FillInMiddle():
+            ids = encode_fill(model, prompt, where)
         case _:
             ids = list(prompt)
     if not ids:
@@ -149,6 +151,30 @@ def encode_chat(model: Model, text: str, where: str) -> list[Encoding]:
     """Tokenise the output of a chat template, with its special tokens, and return its parts."""
     check_characters(model, len(text), where)
     return model.tokenizer.encode_quoted(text)
+
+
+def encode_fill(model: Model, prompt: FillInMiddle, where: str) -> list[int]:
+    """Return the tokens of a prompt for the text between two others. Both are quoted: they have no control tokens.
+
+    Raises BadRequest if the model was not trained for that, and TooLong.
+    """
+    marks, quote = model.tokenizer.fill_marks, model.tokenizer.quote
+    if marks is None:
+        message = f"{model.name} has no tokens for a text between two others; leave it out"
+        raise BadRequest(f"{prompt.field}: {message}", param=prompt.field)
+    parts = encode_chat(model, marks.join(quote(prompt.before), quote(prompt.after)), where)
+    begin, _ = model.tokenizer.boundary_tokens
+    check_length(model, len(begin) + sum(map(len, parts)), where)
+    return [*begin, *(id for part in parts for id in part.ids)]
+
+
+def end_tokens(model: Model, request: GenerationRequest) -> frozenset[int]:
+    """Return the tokens that end an answer, beside those of the request."""
+    marks = model.tokenizer.fill_marks
+    if marks is None or not isinstance(request.prompts[0], FillInMiddle):
+        return model.stop_tokens
+    ends = (model.tokenizer.token_id(piece) for piece in (*marks.ends, *marks.tokens))
+    return model.stop_tokens.union(id for id in ends if id is not None)
 
 
 def check_length(model: Model, length: int, where: str) -> None:

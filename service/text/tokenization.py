@@ -44,7 +44,7 @@ from .encoder_inputs import (
     prompt_length,
     read_inputs,
 )
-from .generation_request import ChatMessages, GenerationRequest, Prompt
+from .generation_request import ChatMessages, FillInMiddle, GenerationRequest, Prompt
 from .label_prompts import read_labelled_inputs
 from .prompts import encode_chat, read_prompts, remaining_thinking, render_chat
 
@@ -268,6 +268,8 @@ def text_length(given: Prompt | EncoderInput) -> int:
             return len(given)
         case ChatMessages(messages=messages):
             return value_size((messages, given.tools))
+        case FillInMiddle(before=before, after=after):
+            return len(before) + len(after)
         case _:
             return sum(len(part) for part in given if isinstance(part, str))
 

@@ -21,7 +21,9 @@ from tests.support.places import ROOT
 PACKAGES = ("models", "service", "training")
 BANNED_FILES = {"utils", "util", "common", "helpers", "helper", "misc"}
 BANNED_CLASS = re.compile(r"(Manager|Helper|Util|Utils|Base|Mixin|Handler|Wrapper|Factory)$")
-FAMILY = re.compile(r"bert|gpt[-_ ]?2|llama|qwen|gemma|mistral|smol|electra|mpnet|marian|bart(?!e)", re.IGNORECASE)
+FAMILY = re.compile(
+    r"bert|gpt[-_ ]?2|(?<!o)llama|qwen|gemma|mistral|smol|electra|mpnet|marian|bart(?!e)", re.IGNORECASE
+)
 OPTIONAL = (
     "huggingface_hub",
     "ray",

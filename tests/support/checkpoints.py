@@ -4,11 +4,12 @@ The weights have a larger spread than those of a new network, so that answers di
 text to text."""
 
 import json
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import torch
-from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers, processors, trainers
+from tokenizers import AddedToken, Tokenizer, decoders, models, normalizers, pre_tokenizers, processors, trainers
 from transformers import (
     BertConfig,
     BertForSequenceClassification,
@@ -231,3 +232,10 @@ def save(model: PreTrainedModel, tokenizer: PreTrainedTokenizerFast, folder: Pat
 def write_json(path: Path, value: object) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(json.dumps(value, indent=2))
+
+
+def fill_in_middle_tokenizer(folder: Path, marks: Sequence[str | AddedToken]) -> None:
+    """The tokenizer of `generator` with more tokens, which are control tokens unless an AddedToken says otherwise."""
+    tokenizer = byte_level_bpe()
+    tokenizer.add_tokens([AddedToken(each, special=True) if isinstance(each, str) else each for each in marks])
+    tokenizer.save_pretrained(folder)

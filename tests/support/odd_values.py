@@ -57,6 +57,7 @@ def of_tensors(name: str, *inputs: str, **parameters: Any) -> Route:
 
 
 CHAT = {"model": "chat", "messages": SAID, "max_tokens": 2}
+OLLAMA = {"model": "chat", "options": {"num_predict": 2}}
 CALLED = [
     {"role": "system", "content": [{"type": "text", "text": "a", "prompt_cache_breakpoint": {"mode": "explicit"}}]},
     {"role": "user", "content": "a", "name": "b"},
@@ -143,6 +144,19 @@ ROUTES: tuple[Route, ...] = (
         bodies=(CLAUDE | {"max_tokens": 2, "stop_sequences": ["x"]}, CLAUDE_TOOLS | {"max_tokens": 2}),
     ),
     route("/v1/messages/count_tokens", bodies=(CLAUDE, CLAUDE_TOOLS)),
+    route("/v1/moderations", bodies=({"model": "judge", "input": [TEXT], "thresholds": {}},)),
+    route(
+        "/api/chat",
+        bodies=(
+            OLLAMA | {"messages": SAID, "options": {"num_predict": 2, "stop": ["x"]}, "think": False},
+            OLLAMA | {"messages": SAID, "tools": [TOOL], "stream": False},
+            OLLAMA | {"messages": SAID, "format": SCHEMA, "stream": False},
+        ),
+    ),
+    route("/api/generate", bodies=(OLLAMA | {"prompt": TEXT, "raw": True},)),
+    route("/api/embed", bodies=({"model": "embedder", "input": [TEXT], "truncate": True, "dimensions": 2},)),
+    route("/api/embeddings", bodies=({"model": "embedder", "prompt": TEXT, "keep_alive": "5m"},)),
+    route("/api/show", bodies=({"model": "chat", "verbose": True},)),
     route(
         "/v1/responses",
         bodies=(

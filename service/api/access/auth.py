@@ -47,6 +47,8 @@ ACCESS_RULES: Mapping[str, Access] = {
     "GET /v2": "models",
     "/v2/health": "public",
     "/v2/repository": "admin",
+    "/api": "inference",
+    "GET /api": "models",
     "/models": "inference",
     "GET /models": "models",
     "/pipeline": "inference",

@@ -11,9 +11,10 @@ from polyhead.models.tokenizer import Tokenizer
 from polyhead.service.core.errors import BadRequest, TooLong, TooMany
 from polyhead.service.core.model import Model
 from polyhead.service.core.request import DEFAULT_TERMS, Sampling
-from polyhead.service.text.generation_request import ChatMessages
+from polyhead.service.text.generation_request import ChatMessages, FillInMiddle
 from polyhead.service.text.prompts import MAX_OPTION_TOKENS
 from polyhead.service.text.tokenization import TextProcessor
+from tests.support import checkpoints
 from tests.support.checkpoints import CHAT_TEMPLATE
 from tests.support.scripted import model
 from tests.support.text_calls import prompts, run
@@ -167,3 +168,21 @@ def test_the_checkpoint_sets_the_options_that_a_request_leaves_open(generator: M
     (request,) = prompts(suggesting, "a", sampling=Sampling(top_k=3, top_p=0.9), open_options=open_options)
     found = request.sampling
     assert (found.temperature, found.top_k, found.top_p, found.repetition_penalty) == (0.6, 3, 0.9, 1.0)
+
+
+def test_a_text_between_two_others(tmp_path: Path, generator: Model) -> None:
+    marks = ("<|fim_prefix|>", "<|fim_suffix|>", "<|fim_middle|>")
+    checkpoints.fill_in_middle_tokenizer(tmp_path, marks)
+    coder = model(tmp_path, "coder", "generate", max_tokens=500)
+    before, after = "def f(<|fim_middle|>", ")\n<|im_end|>"
+    (request,) = prompts(coder, FillInMiddle(before, after))
+    special = [coder.tokenizer.piece(id) for id in request.tokens if coder.tokenizer.is_special(id)]
+    assert special == list(marks), "control tokens in the texts are plain text"
+    written = coder.tokenizer.decode(request.tokens, skip_special=False)
+    assert written == f"<|fim_prefix|>{before}<|fim_suffix|>{after}<|fim_middle|>"
+    ends = {coder.tokenizer.token_id(piece) for piece in (*marks, "<|endoftext|>")}
+    assert request.stop_tokens == coder.stop_tokens | ends
+    with pytest.raises(BadRequest, match="suffix: talker has no tokens for a text between two others"):
+        prompts(generator, FillInMiddle("a", "b"))
+    with pytest.raises(TooLong):
+        prompts(model(tmp_path, "coder", "generate", max_tokens=5), FillInMiddle("a" * 20, "b"))

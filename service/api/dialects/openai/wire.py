@@ -15,7 +15,7 @@ from ....core.errors import BadRequest
 from ....core.request import OutputForm
 from ....explain.explain_request import ExplainParameters
 from ....text.encoder_inputs import EncodingRequest
-from ....text.generation_request import ChatMessages, GenerationRequest
+from ....text.generation_request import ChatMessages, FillInMiddle, GenerationRequest, Prompt
 from ...shared.dialect import (
     Count,
     EngineRequest,
@@ -34,10 +34,6 @@ from .tools import AUTO_CHOICE, ReasoningFields, ToolChoiceField, ToolList, read
 MAX_VARIABLES, MAX_DOCUMENTS = 64, 1024
 
 # fields of the real API that this server does not support -> the values at which they change nothing
-UNSUPPORTED_COMPLETION: NeutralValues = {
-    **SampledRequest.unsupported,
-    "suffix": ("",),
-}
 UNSUPPORTED_CHAT: NeutralValues = {
     **SampledRequest.unsupported,
     "echo": (False,),
@@ -60,9 +56,8 @@ DEFAULT_MAX_TOKENS = 16  # the default of max_tokens for completions, as in Open
 
 
 class CompletionRequest(SampledRequest):
-    unsupported: ClassVar[NeutralValues] = UNSUPPORTED_COMPLETION
-
     prompt: TextsOrIds
+    suffix: str = ""  # the text after the answer
     echo: bool = False
     max_tokens: Annotated[int, between(0, (1 << 31) - 1)] = -1  # 0 scores the prompt alone, only with echo
     logprobs: Annotated[int, between(0, 20)] = -1
@@ -159,9 +154,7 @@ def read_completion(wire: CompletionRequest) -> GenerationRequest:
     if not wire.max_tokens and not wire.echo:
         raise BadRequest("max_tokens: must be at least 1, or 0 together with echo: true, got 0", param="max_tokens")
     logprobs = wire.logprobs if wire.explain is None else max(wire.logprobs, 0)  # an explanation needs the tokens
-    generation = read_generation_options(
-        wire, "prompt", normalize_inputs(wire.prompt), max(wire.max_tokens, 0), logprobs
-    )
+    generation = read_generation_options(wire, "prompt", read_prompts(wire), max(wire.max_tokens, 0), logprobs)
     scores = {wire.logprobs if wire.echo else -1, wire.prompt_logprobs} - {-1}
     if len(scores) > 1:
         message = "prompt_logprobs: with echo, logprobs says how many there are of the prompt, too; the two differ"
@@ -170,6 +163,18 @@ def read_completion(wire: CompletionRequest) -> GenerationRequest:
     return replace(
         generation, default_max_tokens=DEFAULT_MAX_TOKENS, only_scores=scoring, prompt_logprobs=max(scores, default=-1)
     )
+
+
+def read_prompts(wire: CompletionRequest) -> tuple[Prompt, ...]:
+    """The prompts; with a suffix, the answer is the text between each and the suffix."""
+    prompts = normalize_inputs(wire.prompt)
+    if not wire.suffix:
+        return prompts
+    if field := next((name for name in ("echo", "explain") if getattr(wire, name)), ""):
+        raise BadRequest(f"suffix: not together with {field}", param="suffix")
+    if not all(isinstance(prompt, str) for prompt in prompts):
+        raise BadRequest("suffix: only together with a prompt of text, not of token ids", param="suffix")
+    return tuple(FillInMiddle(prompt, wire.suffix) for prompt in prompts if isinstance(prompt, str))
 
 
 def read_chat(wire: ChatRequest) -> GenerationRequest:

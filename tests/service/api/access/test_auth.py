@@ -91,7 +91,10 @@ def message(path: str, answer: httpx.Response) -> str:
         case "rerank":
             assert said.keys() == {"message", "detail"}
             return str(said["message"])
-        case "OpenAI" | "OpenAI responses":
+        case "Ollama":
+            assert said.keys() == {"error"}
+            return str(said["error"])
+        case "OpenAI" | "OpenAI responses" | "OpenAI moderations":
             assert said["error"].keys() == {"message", "type", "param", "code"}
             codes = {401: "invalid_api_key", 403: "permission_denied", 429: "rate_limit_exceeded"}
             assert said["error"]["code"] == codes[answer.status_code]
@@ -250,7 +253,13 @@ BODIES: dict[str, Any] = {
     "/v1/messages/count_tokens": {"model": "shut", "messages": TALK},
     "/v1/embeddings": {"model": "vectors", "input": "The fox"},
     "/v1/rerank": {"model": "ranker", "query": "a", "documents": ["b"]},
+    "/v1/moderations": {"model": "judge", "input": "The fox"},
     "/v1/explain": {"model": "shut", "input": "The fox"},
+    "/api/chat": {"model": "shut", "messages": TALK},
+    "/api/generate": {"model": "shut", "prompt": "The fox"},
+    "/api/embed": {"model": "vectors", "input": "The fox"},
+    "/api/embeddings": {"model": "vectors", "prompt": "The fox"},
+    "/api/show": {"model": "shut"},
     "/detokenize": {"model": "shut", "tokens": [5]},
     "/tokenize": {"model": "shut", "prompt": "The fox"},
     "/models/judge/tokenize": TEXT,

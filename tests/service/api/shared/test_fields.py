@@ -11,16 +11,20 @@ from dataclasses import dataclass
 from typing import Any, get_args
 
 import huggingface_hub.inference._generated.types as hub
+import ollama._types as ollama_types
 import pytest
 from anthropic.types import message_count_tokens_params, message_create_params
-from openai.types import completion_create_params, embedding_create_params
+from openai.types import completion_create_params, embedding_create_params, moderation_create_params
 from openai.types.chat import completion_create_params as chat_create_params
 from openai.types.responses import response_create_params
 
 from polyhead.service.api.dialects.anthropic import read as anthropic_read
 from polyhead.service.api.dialects.anthropic import wire as anthropic_wire
 from polyhead.service.api.dialects.hf import wire as hf_wire
+from polyhead.service.api.dialects.moderations import routes as moderations
 from polyhead.service.api.dialects.oip import wire as oip_wire
+from polyhead.service.api.dialects.ollama import read as ollama_read
+from polyhead.service.api.dialects.ollama import wire as ollama_wire
 from polyhead.service.api.dialects.openai import wire as openai_wire
 from polyhead.service.api.dialects.rerank import routes as rerank
 from polyhead.service.api.dialects.responses import read as responses_read
@@ -130,6 +134,7 @@ CLAUDE = {"model": "m", "max_tokens": 9, "messages": MESSAGES}
 USE = {"type": "tool_use", "id": "a", "name": "b", "input": {}}
 COMMON = {"model": "m", "prompt": "a"}
 TASK = {"inputs": "a"}
+SHORT_CHAT = {"model": "m", "messages": MESSAGES}
 LABELLED: Mapping[str, Any] = {**TASK, "parameters": {"candidate_labels": ["a"]}}
 
 SECTIONS: Mapping[str, Section] = {
@@ -181,6 +186,52 @@ SECTIONS: Mapping[str, Section] = {
     "Hugging Face: every task": Section(
         hf_wire.PipelineRequest, TASK, hf_wire.read_classify, wire=hf_wire.ClassifyRequest
     ),
+    "OpenAI: moderations": Section(
+        moderations.ModerationRequest,
+        {"input": "a"},
+        moderations.read_moderation,
+        official=typed(moderation_create_params.ModerationCreateParams),
+    ),
+    "Ollama: every request": Section(
+        ollama_wire.OllamaRequest, SHORT_CHAT, ollama_read.read_chat, ollama_wire.OllamaChatRequest
+    ),
+    "Ollama: options": Section(
+        ollama_wire.OllamaOptions,
+        SHORT_CHAT | {"options": {}},
+        ollama_read.read_chat,
+        ollama_wire.OllamaChatRequest,
+        "options",
+        set(ollama_types.Options.model_fields),
+    ),
+    "Ollama: generate and chat": Section(
+        ollama_wire.OllamaGenerationRequest, SHORT_CHAT, ollama_read.read_chat, ollama_wire.OllamaChatRequest
+    ),
+    "Ollama: generate": Section(
+        ollama_wire.OllamaGenerateRequest,
+        {"model": "m"},
+        official=set(ollama_types.GenerateRequest.model_fields),
+    ),
+    "Ollama: chat": Section(
+        ollama_wire.OllamaChatRequest,
+        SHORT_CHAT,
+        ollama_read.read_chat,
+        official=set(ollama_types.ChatRequest.model_fields),
+    ),
+    "Ollama: a message": Section(ollama_wire.OllamaMessage, {"role": "assistant"}),
+    "Ollama: tools": Section(ollama_wire.OllamaTool, {"function": {"name": "f"}}),
+    "Ollama: embed": Section(
+        ollama_wire.OllamaEmbedRequest,
+        {"model": "m", "input": "a"},
+        ollama_read.read_embed,
+        official=set(ollama_types.EmbedRequest.model_fields),
+    ),
+    "Ollama: embeddings": Section(
+        ollama_wire.OllamaEmbeddingsRequest,
+        {"model": "m", "prompt": "a"},
+        ollama_read.read_embeddings,
+        official=set(ollama_types.EmbeddingsRequest.model_fields),
+    ),
+    "Ollama: show": Section(ollama_wire.OllamaShowRequest, {}, official=set(ollama_types.ShowRequest.model_fields)),
     "Explanations": Section(explaining.ExplainRequest, {"model": "m", "input": "a"}),
     "Explanations: how": Section(explain_wire.ExplainFields, {}, explain_wire.read_explain_options),
     "Explanations: target": Section(

@@ -11,7 +11,9 @@ from polyhead.service.api.shared.streaming import EventStream
 from tests.support.scripted import WAIT, Connection, Registry, application, model
 
 
-@pytest.mark.parametrize("path", ["/v1/completions", "/v1/chat/completions", "/v1/messages", "/v1/responses"])
+@pytest.mark.parametrize(
+    "path", ["/v1/completions", "/v1/chat/completions", "/v1/messages", "/v1/responses", "/api/chat"]
+)
 def test_what_is_not_read_is_aborted_at_the_end_of_the_request(
     tiny_generator: Path, monkeypatch: pytest.MonkeyPatch, path: str
 ) -> None:
@@ -31,6 +33,7 @@ def test_what_is_not_read_is_aborted_at_the_end_of_the_request(
         "/v1/chat/completions": {"messages": messages},
         "/v1/messages": {"messages": messages, "max_tokens": 9},
         "/v1/responses": {"input": "a fox"},
+        "/api/chat": {"messages": messages},
     }
     body = {"model": "talker", "stream": True, **fields[path]}
 

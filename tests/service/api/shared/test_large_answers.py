@@ -14,6 +14,7 @@ import pytest
 from polyhead.service.api.dialects.anthropic import routes as anthropic
 from polyhead.service.api.dialects.hf import routes as hf
 from polyhead.service.api.dialects.oip import routes as oip
+from polyhead.service.api.dialects.ollama import routes as ollama
 from polyhead.service.api.dialects.openai import routes as openai
 from polyhead.service.api.dialects.responses import routes as responses
 from polyhead.service.api.dialects.tgi import routes as tgi
@@ -218,6 +219,13 @@ CALLS: dict[str, tuple[str, dict[str, Any], dict[str, Any], Any, str]] = {
         {"max_tokens": 100},
         anthropic,
         "write_message",
+    ),
+    "ollama": (
+        "/api/chat",
+        {"messages": MESSAGES, "stream": False, "options": {"num_predict": 2, "temperature": 0}},
+        {"options": {"num_predict": 100, "temperature": 0}},
+        ollama,
+        "write_answer",
     ),
 }
 

@@ -1,0 +1,1 @@
+"""OpenAI's moderations, by any served classifier."""
