@@ -246,7 +246,8 @@ def read_activation(file: Path, chosen: object) -> ScoreActivation:
 
 def tag_head(parts: FolderParts, config: ModelConfig) -> tuple[HeadDescription, int]:
     """A score per label for every token."""
-    labels, scoring = read_labels(parts), read_scoring(parts)
+    scoring = read_scoring(parts)
+    labels = scoring.two_labels or read_labels(parts)
 
     def build(network: Transformer) -> nn.Module:
         return TokenHead(network.config, len(labels), "softmax", scoring)
