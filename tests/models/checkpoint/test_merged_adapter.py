@@ -202,7 +202,7 @@ def test_unsupported_settings_are_refused_by_name(
 def test_an_adapter_for_generation_needs_a_causal_base(plain: tuple[Path, Path]) -> None:
     """The family has a causal form, and this base is not of it."""
     edit(plain[1], task_type="CAUSAL_LM")
-    with pytest.raises(UnsupportedError, match="its tokens see those after them .*, so it cannot generate"):
+    with pytest.raises(UnsupportedError, match=r"its tokens see those after them .*, so it cannot generate"):
         load(f"{plain[0]}+{plain[1]}")
 
 
