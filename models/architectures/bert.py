@@ -1,5 +1,9 @@
 """BERT, RoBERTa, XLM-R, CamemBERT and DistilBERT: bidirectional, post-norm, learned positions."""
 
+from collections.abc import Callable
+from dataclasses import replace
+from functools import partial
+
 from ..core.errors import UnsupportedError, show_value
 from ..network.heads import LabelScoring
 from ..network.model_config import ModelConfig
@@ -68,6 +72,22 @@ def _bert_config(hf: Json, position_offset: int) -> ModelConfig:
         embedding_norm=True,
         activation=activation_name(hf.get("hidden_act", "gelu")),
         segments=hf.get("type_vocab_size", 2),
+    )
+
+
+def read_decoder_config(read: Callable[[Json], ModelConfig], activation: str, hf: Json) -> ModelConfig:
+    """As `read`, for families whose causal form is known. `activation` is that of the language head; empty: that of the
+    network."""
+    if not hf.get("is_decoder"):
+        return read(hf)
+    if hf.get("add_cross_attention"):
+        raise UnsupportedError("add_cross_attention is not known here")
+    return replace(
+        read({**hf, "is_decoder": False}),
+        causal=True,
+        logit_dense=activation_name(activation or hf.get("hidden_act", "gelu")),
+        logit_dense_bias=True,
+        logit_bias=True,
     )
 
 
@@ -158,20 +178,26 @@ def roberta_heads(name: str) -> dict[str, HeadSpec]:
     }
 
 
+def roberta_family(name: str, prefix: str, classes: str) -> Family:
+    heads = roberta_heads(classes) | {f"{classes}ForCausalLM": HeadSpec("generate", ROBERTA_MASK_HEAD)}
+    return Family(name, prefix, partial(read_decoder_config, roberta_config, "gelu"), RENAMES, heads, drop=DROP)
+
+
 BERT = Family(
     name="bert",
     prefix="bert",
-    config=model_config,
+    config=partial(read_decoder_config, model_config, ""),
     renames=RENAMES,
     heads={
         **bert_heads("Bert"),
         **pair_heads("Bert"),
+        "BertLMHeadModel": HeadSpec("generate", MASK_HEAD),
     },
     drop=DROP,
 )
-ROBERTA = Family("roberta", "roberta", roberta_config, RENAMES, roberta_heads("Roberta"), drop=DROP)
-XLM_ROBERTA = Family("xlm-roberta", "roberta", roberta_config, RENAMES, roberta_heads("XLMRoberta"), drop=DROP)
-CAMEMBERT = Family("camembert", "roberta", roberta_config, RENAMES, roberta_heads("Camembert"), drop=DROP)
+ROBERTA = roberta_family("roberta", "roberta", "Roberta")
+XLM_ROBERTA = roberta_family("xlm-roberta", "roberta", "XLMRoberta")
+CAMEMBERT = roberta_family("camembert", "roberta", "Camembert")
 DISTILBERT = Family(
     name="distilbert",
     prefix="distilbert",

@@ -2,6 +2,7 @@
 with pre-norm layers."""
 
 from dataclasses import replace
+from functools import partial
 
 from ..core.errors import UnsupportedError
 from ..network.heads import LabelScoring
@@ -55,19 +56,25 @@ def pre_norm_config(hf: Json) -> ModelConfig:
     return replace(bert.roberta_config(hf), norm_order="pre")
 
 
-DATA2VEC = Family(
-    "data2vec-text", "data2vec_text", bert.roberta_config, bert.RENAMES, bert.roberta_heads("Data2VecText"),
-    drop=bert.DROP,
-)  # fmt: skip
+def causal_head(name: str) -> dict[str, HeadSpec]:
+    return {f"{name}ForCausalLM": HeadSpec("generate", bert.MASK_HEAD)}
+
+
+DATA2VEC = bert.roberta_family("data2vec-text", "data2vec_text", "Data2VecText")
 ERNIE_BERT = Family(
-    "ernie", "ernie", ernie_config, bert.RENAMES, bert.bert_heads("Ernie") | bert.pair_heads("Ernie"), drop=bert.DROP
+    name="ernie",
+    prefix="ernie",
+    config=partial(bert.read_decoder_config, ernie_config, ""),
+    renames=bert.RENAMES,
+    heads=bert.bert_heads("Ernie") | bert.pair_heads("Ernie") | causal_head("Ernie"),
+    drop=bert.DROP,
 )
 MEGATRON_BERT = Family(
     name="megatron-bert",
     prefix="bert",
-    config=megatron_config,
+    config=partial(bert.read_decoder_config, megatron_config, ""),
     renames=MEGATRON_RENAMES,
-    heads=bert.bert_heads("MegatronBert") | bert.pair_heads("MegatronBert"),
+    heads=bert.bert_heads("MegatronBert") | bert.pair_heads("MegatronBert") | causal_head("MegatronBert"),
     drop=bert.DROP,
 )
 REMBERT = Family(
@@ -81,11 +88,8 @@ REMBERT = Family(
     },
     drop=bert.DROP,
 )
-PRE_NORM_ROBERTA = Family(
-    name="roberta-prelayernorm",
-    prefix="roberta_prelayernorm",
-    config=pre_norm_config,
+PRE_NORM_ROBERTA = replace(
+    bert.roberta_family("roberta-prelayernorm", "roberta_prelayernorm", "RobertaPreLayerNorm"),
+    config=partial(bert.read_decoder_config, pre_norm_config, "gelu"),
     renames=PRE_NORM_RENAMES,
-    heads=bert.roberta_heads("RobertaPreLayerNorm"),
-    drop=bert.DROP,
 )

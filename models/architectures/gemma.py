@@ -131,4 +131,6 @@ GEMMA3 = _family(
         "Gemma3TextForSequenceClassification": LAST_TOKEN_HEAD,
     },
 )
-GEMMA3_IMAGES = text_part.wrap_family("gemma3", "Gemma3", (GEMMA3,), TEXT_DEFAULTS)
+GEMMA3_IMAGES = text_part.wrap_family(
+    "gemma3", "Gemma3", (GEMMA3,), TEXT_DEFAULTS, {"ForSequenceClassification": LAST_TOKEN_HEAD}
+)

@@ -7,7 +7,7 @@ from typing import Any
 from ..core.errors import UnsupportedError, show_value
 from ..network.model_config import EncoderDecoderConfig, ModelConfig
 from . import bart
-from .family import SEQ2SEQ_HEAD, Family, HeadSpec, Json
+from .family import SEQ2SEQ_HEAD, SPAN_HEAD, Family, HeadSpec, Json
 
 RENAMES = (
     (r"\.self_attn\.longformer_self_attn\.", ".attention."),
@@ -44,7 +44,10 @@ LED = Family(
     prefix="led",
     config=model_config,
     renames=RENAMES,
-    heads={"LEDForConditionalGeneration": HeadSpec("translate", SEQ2SEQ_HEAD, decoder=seq2seq_config)},
+    heads={
+        "LEDForConditionalGeneration": HeadSpec("translate", SEQ2SEQ_HEAD, decoder=seq2seq_config),
+        "LEDForQuestionAnswering": replace(SPAN_HEAD, decoder=seq2seq_config, reads_decoder=True),
+    },
     convert=bart.convert_weight,
     drop=r"\.(query|key|value)_global\.",
 )

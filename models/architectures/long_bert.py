@@ -74,8 +74,10 @@ def big_bird_mask_scoring(hf: Json) -> LabelScoring:
     return bert.mask_scoring({"hidden_act": "gelu_new", **hf})
 
 
-XLM_ROBERTA_XL = Family(
-    "xlm-roberta-xl", "roberta", xl_config, XL_RENAMES, bert.roberta_heads("XLMRobertaXL"), drop=bert.DROP
+XLM_ROBERTA_XL = replace(
+    bert.roberta_family("xlm-roberta-xl", "roberta", "XLMRobertaXL"),
+    config=partial(bert.read_decoder_config, xl_config, "gelu"),
+    renames=XL_RENAMES,
 )
 LONGFORMER = Family(
     "longformer",

@@ -74,6 +74,9 @@ BIGBIRD_PEGASUS = Family(
     prefix="model",
     config=big_bird_config,
     renames=BIG_BIRD_RENAMES,
-    heads={"BigBirdPegasusForConditionalGeneration": HeadSpec("translate", SEQ2SEQ_HEAD, decoder=big_bird_sides)},
+    heads={
+        "BigBirdPegasusForConditionalGeneration": HeadSpec("translate", SEQ2SEQ_HEAD, decoder=big_bird_sides),
+        **bart.label_heads("BigBirdPegasus", big_bird_sides),
+    },
     variant=choose_big_bird_variant,
 )

@@ -60,7 +60,7 @@ OTHER_NEEDS: Mapping[str, str] = {
     "layout": "it reads more than text: entities, positions on a page, markup or tables",
     "pronunciation": "it reads the shape and the pronunciation of characters",
     "proteins": "it reads proteins, and only text is served",
-    "routing": "its reference computes other experts than the router chooses, so there is nothing to compare with",
+    "routing": "its reference computes experts 0 and 1 alone, whatever its router chooses, so nothing can be compared",
     "sparse attention": "its attention is sparse or approximate",
     "ternary": "its matrices are rounded to three values and their inputs to eight bits",
     "two vocabularies": "its source and its target have vocabularies of their own",

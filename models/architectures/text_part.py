@@ -1,6 +1,7 @@
 """The text part of networks that also read images: a family behind `text_config`. Images are not read."""
 
 import re
+from collections.abc import Mapping
 from dataclasses import replace
 from functools import partial
 from logging import getLogger
@@ -16,13 +17,17 @@ DROP = (
     r"^(language_model\.)?lm_head\.|^(visual|vision_tower|vision_model|multi_modal_projector)\.|rotary_emb\.inv_freq$"
 )
 TEXT_PREFIX = r"^language_model\.(model\.)?"  # in front of names in newer and in older checkpoints
+Heads = Mapping[str, HeadSpec]
 NO_DEFAULTS: Json = {}
+NO_HEADS: Heads = {}
 log = getLogger(__name__)
 
 
-def wrap_family(name: str, classes: str, texts: tuple[Family, ...], defaults: Json = NO_DEFAULTS) -> Family:
+def wrap_family(
+    name: str, classes: str, texts: tuple[Family, ...], defaults: Json = NO_DEFAULTS, others: Heads = NO_HEADS
+) -> Family:
     """The family of checkpoints whose text part is of one of the families `texts`. `classes` is the prefix of the class
-    names, `defaults` are fields that its configurations leave out."""
+    names, `defaults` are fields that its configurations leave out. `others` are heads by the end of the class name."""
     return Family(
         name=name,
         prefix="model",
@@ -31,6 +36,7 @@ def wrap_family(name: str, classes: str, texts: tuple[Family, ...], defaults: Js
         heads={
             f"{classes}ForConditionalGeneration": HeadSpec("generate", LANGUAGE_HEAD),
             f"{classes}Model": HeadSpec("embed"),
+            **{f"{classes}{other}": spec for other, spec in others.items()},
         },
         drop=DROP,
         variant=partial(choose_variant, texts, defaults),

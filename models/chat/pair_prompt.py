@@ -1,4 +1,4 @@
-"""The conversation in which a reranker that generates gets a query and a document."""
+"""The conversation, or the text, in which a reranker that generates gets a query and a document."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -26,3 +26,18 @@ class PairPrompt:
             {"role": role, "content": [{"type": "text", "text": text}] if self.in_parts else text}
             for role, text in texts.items()
         ]
+
+
+@dataclass(frozen=True)
+class PairTemplate:
+    """A query and a document between tokens, without a chat template. `texts` may name {query} and {document}; each is
+    tokenised on its own, and nothing in it is a control token. `before` and `after` are tokens around them.
+    """
+
+    before: tuple[int, ...]
+    texts: tuple[str, ...]
+    after: tuple[int, ...]
+
+    def build_texts(self, query: str, document: str) -> list[str]:
+        """The texts about a pair."""
+        return [text.format(query=query, document=document) for text in self.texts]

@@ -2,8 +2,8 @@
 
 A source is a folder in Hugging Face's layout, a GGUF file (of one in parts the first part, or their folder), or a name
 on the hub ("org/name", "org/name@revision", "org/name:Q4_K_M", "org/name/file.gguf"; see hub.py). "+" and a LoRA after
-it, a PEFT folder or a GGUF file, merge that adapter; a PEFT folder alone names its base. Nothing in a checkpoint is
-executed or unpickled.
+it, a PEFT folder or a GGUF file, merge that adapter; a PEFT folder alone names its base. "#rank" or "#generate" at the
+end says what a generator is to do (published_rerankers.py). Nothing in a checkpoint is executed or unpickled.
 """
 
 from collections.abc import Callable, Mapping
@@ -17,7 +17,7 @@ import torch
 from torch import nn
 
 from ..chat import ChatTemplate
-from ..chat.pair_prompt import PairPrompt
+from ..chat.pair_prompt import PairPrompt, PairTemplate
 from ..core.errors import UnsupportedError
 from ..core.label_prompt import LabelPrompt
 from ..core.late_interaction import LateInteraction
@@ -34,6 +34,7 @@ from .description import Description, Form, build_on_meta
 from .folder_files import FolderCheck, accept_folder
 from .gguf_adapter import apply_gguf_adapter, read_gguf_adapter
 from .gguf_parts import find_split_file
+from .published_rerankers import FOLDER_TASK, TASK_MARK, WantedTask, split_task
 from .source_policy import ANY_SOURCE, SourcePolicy
 from .unread_formats import check_file
 from .weight_reader import WeightReader
@@ -53,7 +54,7 @@ class Checkpoint:
     encoder-decoder, `network` is the encoder and `head` the whole model (models.seq2seq.protocol.Seq2Seq); `decoding`
     has its default rules. `both_orders`: a pair is scored in both orders and the scores are added.
     `width` is that of an embedder's vectors, else that of the states; `excludes_prompt`: an embedder does not pool the
-    tokens of a prompt. `pair_prompt`: how the chat template of a reranker gets a pair. `late`: how an
+    tokens of a prompt. `pair_prompt`: how a reranker that generates gets a pair. `late`: how an
     embedder with a vector for each token reads texts. `label_prompt`: how labels of the request are read. `more_forms`,
     `missing_forms`, `has_queries` and `skipped_tokens`: see models.checkpoint.description.HeadDescription. `sampling`:
     options that the checkpoint suggests to requests.
@@ -81,7 +82,7 @@ class Checkpoint:
     decoding: DecodingConfig | None = None
     both_orders: bool = False
     excludes_prompt: bool = False
-    pair_prompt: PairPrompt | None = None
+    pair_prompt: PairPrompt | PairTemplate | None = None
     late: LateInteraction | None = None
     label_prompt: LabelPrompt | None = None
     sampling: Mapping[str, float] = field(default_factory=dict)
@@ -189,41 +190,61 @@ def describe_source(
     `folder_check` is called with each folder, or with each GGUF file and its metadata, before its tokenizer is read. It
     raises CheckpointError if the tokenizer must not be read.
     """
+    source, wanted = split_task(source, policy.exists)
     base, _, addition = ("", "", "") if "+" not in source or policy.exists(source) else source.rpartition("+")
     if base and addition:
-        return describe_merged(policy.locate(base), policy.locate(addition), folder_check)
+        return describe_merged(policy.locate(base), policy.locate(addition), folder_check, wanted)
     path = policy.locate(source)
     if not path.is_dir():
         check_file(path)
+        check_task_chosen(path, wanted)
         return gguf.describe_gguf(path, folder_check)
     if adapter.is_adapter(path):
-        return describe_merged(policy.for_source(source).locate(adapter.base_source(path)), path, folder_check)
-    if recurrent.is_recurrent(path):
-        return recurrent.describe_recurrent(path, folder_check)
-    if static_folder.is_static(path):
-        return static_folder.describe_static(path, folder_check)
-    if label_folders.is_label_folder(path):
-        return label_folders.describe_label_folder(path, folder_check)
-    return describe_folder(path, folder_check)
+        return describe_merged(policy.for_source(source).locate(adapter.base_source(path)), path, folder_check, wanted)
+    for is_kind, describe in OTHER_FOLDERS.items():
+        if is_kind(path):
+            check_task_chosen(path, wanted)
+            return describe(path, folder_check)
+    return describe_folder(path, folder_check, wanted)
 
 
-def describe_merged(base: Path, addition: Path, folder_check: FolderCheck = accept_folder) -> Description:
+def check_task_chosen(path: Path, wanted: WantedTask) -> None:
+    """UnsupportedError if a source says a task, which is known for folders of safetensors only."""
+    if wanted.task:
+        message = f"{TASK_MARK}{wanted.task} after a source is for folders of generators, and this is none"
+        raise UnsupportedError(message, file=str(path))
+
+
+OTHER_FOLDERS: Mapping[Callable[[Path], bool], Callable[[Path, FolderCheck], Description]] = {
+    recurrent.is_recurrent: recurrent.describe_recurrent,
+    static_folder.is_static: static_folder.describe_static,
+    label_folders.is_label_folder: label_folders.describe_label_folder,
+}  # folders whose network is no transformer of a known family alone, in the order in which they are asked for
+
+
+def describe_merged(
+    base: Path, addition: Path, folder_check: FolderCheck = accept_folder, wanted: WantedTask = FOLDER_TASK
+) -> Description:
     """The description of a base checkpoint with a LoRA merged into it. A LoRA in a GGUF file has a base of either
     format, one in a folder only a safetensors folder."""
+    if base.is_file():
+        check_task_chosen(base, wanted)
     if not addition.is_dir():
         check_file(addition)
-        described = gguf.describe_gguf(base, folder_check) if base.is_file() else describe_folder(base, folder_check)
+        is_file = base.is_file()
+        described = gguf.describe_gguf(base, folder_check) if is_file else describe_folder(base, folder_check, wanted)
         return apply_gguf_adapter(read_gguf_adapter(addition), described)
     if base.is_file():
         message = "an adapter folder is merged only into a safetensors folder; name the one this file was made from"
         raise UnsupportedError(message, file=str(base))
     return folder.describe_folder(
-        adapter.apply_adapter(adapter.read_adapter(addition), folder.open_folder(base)), folder_check
+        adapter.apply_adapter(adapter.read_adapter(addition), folder.open_folder(base, wanted)), folder_check
     )
 
 
-def describe_folder(path: Path, folder_check: FolderCheck) -> Description:
+def describe_folder(path: Path, folder_check: FolderCheck, wanted: WantedTask = FOLDER_TASK) -> Description:
     """The description of a folder: a safetensors checkpoint, or the parts of a GGUF file."""
     if first_part := find_split_file(path):
+        check_task_chosen(first_part, wanted)
         return gguf.describe_gguf(first_part, folder_check)
-    return folder.describe_folder(folder.open_folder(path), folder_check)
+    return folder.describe_folder(folder.open_folder(path, wanted), folder_check)

@@ -17,7 +17,7 @@ from torch.overrides import TorchFunctionMode
 
 from ..architectures.family import MAX_HEAD_WIDTH, MAX_LAYERS, MAX_SHARED_LAYERS
 from ..chat import ChatTemplate
-from ..chat.pair_prompt import PairPrompt
+from ..chat.pair_prompt import PairPrompt, PairTemplate
 from ..core.errors import CheckpointError, EncodingError, UnsupportedError, show_value, truncate
 from ..core.label_prompt import LabelPrompt
 from ..core.late_interaction import LateInteraction
@@ -100,7 +100,7 @@ class HeadDescription:
     decoding rules. `both_orders`: a pair is scored in both orders and the scores are added. `width`: of an embedder's
     vectors; 0: that of the states. `excludes_prompt`: an embedder does not pool the tokens of a prompt. `own_entries`
     are tensors of the head beside those of the network's files, by a name for messages, each with our name.
-    `pair_prompt`: how the chat template of a reranker gets a pair. `more_forms` are outputs of an embedder beside the
+    `pair_prompt`: how a reranker that generates gets a pair. `more_forms` are outputs of an embedder beside the
     vector of a text, each of the head's module of that name; `missing_forms` says by form what would have to be done
     for it. `has_queries`: queries are read by the head's modules `query_vector` and `query_words`. `skipped_tokens`
     are not pooled.
@@ -118,7 +118,7 @@ class HeadDescription:
     width: int = 0
     excludes_prompt: bool = False
     own_entries: Mapping[str, tuple[str, TensorEntry]] = field(default_factory=dict)
-    pair_prompt: PairPrompt | None = None
+    pair_prompt: PairPrompt | PairTemplate | None = None
     more_forms: tuple[Form, ...] = ()
     missing_forms: Mapping[str, str] = field(default_factory=dict)
     has_queries: bool = False

@@ -5,6 +5,7 @@ import re
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
+from logging import getLogger
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,7 @@ from ..architectures import FAMILIES, Family, HeadSpec, rename_weight
 from ..architectures.family import NamedTensors
 from ..architectures.published_architectures import explain_model_type
 from ..chat import ChatTemplate
+from ..chat.pair_prompt import PairPrompt
 from ..core.errors import CheckpointError, UnsupportedError, show_value
 from ..core.files import is_plain_name, read_text, subfolder
 from ..network.encoder_decoder import SharedTextTransformer
@@ -31,10 +33,18 @@ from .folder_files import (
     read_json,
     valid_tokens,
 )
-from .head_config import EMBEDDING_COPIES, HEADS, read_both_sides
+from .head_config import EMBEDDING_COPIES, HEADS, answer_head, read_both_sides
 from .late_interaction import FIRST_ARCHITECTURE, read_late_interaction
 from .more_outputs import add_outputs
 from .onnx_weights import read_onnx
+from .published_rerankers import (
+    FOLDER_TASK,
+    TASK_MARK,
+    WantedTask,
+    describe_choices,
+    find_prompt,
+    is_ranking_card,
+)
 from .quantized.config_fields import CONFIG
 from .quantized.formats import read_quantization
 from .query_route import add_query_route
@@ -45,21 +55,23 @@ from .unread_formats import INDEX, SINGLE, check_folder, find_onnx, missing_weig
 
 BuildNetwork = Callable[[], Any]
 
+log = getLogger(__name__)
 LIST_HINT = "polyhead families lists what is loaded"
 
 
-def open_folder(root: Path) -> FolderParts:
+def open_folder(root: Path, wanted: WantedTask = FOLDER_TASK) -> FolderParts:
     """Read the small files and the tensor headers. CheckpointError or UnsupportedError names the problem."""
     path = network_folder(root)
     check_folder(path)
     config = read_json(path / "config.json")
     check_config(path / "config.json", config)
     family = find_family(path / "config.json", config)
-    spec = choose_head_spec(root, path / "config.json", config, family)
+    spec = choose_head_spec(root, path / "config.json", config, family, wanted)
+    prompt = choose_prompt(root, config, spec, wanted)
     entries = list_tensors(path)
     if quantised := config.get(CONFIG):
         entries = read_quantization(path / "config.json", quantised)(entries)
-    return FolderParts(root, path, config, family, spec, entries)
+    return FolderParts(root, path, config, family, spec, entries, prompt)
 
 
 def describe_folder(parts: FolderParts, folder_check: FolderCheck = accept_folder) -> Description:
@@ -69,21 +81,20 @@ def describe_folder(parts: FolderParts, folder_check: FolderCheck = accept_folde
     tokenizer = load_tokenizer(parts.path, folder_check)
     if read_sentence_config(parts.path).get("do_lower_case"):
         tokenizer = tokenizer.lower_case()
-    head, limit = HEADS[parts.spec.task](parts, config)
-    head = add_outputs(parts, config, tokenizer, head) if parts.spec.task == "embed" else head
+    head, limit = choose_head(parts, config, tokenizer)
     head = add_query_route(parts, config, head, tokenizer, partial(load_tokenizer, folder_check=folder_check))
     late = read_late_interaction(parts, config, tokenizer) if parts.spec.task == "token_vectors" else None
     if late is not None:
         config = replace(config, hides_rows=late.hides_expansion)
-    generates = parts.spec.task == "generate"
+    generates, in_chat = head.task == "generate", isinstance(head.pair_prompt, PairPrompt)
     build: BuildNetwork | None = None
     if parts.spec.reads_decoder:
         config = replace(config, has_cross_attention=True)
         both = read_both_sides(parts, config)
         head = replace(head, decoder_configs=(both.decoder,), ignored_names=(*head.ignored_names, *EMBEDDING_COPIES))
         build = partial(SharedTextTransformer, both)
-    chat = load_chat_template(parts.path, tokenizer) if generates or head.pair_prompt is not None else None
-    if head.pair_prompt is not None and chat is None:
+    chat = load_chat_template(parts.path, tokenizer) if generates or in_chat else None
+    if in_chat and chat is None:
         raise UnsupportedError("its pairs are read by a chat template, and there is none", file=str(parts.path))
     return Description(
         file=file,
@@ -128,10 +139,17 @@ def translate_weight(family: Family, spec: HeadSpec, name: str, tensor: Tensor) 
 def describe_changed(parts: FolderParts, known: Description) -> Description:
     """The description of a folder that differs from a known one in tensors and head only; its other files are not read
     again."""
-    head, limit = HEADS[parts.spec.task](parts, known.config)
-    head = add_outputs(parts, known.config, known.tokenizer, head) if parts.spec.task == "embed" else head
+    head, limit = choose_head(parts, known.config, known.tokenizer)
     translate, entries = weight_translation(parts, head), list_entries(parts, head)
     return replace(known, head=head, entries=entries, translate=translate, max_tokens=limit, parts=parts)
+
+
+def choose_head(parts: FolderParts, config: ModelConfig, tokenizer: Tokenizer) -> tuple[HeadDescription, int]:
+    """The head of a folder, and the longest input in tokens."""
+    if parts.prompt:
+        return answer_head(parts, config, tokenizer)
+    head, limit = HEADS[parts.spec.task](parts, config)
+    return add_outputs(parts, config, tokenizer, head) if parts.spec.task == "embed" else head, limit
 
 
 def list_entries(parts: FolderParts, head: HeadDescription) -> dict[str, TensorEntry]:
@@ -190,9 +208,9 @@ def check_auto_map(file: Path, config: JsonObject, family: Family | None) -> Non
         raise UnsupportedError(message, file=str(file))
 
 
-def choose_head_spec(root: Path, file: Path, config: JsonObject, family: Family) -> HeadSpec:
-    """The head that modules.json asks for, or else that of the network's class."""
-    task = find_module_task(root)
+def choose_head_spec(root: Path, file: Path, config: JsonObject, family: Family, wanted: WantedTask) -> HeadSpec:
+    """The head that modules.json asks for, or else that of the network's class; this one where it is to generate."""
+    task = find_module_task(root) if wanted.task != "generate" else ""
     if task in ("embed", "token_vectors"):
         return HeadSpec(task)
     if config.get("architectures") == [FIRST_ARCHITECTURE]:
@@ -201,6 +219,27 @@ def choose_head_spec(root: Path, file: Path, config: JsonObject, family: Family)
     if task == "score" and spec.task != "generate":
         raise UnsupportedError("LogitScore needs the logits of a causal language model", file=str(file))
     return replace(spec, task=task) if task == "score" else spec
+
+
+def choose_prompt(root: Path, config: JsonObject, spec: HeadSpec, wanted: WantedTask) -> str:
+    """The prompt of a generator that ranks, a key of published_rerankers.RERANKERS; empty: it is none. UnsupportedError
+    if the source says a task and this is no generator."""
+    if wanted.task and spec.task not in ("generate", "score"):
+        message = f"{TASK_MARK}{wanted.task} after a source is for generators, and this is none"
+        raise UnsupportedError(message, file=str(root))
+    if spec.task != "generate":
+        return ""
+    prompt = find_prompt(root, config, wanted)
+    if prompt:
+        log.info("%s: ranks in the prompt %s; #generate after the source serves it as a generator", root, prompt)
+    elif not wanted.task and is_ranking_card(root):
+        log.warning(
+            "%s: its card says that it ranks texts, and its name is that of no known reranker; it is served as a "
+            "generator. After the source its prompt may be named: %s",
+            root,
+            describe_choices(),
+        )
+    return prompt
 
 
 def find_head_spec(file: Path, config: JsonObject, family: Family) -> HeadSpec:

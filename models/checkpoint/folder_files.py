@@ -31,6 +31,7 @@ class FolderParts:
     """What a folder's files contain. An adapter may change any of it before it is described.
 
     `path` is the folder of the network; `root` the one that was named, which may have the network in a subfolder.
+    `prompt` is that of a generator that ranks, a key of published_rerankers.RERANKERS; empty: it is none.
     """
 
     root: Path
@@ -39,6 +40,7 @@ class FolderParts:
     family: Family
     spec: HeadSpec
     entries: Mapping[str, TensorEntry]
+    prompt: str = ""
 
 
 def read_json(path: Path, default: JsonObject | None = None, kind: type = dict) -> Any:

@@ -29,10 +29,12 @@ from ..network.heads import (
 from ..network.logit_score import LogitScoreHead
 from ..network.model_config import EncoderDecoderConfig, ModelConfig
 from ..network.transformer import Transformer
+from ..tokenizer import Tokenizer
 from .description import HeadDescription
 from .folder_files import FolderParts, parse_config, read_json
 from .generation_config import read_decoding_config, read_start_token
 from .late_interaction import token_vector_head
+from .published_rerankers import build_pair_template, find_answer_tokens
 from .sentence_modules import (
     LOGIT_SCORE,
     MODULES,
@@ -244,7 +246,8 @@ def read_activation(file: Path, chosen: object) -> ScoreActivation:
 
 def tag_head(parts: FolderParts, config: ModelConfig) -> tuple[HeadDescription, int]:
     """A score per label for every token."""
-    labels, scoring = read_labels(parts), read_scoring(parts)
+    scoring = read_scoring(parts)
+    labels = scoring.two_labels or read_labels(parts)
 
     def build(network: Transformer) -> nn.Module:
         return TokenHead(network.config, len(labels), "softmax", scoring)
@@ -361,20 +364,44 @@ def read_prompts(root: Path) -> dict[str, str]:
 
 
 def logit_score_head(parts: FolderParts, config: ModelConfig) -> tuple[HeadDescription, int]:
-    """A relevance from a generator's logits for a yes and a no after a pair (sentence-transformers' LogitScore).
+    """A relevance from a generator's logits for a yes and a no after a pair (sentence-transformers' LogitScore)."""
+    newer = read_json(parts.root / PROMPTS, {}).get("activation_fn")
+    closing: ScoreActivation = read_activation(parts.root / PROMPTS, newer) if newer else "sigmoid"
+    name, matrix = find_output_matrix(parts, config)
+    tokens = read_score_tokens(parts.root, matrix.shape[0])
+    head = token_score_head(name, matrix, tokens, closing)
+    return replace(head, pair_prompt=read_pair_prompt(parts, "text-generation")), sentence_limit(parts.path, config)
 
-    The rows of the two tokens are read from the output matrix, or from the token embedding where that is tied.
-    """
+
+def answer_head(parts: FolderParts, config: ModelConfig, tokenizer: Tokenizer) -> tuple[HeadDescription, int]:
+    """As `logit_score_head`, for a generator that answers in the prompt of a published reranker."""
+    name, matrix = find_output_matrix(parts, config)
+    tokens = find_answer_tokens(parts.path, parts.prompt, tokenizer)
+    if max(tokens) >= matrix.shape[0]:
+        message = f"its answer is token {max(tokens)}, and its output matrix has {matrix.shape[0]} rows"
+        raise CheckpointError(message, file=str(matrix.file), tensor=name)
+    head = token_score_head(name, matrix, tokens, "sigmoid")
+    return replace(head, pair_prompt=build_pair_template(parts.prompt, tokenizer)), input_limit(parts.path, config)
+
+
+def find_output_matrix(parts: FolderParts, config: ModelConfig) -> tuple[str, TensorEntry]:
+    """The output matrix of a generator, or the token embedding to which it is tied. UnsupportedError unless its rows
+    can be read one by one."""
     names = checkpoint_names(parts, (OUTPUT, TOKENS))
     name = names.get(TOKENS if is_tied(parts, config) else OUTPUT, "")
     if not name or config.logit_bias:
         what = "its output layer has a bias" if name else "it has no output matrix"
-        raise UnsupportedError(f"{what}; LogitScore needs a plain one", file=str(parts.path / "config.json"))
+        raise UnsupportedError(f"{what}; a score of logits needs a plain one", file=str(parts.path / "config.json"))
     if type(matrix := parts.entries[name]) is not TensorEntry:
-        raise UnsupportedError("LogitScore needs an output matrix of floats", file=str(matrix.file), tensor=name)
-    tokens = read_score_tokens(parts.root, matrix.shape[0])
-    newer = read_json(parts.root / PROMPTS, {}).get("activation_fn")
-    closing: ScoreActivation = read_activation(parts.root / PROMPTS, newer) if newer else "sigmoid"
+        raise UnsupportedError("a score of logits needs a matrix of floats", file=str(matrix.file), tensor=name)
+    return name, matrix
+
+
+def token_score_head(
+    name: str, matrix: TensorEntry, tokens: tuple[int, ...], closing: ScoreActivation
+) -> HeadDescription:
+    """The head whose score is the logit of the first of `tokens`, less that of the second if there are two. Only their
+    rows of the output matrix, which has this `name`, are read."""
 
     def build(network: Transformer) -> nn.Module:
         return LogitScoreHead(network.config, len(tokens), closing)
@@ -383,15 +410,7 @@ def logit_score_head(parts: FolderParts, config: ModelConfig) -> tuple[HeadDescr
         f"{name}[{token}]": (f"head.output.{number}", entry_rows(matrix, range(token, token + 1)))
         for number, token in enumerate(tokens)
     }
-    head = HeadDescription(
-        "rank",
-        build,
-        ("LABEL_0",),
-        ignored_names=(OUTPUT,),
-        own_entries=rows,
-        pair_prompt=read_pair_prompt(parts, "text-generation"),
-    )
-    return head, sentence_limit(parts.path, config)
+    return HeadDescription("rank", build, ("LABEL_0",), ignored_names=(OUTPUT,), own_entries=rows)
 
 
 def read_score_tokens(root: Path, vocabulary: int) -> tuple[int, ...]:

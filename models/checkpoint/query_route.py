@@ -1,19 +1,23 @@
 """What a folder has for queries alone, where sentence-transformers' Router leads queries and documents to modules of
-their own. Both are read by one network, or queries by a table of weights (Geng et al. 2024, arXiv:2411.04403)."""
+their own. Both are read by one network, or queries by a table of weights (Geng et al. 2024, arXiv:2411.04403), which is
+a tensor or `idf.json`, an object with a weight for each token."""
 
-from collections.abc import Callable, Sequence
-from dataclasses import replace
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 
-from torch import nn
+import torch
+from torch import Tensor, nn
 
 from ..core.errors import CheckpointError, UnsupportedError, show_value
+from ..core.files import is_plain_name
 from ..network.embedding_head import EmbeddingHead, TokenTableHead, UnitSpec, output_width
 from ..network.model_config import ModelConfig
 from ..network.transformer import Transformer
 from ..tokenizer import Tokenizer
 from .description import HeadDescription
-from .folder_files import FolderParts
+from .folder_files import FolderParts, read_json
 from .sentence_modules import (
     MODULES,
     SPARSE_TABLE,
@@ -23,8 +27,25 @@ from .sentence_modules import (
     read_module_tensors,
     read_routes,
 )
+from .tensor_files import FLOAT_ENCODINGS, TensorEntry, ignore_bytes
 
+LISTED = "idf.json"
 ReadTokenizer = Callable[[Path], Tokenizer]
+
+
+@dataclass(frozen=True)
+class ListedWeights(TensorEntry):
+    """Weights of tokens, [V], out of a JSON file that has some of them; the others are 0."""
+
+    weights: Mapping[int, float]
+
+    def read(
+        self, dtype: torch.dtype, device: torch.device, report_bytes: Callable[[int], None] = ignore_bytes
+    ) -> Tensor:
+        out = torch.zeros(self.shape)
+        out[list(self.weights)] = torch.tensor(list(self.weights.values()), dtype=torch.float32)
+        report_bytes(self.size)
+        return out.to(device, dtype)
 
 
 def add_query_route(
@@ -32,12 +53,20 @@ def add_query_route(
 ) -> HeadDescription:
     """The head with what it has for queries. UnsupportedError if queries are read by a network of their own."""
     if not has_modules(parts.root):
-        return head
+        file = parts.root / LISTED
+        if head.task != "fill" or not file.is_file():
+            return head
+        return add_table(LISTED, read_listed_weights(file, config, tokenizer), config, head, tokenizer)
     routes = read_routes(parts.root)
     if routes.queries == routes.documents:
         return head
     if [module.kind for module in routes.queries] == [SPARSE_TABLE] and head.task == "fill":
-        return add_table(parts.root / MODULES, routes.queries[0], config, head, (tokenizer, read_tokenizer))
+        folder = routes.queries[0].folder
+        if not read_tokenizer(folder).has_same_tokens(tokenizer):
+            message = "its tokenizers of queries and of documents have different tokens"
+            raise UnsupportedError(message, file=str(parts.root / MODULES))
+        entry = find_weights(parts.root, folder, config, tokenizer)
+        return add_table(f"{folder.name}/{entry.name}", entry, config, head, tokenizer)
     if head.task != "embed" or routes.queries[:1] != routes.documents[:1]:
         kinds = show_value(", ".join(module.kind for module in routes.queries))
         message = (
@@ -47,22 +76,48 @@ def add_query_route(
     return add_layers(parts.root / MODULES, routes.queries, config, head)
 
 
-def add_table(
-    file: Path,
-    module: SentenceModule,
-    config: ModelConfig,
-    head: HeadDescription,
-    tokenizers: tuple[Tokenizer, ReadTokenizer],
-) -> HeadDescription:
-    """The head with a weight for each token of a query. `tokenizers`: that of documents, and how to read that of
-    queries."""
-    tensors, known = read_module_tensors(module.folder), tokenizers[0]
+def find_weights(root: Path, folder: Path, config: ModelConfig, tokenizer: Tokenizer) -> TensorEntry:
+    """The weights of a module's tokens: its tensor, or the JSON file that its configuration names. That name may be one
+    on the hub; the file is looked for in the module's folder and in `root`."""
+    named = read_json(folder / "config.json", {}).get("path")
+    if named is not None:
+        name = named.rpartition("/")[2] if isinstance(named, str) else ""
+        name = name if name.endswith(".json") and is_plain_name(name) else LISTED
+        file = next((place / name for place in (folder, root) if (place / name).is_file()), None)
+        if file is None:
+            message = f"path is {show_value(named)}, and {name} is neither in this folder nor in that of the model"
+            raise CheckpointError(message, file=str(folder / "config.json"))
+        return read_listed_weights(file, config, tokenizer)
+    tensors = read_module_tensors(folder)
     if tensors.keys() != {"weight"} or tensors["weight"].shape != (config.vocab_size,):
         message = f"{SPARSE_TABLE} should have the one tensor weight, of {config.vocab_size} numbers, one a token"
-        raise CheckpointError(message, file=str(module.folder))
-    if not tokenizers[1](module.folder).has_same_tokens(known):
-        raise UnsupportedError("its tokenizers of queries and of documents have different tokens", file=str(file))
-    skipped = frozenset(token for side in known.boundary_tokens for token in side)
+        raise CheckpointError(message, file=str(folder))
+    return tensors["weight"]
+
+
+def read_listed_weights(file: Path, config: ModelConfig, tokenizer: Tokenizer) -> ListedWeights:
+    """The weights in a JSON object by token. What is no token is the unknown one, as in sentence-transformers."""
+    weights, given = dict[int, float](), read_json(file)
+    for name, weight in given.items():
+        if type(weight) not in (int, float) or not math.isfinite(weight):
+            message = f"the weight of {show_value(name)} is {show_value(weight)}, which should be a number"
+            raise CheckpointError(message, file=str(file))
+        token = tokenizer.token_id(name)
+        token = tokenizer.unk_id if token is None else token
+        if token is not None and not token < config.vocab_size:
+            message = f"{show_value(name)} is token {token}, and the network has {config.vocab_size} tokens"
+            raise CheckpointError(message, file=str(file))
+        if token is not None:
+            weights[token] = float(weight)
+    shape, encoding = (config.vocab_size,), FLOAT_ENCODINGS["F32"]
+    return ListedWeights(file, file.name, "F32", shape, 0, encoding, weights)
+
+
+def add_table(
+    name: str, entry: TensorEntry, config: ModelConfig, head: HeadDescription, tokenizer: Tokenizer
+) -> HeadDescription:
+    """The head with a weight for each token of a query; `name` is that of the entry in messages."""
+    skipped = frozenset(token for side in tokenizer.boundary_tokens for token in side)
     build_main = head.build
 
     def build(network: Transformer) -> nn.Module:
@@ -70,7 +125,7 @@ def add_table(
         main.add_module("query_words", TokenTableHead(config.vocab_size, skipped))
         return main
 
-    entries = {**head.own_entries, f"{module.folder.name}/weight": ("head.query_words.weight", tensors["weight"])}
+    entries = {**head.own_entries, name: ("head.query_words.weight", entry)}
     return replace(head, build=build, own_entries=entries, has_queries=True)
 
 

@@ -34,6 +34,7 @@ MAX_WIDTH = 1 << 14  # numbers of a vector; published models have a thousand
 # The tensors of both packages, by our names.
 TENSORS = {"embedding.weight": "tokens.weight", "embeddings": "tokens.weight", "weights": "weights"}
 MAPPING = "mapping"
+BYTES = "whole numbers of 8 bits"  # a kind of numbers: a quantised matrix, of which no scale is kept
 
 
 def is_static(root: Path) -> bool:
@@ -53,6 +54,7 @@ def describe_static(root: Path, folder_check: FolderCheck = accept_folder) -> De
     check_folder(path)
     config, entries = read_json(path / "config.json", {}), list_tensors(path)
     matrix = find_matrix(path, entries)
+    entries = {**entries, matrix.name: matrix}
     mapping = read_mapping(entries[MAPPING], matrix.shape[0]) if MAPPING in entries else None
     tokenizer = load_tokenizer(path, folder_check).without_boundary_tokens()
     limit = read_limit(path / "config.json", config)
@@ -89,7 +91,7 @@ def translate(names: Mapping[str, str], name: str, tensor: Tensor) -> NamedPiece
 
 
 def find_matrix(path: Path, entries: Mapping[str, TensorEntry]) -> TensorEntry:
-    """The matrix with a vector for each token, or for several."""
+    """The matrix with a vector for each token, or for several. Whole numbers of 8 bits are its numbers as they are."""
     known = [name for name, ours in TENSORS.items() if ours == "tokens.weight" and name in entries]
     if len(known) != 1:
         raise CheckpointError("it should hold one of embedding.weight and embeddings", file=str(path))
@@ -97,7 +99,7 @@ def find_matrix(path: Path, entries: Mapping[str, TensorEntry]) -> TensorEntry:
     if len(matrix.shape) != 2 or not matrix.shape[0] or not 0 < matrix.shape[1] <= MAX_WIDTH:
         message = f"its shape is {list(matrix.shape)}, which should be rows of 1 to {MAX_WIDTH} numbers"
         raise CheckpointError(message, file=str(matrix.file), tensor=matrix.name)
-    return matrix
+    return replace(matrix, kind=BYTES) if matrix.kind == "I8" else matrix
 
 
 def read_mapping(entry: TensorEntry, rows: int) -> Tensor:

@@ -67,6 +67,7 @@ class LabelScoring:
     `activation` follows a dense layer, and a norm follows it; "none": there is no dense layer. `width`: outputs of the
     dense layer; 0: as many as inputs. With `returns` a second dense layer, with the same activation, leads from there
     back to the width of states. `bias` is that of the scores. With `pools_last` these layers come before the pooling.
+    `two_labels` are those of a token whose one score is for the second of them; the first one's is zero.
     """
 
     pooling: Literal["cls", "mean", "last"] = "cls"
@@ -77,6 +78,7 @@ class LabelScoring:
     width: int = 0
     returns: bool = False
     pools_last: bool = False
+    two_labels: tuple[str, str] | None = None
 
 
 DIRECT_SCORING = LabelScoring(activation="none")
@@ -111,7 +113,8 @@ class TokenHead(ScoredStates):
         self, config: ModelConfig, labels: int, closing: ScoreActivation, scoring: LabelScoring = DIRECT_SCORING
     ) -> None:
         super().__init__(config, scoring)
-        self.out = nn.Linear(self.inner_width, labels, bias=scoring.bias)
+        self.has_one_score = scoring.two_labels is not None
+        self.out = nn.Linear(self.inner_width, 1 if self.has_one_score else labels, bias=scoring.bias)
         self.score_activation = closing
 
     def needed_rows(self, starts: list[int]) -> tuple[list[int], list[int]]:
@@ -120,8 +123,8 @@ class TokenHead(ScoredStates):
 
     def forward(self, states: Tensor, starts: Sequence[int]) -> Tensor:  # noqa: ARG002 - each row is on its own
         """[T, W] to [T, labels] scores."""
-        raw: Tensor = self.out(self.hidden_states(states))
-        return raw.float()
+        raw: Tensor = self.out(self.hidden_states(states)).float()
+        return F.pad(raw, (1, 0)) if self.has_one_score else raw
 
     def hidden_states(self, states: Tensor) -> Tensor:
         """[M, W] states to the input of `out`, [M, W]."""

@@ -7,7 +7,7 @@ from typing import Literal
 
 from polyhead.models.chat import ChatTemplate
 from polyhead.models.chat.chat_format import ChatFormat
-from polyhead.models.chat.pair_prompt import PairPrompt
+from polyhead.models.chat.pair_prompt import PairPrompt, PairTemplate
 from polyhead.models.core.label_prompt import LabelPrompt
 from polyhead.models.core.late_interaction import LateInteraction
 from polyhead.models.tokenizer import Tokenizer
@@ -64,7 +64,7 @@ class Model:
     `generation_defaults`: of a generator that reads one sequence and writes another.
     `both_orders`: of a classifier that reads a pair in both orders and adds the scores.
     `excludes_prompt`: of an embedder that does not pool the tokens of a prompt. `pair_prompt`: of a reranker that reads
-    a pair with its chat template. `late`: of an embedder with a vector for each token. `label_prompt`: of a model that
+    a pair in a prompt. `late`: of an embedder with a vector for each token. `label_prompt`: of a model that
     reads labels of the request. `sampling`: the sampling options of requests that do not set them, by the names of
     core.request.Sampling. `more_forms`: outputs that it has beside those of its task. `missing_forms`: by form, what
     would have to be done for the output. `has_queries`: it reads queries in another way than documents.
@@ -91,7 +91,7 @@ class Model:
     generation_defaults: GenerationDefaults | None = None
     both_orders: bool = False
     excludes_prompt: bool = False
-    pair_prompt: PairPrompt | None = None
+    pair_prompt: PairPrompt | PairTemplate | None = None
     late: LateInteraction | None = None
     label_prompt: LabelPrompt | None = None
     sampling: Mapping[str, float] = field(default_factory=dict)

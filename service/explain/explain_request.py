@@ -134,7 +134,7 @@ def check_target(model: Model, parameters: ExplainParameters) -> None:
     unknown = {
         "has embeddings of tokens and no layers": model.is_static,
         "has a vector for each token": model.late is not None,
-        "reads pairs with its chat template": model.pair_prompt is not None,
+        "reads pairs in a prompt of its own": model.pair_prompt is not None,
         "does not pool the tokens of a prompt": model.excludes_prompt,
     }
     for what, applies in unknown.items():

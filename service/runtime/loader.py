@@ -22,6 +22,7 @@ from polyhead.models.checkpoint import Checkpoint
 from polyhead.models.checkpoint.default_precision import DefaultPrecision
 from polyhead.models.checkpoint.description import Description
 from polyhead.models.checkpoint.hub import DownloadOptions
+from polyhead.models.checkpoint.published_rerankers import TASK_MARK
 from polyhead.models.checkpoint.source_policy import SourcePolicy
 from polyhead.models.checkpoint.unmerged_adapter import BaseModel, LoraPlan
 from polyhead.models.executors.contract import Executor
@@ -532,10 +533,11 @@ def describe_sampling(sampling: Mapping[str, float]) -> str:
 
 
 def known_sources(settings: Settings) -> frozenset[str]:
-    """Return the sources that the settings name, and both parts of a model with a merged adapter. Any other source was
-    named over HTTP.
+    """Return the sources that the settings name, without what says a task, and both parts of a model with a merged
+    adapter. Any other source was named over HTTP.
     """
-    named = settings.models.values()
+    given = settings.models.values()
+    named = [*given, *(source.rpartition(TASK_MARK)[0] for source in given)]
     return frozenset(part for source in named for part in (source, *source.rpartition("+")[::2]) if part)
 
 

@@ -9,6 +9,7 @@ from functools import partial
 from itertools import takewhile
 from typing import Literal, TypeGuard, TypeVar
 
+from polyhead.models.chat.pair_prompt import PairTemplate
 from polyhead.models.core.errors import EncodingError
 from polyhead.models.core.late_interaction import LateInteraction, TextRole
 from polyhead.models.tokenizer import Encoding, Text, check_well_formed
@@ -157,7 +158,7 @@ class RoleTokens(TokenIds):
 
 
 class RenderedPair(TokenIds):
-    """The tokens of a query and a document in the chat template of `model`. Its last tokens, which follow every
+    """The tokens of a query and a document in the prompt of `model`. Its last tokens, which follow every
     document, count as special: a truncated pair keeps them.
     """
 
@@ -322,8 +323,12 @@ def pair_orders(model: Model, prompt: str, source: str | tuple[str, str]) -> lis
 
 
 def encode_pair(model: Model, query: str, document: str) -> list[int]:
-    """Return the tokens of a pair in the model's chat template. Texts cannot spell its control tokens."""
+    """Return the tokens of a pair in the model's prompt. Texts cannot spell its control tokens."""
     assert model.pair_prompt is not None
+    if isinstance(model.pair_prompt, PairTemplate):
+        texts = model.pair_prompt.build_texts(query, document)
+        pieces = model.tokenizer.encode_batch(texts, special=False, untrusted=True, offsets=False)
+        return [*model.pair_prompt.before, *(id for piece in pieces for id in piece.ids), *model.pair_prompt.after]
     if model.chat is None:
         raise BadRequest(f"{model.name} has no chat template for pairs of texts")
     variables = dict(model.pair_prompt.variables)
@@ -338,7 +343,9 @@ def encode_pair(model: Model, query: str, document: str) -> list[int]:
 
 
 def count_closing_tokens(model: Model) -> int:
-    """Return how many tokens follow every document in the model's chat template."""
+    """Return how many tokens follow every document in the model's prompt."""
+    if isinstance(model.pair_prompt, PairTemplate):
+        return len(model.pair_prompt.after)
     first, second = (encode_pair(model, filler, filler) for filler in ("0", "1 2 3 4"))
     same = list(takewhile(lambda pair: pair[0] == pair[1], zip(reversed(first), reversed(second), strict=False)))
     return len(same)

@@ -141,6 +141,10 @@ MPT = dict(d_model=32, n_heads=4, n_layers=2, max_seq_len=POSITIONS)
 XGLM = dict(d_model=32, num_layers=2, attention_heads=4, ffn_dim=48, max_position_embeddings=POSITIONS)
 STARCODER2 = dict(NEOX, num_key_value_heads=2)
 
+BERT = dict(
+    hidden_size=32, num_hidden_layers=3, num_attention_heads=4, intermediate_size=48, is_decoder=True,
+    type_vocab_size=2, max_position_embeddings=POSITIONS, pad_token_id=0,
+)  # fmt: skip
 ROWS: dict[str, Row] = {
     "openai-gpt": Row(tf.OpenAIGPTConfig, tf.OpenAIGPTLMHeadModel, GPT),
     "gpt2": Row(tf.GPT2Config, tf.GPT2LMHeadModel, GPT),
@@ -245,6 +249,12 @@ ROWS: dict[str, Row] = {
         tf.CTRLLMHeadModel,
         dict(n_embd=32, n_layer=3, n_head=4, dff=48, n_positions=POSITIONS),
     ),
+    "bert": Row(tf.BertConfig, tf.BertLMHeadModel, BERT),
+    "roberta": Row(tf.RobertaConfig, tf.RobertaForCausalLM, dict(BERT, max_position_embeddings=POSITIONS + 1)),
+    "megatron-bert": Row(tf.MegatronBertConfig, tf.MegatronBertForCausalLM, BERT),
+    "xlm-roberta-xl": Row(
+        tf.XLMRobertaXLConfig, tf.XLMRobertaXLForCausalLM, dict(BERT, max_position_embeddings=POSITIONS + 2)
+    ),
     "bert-generation": Row(
         tf.BertGenerationConfig,
         tf.BertGenerationDecoder,
@@ -294,6 +304,8 @@ REFUSED: list[tuple[str, dict[str, Any], str]] = [
     ("mpt", {"attn_config": {"alibi_bias_max": 16}}, "alibi_bias_max is 16"),
     ("mpt", {"logit_scale": 2.0}, "logit_scale is 2.0"),
     ("ctrl", {"layer_norm_epsilon": 1e-5}, "layer_norm_epsilon is 1e-05: only 1e-06 is known"),
+    ("bert", {"add_cross_attention": True}, "add_cross_attention is not known"),
+    ("bert", {"is_decoder": False}, "is_decoder"),
     ("bert-generation", {"add_cross_attention": True}, "add_cross_attention is not known"),
     ("bert-generation", {"is_decoder": False}, "is_decoder"),
     ("xglm", {"add_cross_attention": True}, "add_cross_attention is not known"),

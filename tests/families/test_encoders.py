@@ -60,6 +60,18 @@ BART = dict(
     encoder_ffn_dim=48, decoder_ffn_dim=40, max_position_embeddings=checkpoints.POSITIONS,
     eos_token_id=SEPARATOR, decoder_start_token_id=SEPARATOR, bos_token_id=2,
 )  # fmt: skip
+BLOCKS = dict(block_size=16, num_random_blocks=3)
+LONG_BART = (
+    BART
+    | dict.fromkeys(("max_encoder_position_embeddings", "max_decoder_position_embeddings"), checkpoints.POSITIONS)
+    | dict(attention_window=8)
+)
+IMAGES = dict(
+    text_config=dict(GEMMA, vocab_size=300, pad_token_id=0), mm_tokens_per_image=4,
+    vision_config=dict(
+        hidden_size=8, num_hidden_layers=1, num_attention_heads=2, intermediate_size=8, image_size=28, patch_size=14
+    ),
+)  # fmt: skip
 T5_GEMMA = dict(encoder=GEMMA, decoder=GEMMA, is_encoder_decoder=False)
 SWITCH = dict(
     d_model=32, d_kv=8, d_ff=48, num_heads=4, num_layers=3, num_experts=4, num_sparse_encoder_layers=1,
@@ -88,7 +100,7 @@ ROWS: dict[str, Row] = {
     **make_rows("XLMRoberta", ROBERTA, *EVERY),
     **make_rows("Camembert", ROBERTA, *EVERY),
     **make_rows("DistilBert", DISTIL, *EVERY),
-    **make_rows("Electra", dict(BERT, embedding_size=32), *EVERY),
+    **make_rows("Electra", dict(BERT, embedding_size=32), *EVERY, "ForPreTraining"),
     **named("narrow", make_rows("Electra", dict(BERT, embedding_size=24, hidden_act="gelu_new"), *EVERY)),
     **make_rows("Data2VecText", ROBERTA, *EVERY),
     **make_rows("Ernie", dict(BERT, use_task_id=False), *EVERY, *PRETRAINED),
@@ -137,6 +149,7 @@ ROWS: dict[str, Row] = {
     },
     **named("both directions", make_rows("Qwen2", dict(LLAMA, is_causal=False), BODY, TAG)),
     **make_rows("Gemma3Text", GEMMA, BODY, TEXT),
+    **make_rows("Gemma3", IMAGES, TEXT),
     **named("bidirectional", make_rows("Gemma3Text", GEMMA | dict(use_bidirectional_attention=True), BODY)),
     **make_rows("T5", T5, "EncoderModel", TEXT, TAG, SPAN),
     **make_rows("MT5", T5, "EncoderModel", TEXT, TAG, SPAN),
@@ -147,6 +160,8 @@ ROWS: dict[str, Row] = {
     **make_rows("MBart", BART, TEXT, SPAN),
     **make_rows("PLBart", BART, TEXT),
     **make_rows("Mvp", BART, TEXT, SPAN),
+    **make_rows("LED", LONG_BART, SPAN),
+    **make_rows("BigBirdPegasus", BART | BLOCKS, TEXT, SPAN),
     **make_rows("XLM", XLM, BODY, TEXT, TAG, "ForQuestionAnsweringSimple", "WithLMHeadModel"),
     **named("mean", make_rows("XLM", dict(XLM, summary_type="mean", gelu_activation=False), TEXT)),
     **make_rows("Flaubert", XLM, BODY, "WithLMHeadModel"),

@@ -75,6 +75,7 @@ FAMILY_WORDS = {
     "models/checkpoint/label_folders.py": "bert_layer is an encoder in the names of tensors, whatever its family",
     "models/checkpoint/late_interaction.py": "ColBERT is what a method, and the kind of its checkpoints, is called",
     "models/checkpoint/more_outputs.py": "colbert_linear is what the file of an output is called",
+    "models/checkpoint/published_rerankers.py": "the names of published rerankers, whose prompts differ",
     "service/api/dialects/openai/wire.py": "colbert_vecs is what clients call an output",
     "models/checkpoint/gguf_file.py": "Llama 3's scaling, which GGUF keeps in a tensor",
     "models/network/model_config.py": "llama3 is what checkpoints call that way of scaling, whatever the family",

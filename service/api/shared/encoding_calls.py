@@ -50,6 +50,8 @@ Replies = AsyncGenerator[EncoderOutput | PolyheadError, None]
 INLINE_NUMBERS = 1 << 10  # numbers that are written on the event loop; more are written on a thread
 PORTION_NUMBERS = 1 << 15  # numbers that are written in one portion
 LABEL_BYTES = 48  # bytes of {"label":,"score":} and of a number with all its digits, without the label
+WORD_BYTES = 128  # bytes for each weight of a word: a tuple, its number and its float, and its slot
+WRITTEN_BYTES = 24  # bytes of JSON for each unit of `reply_size`, at most
 TABLE_BYTES = 8  # bytes for each number of a table: as float32, and a copy
 FLOAT32_BYTES = 16  # bytes of a 32-bit float as JSON, and the comma after it, at most
 STEPS_AHEAD = 2  # engine steps of one call that are submitted ahead: the current one and the next
@@ -124,7 +126,8 @@ def result_memory(model: Model, request: Encode) -> int:
         case "embed":
             width = request.dimensions or model.width
             tables = TABLE_BYTES * request.prompt_tokens * width if "tokens" in request.forms else 0
-            return tables + (BYTES_PER_NUMBER * width if "" in request.forms else 0)
+            words = WORD_BYTES * request.prompt_tokens if "words" in request.forms else 0
+            return tables + words + (BYTES_PER_NUMBER * width if "" in request.forms else 0)
         case "tag":
             return (BYTES_PER_OFFSET + TABLE_BYTES * labels) * request.prompt_tokens
         case "classify" | "rank" | "choose":
@@ -182,6 +185,11 @@ class JsonListBody:
         self.prompt_tokens = 0
         self._reserve(expected)
 
+    def expect(self, size: int) -> None:
+        """Claim what the next portion takes beyond what is claimed, before it is written. Raises as `add` does."""
+        if (missing := self._size + size - self._claimed) > 0:
+            self._reserve(missing)
+
     def add(self, part: bytes) -> None:
         """Add one portion.  Raises BodyTooLarge or Overloaded if there is no memory for it."""
         self._size += len(part) + 1
@@ -203,8 +211,9 @@ async def write_body(request: Request, answers: Replies, writing: ReplyWriter, c
     body, index = JsonListBody(request_context(request).claim, count * writing.max_bytes), 0
     async with aclosing(answers):
         async for portion in split_portions(answers):
-            write = partial(write_items, writing, index, portion)
-            body.add(await run_off_loop(sum(map(reply_size, portion)), write))
+            write, size = partial(write_items, writing, index, portion), sum(map(reply_size, portion))
+            body.expect(WRITTEN_BYTES * size)
+            body.add(await run_off_loop(size, write))
             body.prompt_tokens += sum(one.usage.prompt_tokens for one in portion if not isinstance(one, PolyheadError))
             index += len(portion)
     return body

@@ -189,7 +189,6 @@ def plain(tiny_classifier: Path, tmp_path: Path) -> tuple[Path, Path]:
         ({"init_lora_weights": "pissa"}, "init_lora_weights is 'pissa'"),
         ({"something_of_tomorrow": 1}, "something_of_tomorrow"),
         ({"task_type": "SEQ_2_SEQ_LM"}, "SEQ_2_SEQ_LM.*BertForSequenceClassification"),
-        ({"task_type": "CAUSAL_LM"}, "CAUSAL_LM"),
     ],
 )
 def test_unsupported_settings_are_refused_by_name(
@@ -197,6 +196,13 @@ def test_unsupported_settings_are_refused_by_name(
 ) -> None:
     edit(plain[1], **changes)
     with pytest.raises(UnsupportedError, match=rf"adapter_config\.json.*{message}"):
+        load(f"{plain[0]}+{plain[1]}")
+
+
+def test_an_adapter_for_generation_needs_a_causal_base(plain: tuple[Path, Path]) -> None:
+    """The family has a causal form, and this base is not of it."""
+    edit(plain[1], task_type="CAUSAL_LM")
+    with pytest.raises(UnsupportedError, match=r"its tokens see those after them .*, so it cannot generate"):
         load(f"{plain[0]}+{plain[1]}")
 
 

@@ -136,3 +136,52 @@ def test_tables_of_queries_that_are_refused(tmp_path: Path) -> None:
     checkpoints.word_piece().save_pretrained(query)
     with pytest.raises(UnsupportedError, match="its tokenizers of queries and of documents have different tokens"):
         load(str(folder))
+
+
+def listed_table(folder: Path, name: str = "idf.json") -> dict[str, float]:
+    """A folder whose queries have the weights of a JSON file; what is written there."""
+    retrieval_models.routed_splade(folder)
+    query = folder / "query_0_SparseStaticEmbedding"
+    (query / "model.safetensors").unlink()
+    checkpoints.write_json(query / "config.json", {"frozen": True, "path": f"someone/a-model/{name}"})
+    weights = {"fox": 1.5, "the": 0.25, "paris": 3, "not a word": 0.125}
+    checkpoints.write_json(query / name, weights)
+    return weights
+
+
+@pytest.mark.parametrize("place", ["module", "root", "no modules"])
+def test_weights_of_queries_out_of_a_json_file(tmp_path: Path, place: str) -> None:
+    folder = tmp_path / "folder"
+    weights = listed_table(folder)
+    if place == "root":
+        (folder / "query_0_SparseStaticEmbedding" / "idf.json").rename(folder / "idf.json")
+    if place == "no modules":
+        folder = tmp_path / "plain"
+        retrieval_models.save_masked(folder)
+        checkpoints.write_json(folder / "idf.json", weights)
+    loaded = load(str(folder))
+    head: Any = loaded.head
+    expected = torch.zeros(loaded.config.vocab_size)
+    for name, weight in weights.items():
+        token = loaded.tokenizer.token_id(name)
+        expected[loaded.tokenizer.unk_id if token is None else token] = weight
+    assert loaded.has_queries
+    assert torch.equal(head.query_words.weight, expected)
+
+
+@pytest.mark.parametrize(
+    ("weights", "problem"),
+    [({"fox": "1"}, "the weight of 'fox' is '1', which should be a number"), ({"fox": True}, "'fox' is True, which")],
+)
+def test_weights_that_are_no_numbers(tmp_path: Path, weights: dict[str, Any], problem: str) -> None:
+    listed_table(tmp_path / "folder")
+    checkpoints.write_json(tmp_path / "folder" / "query_0_SparseStaticEmbedding" / "idf.json", weights)
+    with pytest.raises(CheckpointError, match=problem):
+        load(str(tmp_path / "folder"))
+
+
+def test_weights_in_a_file_that_is_not_there(tmp_path: Path) -> None:
+    listed_table(tmp_path / "folder")
+    (tmp_path / "folder" / "query_0_SparseStaticEmbedding" / "idf.json").unlink()
+    with pytest.raises(CheckpointError, match=r"path is 'someone/a-model/idf\.json', and idf\.json is neither in this"):
+        load(str(tmp_path / "folder"))

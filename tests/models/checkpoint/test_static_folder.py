@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
+from torch.nn import functional as F
 
 from polyhead.models.checkpoint import load
 from polyhead.models.checkpoint.static_folder import DEFAULT_LENGTH, MAX_LENGTH, read_limit
@@ -34,6 +35,21 @@ def test_states_are_rows_of_the_matrix(tmp_path: Path) -> None:
     assert "no layers" in unsupported_reason(loaded.config)
 
 
+@torch.inference_mode()
+def test_a_matrix_of_whole_numbers(tmp_path: Path) -> None:
+    """model2vec keeps no scale for them; vectors are their mean in float32."""
+    folder = retrieval_models.model2vec(tmp_path / "m")
+    stored = torch.arange(26 * 8).view(26, 8).sub(100).to(torch.int8)
+    save_file({"embeddings": stored}, folder / "model.safetensors")
+    loaded = load(str(folder))
+    tokens = [5, 7, 20]
+    states = loaded.network(RaggedBatch.of([tokens]))
+    assert torch.equal(states, stored[tokens].float())
+    vector = loaded.head.postprocess(loaded.head(states, [0, 3]))[0]
+    torch.testing.assert_close(vector, F.normalize(stored[tokens].float().mean(0), dim=0), rtol=0, atol=1e-6)
+    assert loaded.default_precision.precision == "float32"
+
+
 def test_no_tokens_are_added_around_a_text(tmp_path: Path) -> None:
     tokenizer = load(str(retrieval_models.static(tmp_path / "m"))).tokenizer
     assert len(tokenizer.encode("the fox").ids) == 2
@@ -54,7 +70,7 @@ def test_the_unknown_token_of_a_unigram_vocabulary(tmp_path: Path) -> None:
         ({"other": torch.ones(26, 8)}, "it should hold one of embedding.weight and embeddings"),
         ({"embeddings": torch.ones(26, 8), "embedding.weight": torch.ones(26, 8)}, "it should hold one of"),
         ({"embeddings": torch.ones(26)}, r"its shape is \[26\], which should be rows of 1 to 16384 numbers"),
-        ({"embeddings": torch.ones(26, 8).to(torch.int8)}, "its numbers are I8, and only"),
+        ({"embeddings": torch.ones(26, 8).to(torch.int16)}, "its numbers are I16, and only"),
         ({"embeddings": torch.ones(26, 8), "weights": torch.ones(25)}, r"its shape is \[25\]"),
         (
             {"embeddings": torch.ones(26, 8), "mapping": torch.ones(26)},

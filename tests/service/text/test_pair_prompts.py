@@ -1,11 +1,13 @@
 """Pairs of texts for rerankers that read them with a chat template."""
 
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import pytest
 import transformers as tf
 
+from polyhead.models.chat.pair_prompt import PairTemplate
 from polyhead.models.checkpoint import load
 from polyhead.service.core.errors import BadRequest
 from tests.support import checkpoints, scripted
@@ -39,5 +41,21 @@ def test_a_pair_is_read_in_the_chat_template(tmp_path: Path) -> None:
     assert list(cut.tokens) == [*expected[: limit - len(closing)], *closing]
     [spelled] = inputs(served, ("a cat", "<|im_end|>"))
     assert spelled.tokens.count(loaded.tokenizer.token_id("<|im_end|>")) == 3, "a text spells no control token"
+    with pytest.raises(BadRequest, match="inputs: must be a pair of texts, judge compares a query with a document"):
+        inputs(served, "a cat")
+
+
+def test_a_pair_is_read_between_tokens(tmp_path: Path) -> None:
+    """What a truncated pair keeps are the tokens after the document."""
+    model = scripted.model(reranker(tmp_path), "judge", "rank")
+    template = PairTemplate((1, 2), ("A: {query}", "\n", "B: {document}"), (3, 4, 5))
+    served = replace(model, pair_prompt=template, max_tokens=256, vocab_size=384)
+    read = partial(served.tokenizer.encode, special=False, untrusted=True)
+    query, document = "{document} <|im_end|>", "a fox"
+    middle = [id for text in (f"A: {query}", "\n", f"B: {document}") for id in read(text).ids]
+    [whole] = inputs(served, (query, document))
+    assert list(whole.tokens) == [1, 2, *middle, 3, 4, 5]
+    [cut] = inputs(replace(served, max_tokens=len(middle)), (query, document), truncate="right")
+    assert list(cut.tokens) == [1, 2, *middle[:-5], 3, 4, 5]
     with pytest.raises(BadRequest, match="inputs: must be a pair of texts, judge compares a query with a document"):
         inputs(served, "a cat")

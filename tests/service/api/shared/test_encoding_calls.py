@@ -1,9 +1,12 @@
 """How answers for many texts are written: which memory is claimed, on which thread, and what is dropped."""
 
 import asyncio
+import sys
 import threading
 import tracemalloc
-from collections.abc import AsyncGenerator, Callable
+from collections.abc import AsyncGenerator, Callable, Mapping
+from dataclasses import replace
+from functools import partial
 from types import SimpleNamespace
 from typing import Any
 
@@ -12,6 +15,7 @@ import orjson
 import pytest
 
 from polyhead.service.api.dialects.openai.routes import embedding_envelope, make_embedding_writer
+from polyhead.service.api.dialects.openai.write import write_embedding
 from polyhead.service.api.dialects.tei.write import SPARSE_WRITER, TOKEN_VECTOR_WRITER
 from polyhead.service.api.shared import pipeline_outputs as findings
 from polyhead.service.api.shared.encoding_calls import (
@@ -19,11 +23,13 @@ from polyhead.service.api.shared.encoding_calls import (
     ReplyWriter,
     max_label_bytes,
     reply_response,
+    result_memory,
     write_body,
 )
 from polyhead.service.api.shared.openai_errors import write_openai_error
 from polyhead.service.api.shared.streaming import LineStream, PartsResponse, dumps_sliced
 from polyhead.service.core.errors import BodyTooLarge, PolyheadError
+from polyhead.service.core.request import Encode
 from polyhead.service.resources.request_memory import ALLOCATOR_BYTES, UNBOUNDED_HEADROOM, Headroom, MemoryClaim
 from polyhead.service.text.answer_delta import Usage
 from polyhead.service.text.encoder_outputs import (
@@ -31,6 +37,7 @@ from polyhead.service.text.encoder_outputs import (
     FillOutput,
     MaskCandidate,
     ScoreOutput,
+    SeveralOutputs,
     SparseVector,
     TagOutput,
     TokenVectors,
@@ -46,6 +53,13 @@ CLASSIFY = ReplyWriter(
 )
 TAGS = ReplyWriter(write_one=lambda reply: map(findings.write_entity, reply.entities), write_error=write_openai_error)
 WORDS = ReplyWriter(write_one=lambda reply: findings.write_masks(reply.masks), write_error=write_openai_error)
+WRITERS: Mapping[type, Callable[[Any], Any]] = {
+    ScoreOutput: partial(write_embedding, encoding="float"),
+    SparseVector: partial(write_embedding, encoding="float"),
+    TokenVectors: partial(write_embedding, encoding="float"),
+    TagOutput: TAGS.write_one,
+    FillOutput: WORDS.write_one,
+}
 Replies = AsyncGenerator[EncoderOutput | PolyheadError, None]
 
 
@@ -81,6 +95,11 @@ def word_weights() -> SparseVector:
     return SparseVector(tuple((index, 0.123456789) for index in range(500)), Usage(9))
 
 
+def several_outputs() -> SeveralOutputs:
+    """What a text of 500 words has: a vector, weights of words, and vectors of 40 tokens."""
+    return SeveralOutputs((scores(64), word_weights(), table(40)), Usage(9))
+
+
 def vectors(width: int) -> ReplyWriter:
     return make_embedding_writer(SimpleNamespace(width=width), ("",), "float")  # type: ignore[arg-type]
 
@@ -92,6 +111,10 @@ ANSWERS = {
     "entities": (TAGS, entities_of),
     "words": (WORDS, filled_masks),
     "weights": (SPARSE_WRITER, word_weights),
+    "several outputs": (
+        make_embedding_writer(SimpleNamespace(width=64), ("", "words", "tokens"), "float"),  # type: ignore[arg-type]
+        several_outputs,
+    ),
 }
 
 
@@ -109,6 +132,34 @@ def test_the_memory_of_a_written_answer_is_claimed(kind: str) -> None:
     assert sum(map(len, body._parts)) > portion / 4  # a smaller test would show nothing
     assert len(orjson.loads(b"[%s]" % b"".join(body._parts))) == count
     assert body.prompt_tokens == count * make().usage.prompt_tokens
+
+
+@pytest.mark.parametrize("make", [several_outputs, word_weights, table, entities_of, filled_masks, scores])
+def test_a_portion_is_claimed_before_it_is_written(make: Callable[[], Any]) -> None:
+    """However long one answer is, whose length follows from its text."""
+    headroom, written = Headroom(), list[tuple[int, int]]()
+
+    def write(reply: Any) -> Any:
+        reserved = headroom._reserved
+        outputs = reply.outputs if isinstance(reply, SeveralOutputs) else (reply,)
+        size = sum(len(dumps_sliced(WRITERS[type(each)](each))) for each in outputs)
+        written.append((reserved, size))
+
+    writing = ReplyWriter(write_one=write, write_error=write_openai_error)
+    asyncio.run(write_body(asking(headroom), replies(make, 1), writing, 1))
+    [(reserved, size)] = written
+    assert reserved >= size
+
+
+def test_the_results_of_all_outputs_are_claimed() -> None:
+    """The float32 numbers of vectors, and the weights of words as Python objects."""
+    model: Any = SimpleNamespace(task="embed", labels=(), width=64)
+    request = Encode("text", tuple(range(500)), more_forms=("words", "tokens"))
+    made = word_weights()
+    objects = sum(sys.getsizeof(pair) + sum(map(sys.getsizeof, pair)) for pair in made.weights)
+    words = result_memory(model, request) - result_memory(model, replace(request, more_forms=("tokens",)))
+    assert words >= objects + sys.getsizeof(made.weights)
+    assert result_memory(model, request) - words >= 500 * 64 * 4 + 64 * 8
 
 
 def test_labels_are_claimed_before_the_first_is_computed() -> None:
