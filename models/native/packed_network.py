@@ -67,6 +67,9 @@ def unsupported_reason(config: ModelConfig) -> str:
         (config.activation == "xielu", "its activation has learned slopes"),
         (config.logit_dense, "its head has a dense layer before the output matrix"),
         (config.latent is not None, "its attention is latent"),
+        (config.layer_shapes, "its layers differ in their heads"),
+        (config.layer_scale or config.layer_embedding, "its layers have embeddings or scales of their own"),
+        (config.key_layers or any(config.tied_values) or config.value_norm, "keys and values depend on each other"),
         (config.qkv_limit, "its queries, keys and values are clamped"),
         (config.bottleneck, "a narrow MLP follows that of each layer"),
         (config.convolution, "a convolution is beside its first layer"),
@@ -351,8 +354,8 @@ def pack_weights(pack: PackedNetwork, block: PreBlock) -> Layer:
         layer.query_norm = pack.pack_head_norm(mixer.query_norm)
         layer.key_norm = pack.pack_head_norm(mixer.key_norm)
         layer.sinks = pack.pack_floats(getattr(mixer, "sinks", None))
-        gates = [] if mixer.gate is None else [mixer.gate]
-        layer.input, layer.gated = pack.pack_linear([mixer.query, mixer.key, mixer.value, *gates]), len(gates)
+        read = [part for part in (mixer.query, mixer.key, mixer.value, mixer.gate) if part is not None]
+        layer.input, layer.gated = pack.pack_linear(read), int(mixer.gate is not None)
         layer.output = pack.pack_linear([mixer.output])
     if isinstance(mixer, RecurrentMixer):
         layer.input, layer.recurrent = pack_recurrent(pack, mixer)

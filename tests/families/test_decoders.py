@@ -59,6 +59,9 @@ def save_reference(kind: Any, config: Any, folder: Path) -> Any:
     theirs = kind(config).eval()
     for name, parameter in theirs.named_parameters():
         parameter.normal_(1.0 if parameter.dim() == 1 and name.endswith("weight") else 0.0, 0.2)
+    for name, buffer in theirs.named_buffers():
+        if name.endswith("layer_scalar"):
+            buffer.normal_(1.0, 0.2)
     theirs.save_pretrained(folder)
     tokenizer().save_pretrained(folder)
     return theirs
