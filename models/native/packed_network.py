@@ -92,6 +92,7 @@ class PackedNetwork:
         self.memory = PageAllocator()
         self.arrays: list[Any] = []
         self.weight_bytes = 0
+        self.token_table: Array = np.empty(0, np.float32)  # embeddings, where they are not in the output matrix
 
     def pack_floats(self, values: Tensor | None, padding: int = PADDING) -> int:
         """The address of [.., n] float32 numbers, padded with zeros; 0 for None."""
