@@ -1,6 +1,7 @@
 """Gemma 4 (text): Gemma 3 with other head counts and widths in layers without a window, keys that are values, keys that
 several layers read, embeddings of tokens for each layer, and a scale for each layer (https://huggingface.co/google)."""
 
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -69,6 +70,8 @@ def layer_shapes(hf: Json, reads: tuple[int, ...]) -> tuple[LayerShape, ...]:
     if hf.get("attention_k_eq_v") and "num_global_key_value_heads" in hf:
         full["num_key_value_heads"] = hf["num_global_key_value_heads"]
     listed = hf.get("per_layer_config") or {n: full for n, kind in enumerate(hf["layer_types"]) if kind == FULL}
+    if not isinstance(listed, Mapping) or not all(isinstance(sizes, Mapping) for sizes in listed.values()):
+        raise UnsupportedError(f"per_layer_config is {show_value(listed)}, which should be an object of objects")
     found = []
     for layer, source in enumerate(reads):
         sizes = {**hf, **listed.get(str(layer), listed.get(layer, {}))}
