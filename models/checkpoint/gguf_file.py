@@ -131,7 +131,7 @@ def infer_rope_scaling(entry: TensorEntry, hf: Json, fields: Json) -> Json:
     The converter writes the factors, not the parameters. Only the largest factor and the published constants are tried.
     The factors are read while the file is described, before its memory is estimated, so their number is limited.
     """
-    width = hf.get("global_head_dim", hf["head_dim"])
+    width = hf["global_head_dim"] if "global_head_dim" in hf else hf["head_dim"]
     if entry.shape != (width // 2,):
         message = f"its shape is {list(entry.shape)}, but the head width asks for {[width // 2]}"
         raise CheckpointError(message, file=str(entry.file), tensor=FREQUENCIES)
@@ -144,6 +144,9 @@ def infer_rope_scaling(entry: TensorEntry, hf: Json, fields: Json) -> Json:
     rotated = int((factors == 1).sum())
     if rotated and bool((factors[:rotated] == 1).all()) and bool((factors[rotated:] == NOT_ROTATED).all()):
         return {"rope_type": "proportional", "partial_rotary_factor": (rotated + 0.25) / len(factors)}
+    if "full_attention" in hf["rope_parameters"]:
+        message = f"its factors should be 1, and then {float(NOT_ROTATED):.0e} for features that are not rotated"
+        raise UnsupportedError(message, file=str(entry.file), tensor=FREQUENCIES)
     guess = {
         "rope_type": "llama3",
         "factor": float(factors.max()),

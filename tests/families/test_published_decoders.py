@@ -241,7 +241,7 @@ def gemma4_file(file: Path, theirs: Any, **changes: Any) -> Path:
         name.replace(name.rpartition(".")[2], scales.get(name.rpartition(".")[2], name.rpartition(".")[2])): tensor
         for name, tensor in gguf_tensors("gemma4", theirs).items()
     }
-    tensors["rope_freqs.weight"] = torch.tensor([1.0] * 2 + [1e30] * 6)
+    tensors["rope_freqs.weight"] = torch.tensor(changes.pop("factors", [1.0] * 2 + [1e30] * 6))
     if config.num_kv_shared_layers:
         tensors["blk.5.attn_k.weight"] = torch.ones(32, 32)
     windowed = [kind == "sliding_attention" for kind in config.layer_types]
@@ -274,6 +274,7 @@ def test_a_gguf_file_of_gemma4_equals_its_reference(tmp_path: Path, shape: dict[
     ("changes", "sentence"),
     [
         ({"expert_count": 4}, "expert_count 4 is not known here"),
+        ({"factors": [1.0] * 7 + [8.0]}, "its factors should be 1, and then 1e.30 for features that are not rotated"),
         ({"attention.sliding_window_pattern": [True]}, "sliding_window_pattern has 1 values, which should be 3"),
         ({"attention.value_length_swa": 4}, "attention.value_length_swa 4 differs from the head width 8"),
     ],
