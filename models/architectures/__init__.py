@@ -26,6 +26,7 @@ from .exaone_moe import EXAONE_MOE
 from .falcon import FALCON
 from .family import Family, HeadSpec, rename_weight
 from .gemma import GEMMA, GEMMA2, GEMMA3, GEMMA3_IMAGES, VAULT_GEMMA
+from .gemma4 import GEMMA4, GEMMA4_IMAGES
 from .glm import GLM, GLM4
 from .gpt import GPT
 from .gpt2 import GPT2, GPT_SW3
@@ -168,6 +169,8 @@ FAMILIES: dict[str, Family] = {
         XGLM,
         PERSIMMON,
         GEMMA3_IMAGES,
+        GEMMA4,
+        GEMMA4_IMAGES,
         PHI,
         PHI3,
         SMOLLM3,

@@ -177,6 +177,9 @@ def read_rope(hf: Json, layer_type: str = "full_attention") -> tuple[float, Rope
             return base, None
         case "linear":
             return base, RopeScaling(kind="linear", factor=float(parameters["factor"]))
+        case "proportional":
+            factor, share = float(parameters.get("factor", 1.0)), float(parameters.get("partial_rotary_factor", 1.0))
+            return base, RopeScaling(kind="share", factor=factor, share=share)
         case "llama3":
             return base, RopeScaling(
                 kind="llama3",
@@ -190,7 +193,7 @@ def read_rope(hf: Json, layer_type: str = "full_attention") -> tuple[float, Rope
         case "longrope" | "su":
             return base, read_longrope(hf, parameters)
         case other:
-            known = "default, linear, dynamic, llama3, yarn, longrope"
+            known = "default, linear, dynamic, llama3, yarn, longrope, proportional"
             raise UnsupportedError(f"rope scaling {show_value(other)} is not one of {known}")
 
 

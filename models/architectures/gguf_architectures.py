@@ -21,6 +21,7 @@ from .gguf_generators import (
     read_decoder,
     read_gemma2,
     read_gemma3,
+    read_gemma4,
     read_granite,
     read_llama,
     read_minicpm,
@@ -101,10 +102,22 @@ INNER: Renames = (
 )
 DBRX: Renames = ((r"\.attn_output_norm\.", ".mlp_norm."), *DECODER)
 SEED_OSS: Renames = ((r"\.post_attention_norm\.", ".mlp_norm."), *DECODER)
+GEMMA4: Renames = (
+    (r"^per_layer_token_embd\.", "layer_embedding.table."),
+    (r"^per_layer_model_proj\.", "layer_embedding.projection."),
+    (r"^per_layer_proj_norm\.", "layer_embedding.norm."),
+    (r"\.inp_gate\.", ".input_gate."),
+    (r"\.proj\.", ".input_up."),
+    (r"\.post_norm\.", ".input_norm."),
+    (r"\.layer_output_scale\.weight$", ".scale"),
+    *DECODER,
+)
 LFM2: Renames = ((r"^token_embd_norm\.", "final_norm."), *DECODER)
 COUNTS_BY_LAYER = ("attention.head_count_kv", "feed_forward_length")  # of networks whose layers differ
 OTHER_ARITHMETIC = ("logit_scale", "attn_logit_softcapping", "final_logit_softcapping", "attention.clamp_kqv")
 DROP = r"^rope_(freqs|factors_long|factors_short)\.|\.attn_rot_embd\."  # what the configuration is read from
+
+OWN_KEYS = re.compile(r"blk\.(\d{1,9})\.attn_(k|v|k_norm)\.")
 
 
 def keep_dialect(dialect: "GgufArchitecture", shapes: Shapes) -> "GgufArchitecture":  # noqa: ARG001
@@ -140,10 +153,17 @@ def rename_tensor(dialect: GgufArchitecture, config: ModelConfig, name: str, ten
     """A tensor under our names: an empty list if it is not used, several tensors if it is fused."""
     if re.search(DROP, name) or (dialect.prediction_layers and is_prediction_layer(config, name)):
         return []
+    if (found := OWN_KEYS.match(name)) and config.key_layers and has_other_keys(config, int(found[1])):
+        return []
     pieces = split_tensor(dialect, config, name, tensor)
     if dialect.interleaved:
         pieces = [(piece, order_pairs(config, piece, value)) for piece, value in pieces]
     return [(_apply_renames(piece, dialect.renames), value) for piece, value in pieces]
+
+
+def has_other_keys(config: ModelConfig, layer: int) -> bool:
+    """Whether a layer reads the keys and values of another; files may still have its own."""
+    return layer < config.depth and config.key_layer(layer) != layer
 
 
 def split_tensor(dialect: GgufArchitecture, config: ModelConfig, name: str, tensor: Tensor) -> NamedTensors:
@@ -325,6 +345,13 @@ GGUF_ARCHITECTURES: dict[str, GgufArchitecture] = {
     "gemma": GgufArchitecture("gemma", read_llama),
     "gemma2": GgufArchitecture("gemma2", read_gemma2, unsupported_keys=("expert_count", "logit_scale")),
     "gemma3": GgufArchitecture("gemma3_text", read_gemma3),
+    "gemma4": GgufArchitecture(
+        "gemma4_text",
+        read_gemma4,
+        GEMMA4,
+        unsupported_keys=tuple(key for key in ("expert_count", *OTHER_ARITHMETIC) if "final" not in key),
+        layered_keys=COUNTS_BY_LAYER,
+    ),
     "phi2": GgufArchitecture("phi", read_decoder, one_norm=True),
     "phi3": GgufArchitecture("phi3", read_windowed),
     "smollm3": GgufArchitecture("smollm3", read_llama, interleaved=True),

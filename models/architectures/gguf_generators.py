@@ -78,6 +78,55 @@ def read_gemma3(fields: Json, shapes: Shapes) -> Json:
     }
 
 
+def read_gemma4(fields: Json, shapes: Shapes) -> Json:
+    """The configuration of Gemma 4. Numbers of key heads and of inner features may be lists of those of the layers;
+    heads of layers with a window have widths of their own."""
+    depth, full_width = fields["block_count"], fields["attention.key_length"]
+    pattern, width = fields["attention.sliding_window_pattern"], fields["attention.key_length_swa"]
+    for suffix, own in (("", full_width), ("_swa", width)):
+        for key in (f"rope.dimension_count{suffix}", f"attention.value_length{suffix}"):
+            if fields.get(key, own) != own:
+                raise UnsupportedError(f"{key} {show_value(fields[key])} differs from the head width {show_value(own)}")
+    counts = {"num_key_value_heads": "attention.head_count_kv", "intermediate_size": "feed_forward_length"}
+    listed = {
+        name: fields[key] if isinstance(fields[key], list) else [fields[key]] * len(pattern)
+        for name, key in counts.items()
+    }
+    for name, values in (("attention.sliding_window_pattern", pattern), *listed.items()):
+        if len(values) != depth:
+            raise UnsupportedError(f"{counts.get(name, name)} has {len(values)} values, which should be {depth}")
+    layers = [
+        {"head_dim": width if windowed else full_width, **{name: values[layer] for name, values in listed.items()}}
+        for layer, windowed in enumerate(pattern)
+    ]
+    without_values = [layer for layer in range(depth) if f"blk.{layer}.attn_v.weight" not in shapes]
+    shared = fields.get("attention.shared_kv_layers", 0)
+    return {
+        "vocab_size": shapes["token_embd.weight"][0],
+        "hidden_size": fields["embedding_length"],
+        "num_hidden_layers": depth,
+        "num_attention_heads": fields["attention.head_count"],
+        "num_key_value_heads": layers[0]["num_key_value_heads"],
+        "intermediate_size": layers[0]["intermediate_size"],
+        "head_dim": width,
+        "global_head_dim": full_width,
+        "per_layer_config": {str(layer): sizes for layer, sizes in enumerate(layers)},
+        "max_position_embeddings": fields["context_length"],
+        "rms_norm_eps": fields["attention.layer_norm_rms_epsilon"],
+        "sliding_window": fields["attention.sliding_window"],
+        "layer_types": ["sliding_attention" if windowed else "full_attention" for windowed in pattern],
+        "rope_parameters": {
+            "full_attention": {"rope_theta": fields.get("rope.freq_base", 1_000_000.0), **read_rope_scaling(fields)},
+            "sliding_attention": {"rope_theta": fields.get("rope.freq_base_swa", LOCAL_BASE)},
+        },
+        "num_kv_shared_layers": shared,
+        "attention_k_eq_v": any(layer < depth - shared for layer in without_values),
+        "hidden_size_per_layer_input": fields.get("embedding_length_per_layer_input", 0),
+        "vocab_size_per_layer_input": shapes.get("per_layer_token_embd.weight", shapes["token_embd.weight"])[0],
+        "final_logit_softcapping": fields.get("final_logit_softcapping"),
+    }
+
+
 def read_decoder(fields: Json, shapes: Shapes) -> Json:
     """As `read_llama`, for heads that are rotated in part and for layer norms. The share of rotated features is rounded
     up, so that their number is the file's after it was multiplied and cut to a whole number."""

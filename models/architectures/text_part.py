@@ -15,6 +15,7 @@ from .family import Family, HeadSpec, Json, NamedTensors
 LANGUAGE_HEAD = ((r"^(language_model\.)?lm_head\.", "head.output."),)
 DROP = (
     r"^(language_model\.)?lm_head\.|^(visual|vision_tower|vision_model|multi_modal_projector)\.|rotary_emb\.inv_freq$"
+    r"|^(embed_vision|audio_tower|embed_audio)\."
 )
 TEXT_PREFIX = r"^language_model\.(model\.)?"  # in front of names in newer and in older checkpoints
 Heads = Mapping[str, HeadSpec]
@@ -49,10 +50,11 @@ def read_text_config(texts: tuple[Family, ...], defaults: Json, hf: Json) -> Mod
 
 
 def choose_variant(texts: tuple[Family, ...], defaults: Json, family: Family, hf: Json) -> Family:
-    log.info("model_type %s: its text part is loaded; tensors for images are not read", family.name)
+    log.info("model_type %s: its text part is loaded; tensors for images and sound are not read", family.name)
     found, fields = find_text(texts, defaults, hf)
     text = found.variant(found, fields)
-    return replace(family, renames=text.renames, convert=partial(convert_text_weight, text))
+    drop = f"{family.drop}|{text.drop}"
+    return replace(family, renames=text.renames, convert=partial(convert_text_weight, text), drop=drop)
 
 
 def find_text(texts: tuple[Family, ...], defaults: Json, hf: Json) -> tuple[Family, Json]:

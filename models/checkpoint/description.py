@@ -21,6 +21,7 @@ from ..chat.pair_prompt import PairPrompt, PairTemplate
 from ..core.errors import CheckpointError, EncodingError, UnsupportedError, show_value, truncate
 from ..core.label_prompt import LabelPrompt
 from ..core.late_interaction import LateInteraction
+from ..network.attention import ATTENTION_CLASSES
 from ..network.model_config import ExpertConfig, LatentConfig, MixerConfig, ModelConfig
 from ..network.transformer import Transformer
 from ..parallel import Cut
@@ -45,6 +46,7 @@ COUNT_FIELDS = (
     "convolution_groups",
     "source_width",
     "bottleneck",
+    "layer_embedding",
 )
 REAL_FIELDS = (
     "rope_base",
@@ -67,6 +69,7 @@ BODY_PREFIXES = (
     "projection.",
     "output_projection.",
     "distances.",
+    "layer_embedding.",
     "blocks.",
     "final_norm.",
 )
@@ -283,9 +286,15 @@ def invalid_fields(config: ModelConfig) -> Iterator[tuple[str, str]]:
             yield "rotary_width", f"even, and {config.head_width} at most, the width of a head"
         if config.head_width > MAX_HEAD_WIDTH:
             yield "head_width", f"{MAX_HEAD_WIDTH} at most, for rotary positions"
-    for name in ("windowed", "rotated", "query_key_norm_layers", "mixers", "mlps"):
+    for name in ("windowed", "rotated", "query_key_norm_layers", "mixers", "mlps", "tied_values"):
         if len(getattr(config, name)) not in (0, config.depth):
             yield name, f"one for each of {config.depth} layers"
+    yield from invalid_layer_shapes(config)
+    yield from invalid_key_layers(config)
+    if (config.layer_embedding or config.layer_scale) and config.norm_order != "sandwich":
+        yield "layer_embedding", "in layers with a norm before and after each part"
+    if config.layer_embedding * config.depth >= 2**31:
+        yield "layer_embedding", "a whole number from 0 on, within reason"
     if config.has_sinusoidal_positions:
         name = "embedding_width" if config.embedding_width else "width"
         if (width := getattr(config, name)) % 2:
@@ -326,8 +335,58 @@ def invalid_fields(config: ModelConfig) -> Iterator[tuple[str, str]]:
         count = (config.rotary_width or config.head_width) // 2
         if scaling.kind == "listed" and len(scaling.divisors) != count:
             yield "rope_scaling", f"with {count} factors, half of the rotated features"
+        if not 0 <= scaling.share <= 1:
+            yield "rope_scaling", "with a partial_rotary_factor from 0 to 1"
         if not all(0 < divisor < math.inf for divisor in scaling.divisors):
             yield "rope_scaling", "with positive factors"
+
+
+def invalid_layer_shapes(config: ModelConfig) -> Iterator[tuple[str, str]]:
+    """As `invalid_fields`, for sizes that differ from layer to layer."""
+    if not config.layer_shapes:
+        return
+    if len(config.layer_shapes) != config.depth:
+        yield "layer_shapes", f"one for each of {config.depth} layers"
+        return
+    for shape in config.layer_shapes:
+        for name in ("kv_heads", "head_width", "mlp_width"):
+            value = getattr(shape, name)
+            if type(value) is not int or not 1 <= value <= getattr(config, name):
+                yield name, f"a whole number from 1 to {getattr(config, name)} in each layer"
+                return
+        if config.heads % shape.kv_heads:
+            yield "heads", f"a multiple of kv_heads, which is {shape.kv_heads} in some layers"
+        if config.position == "rotary" and (shape.head_width % 2 or shape.head_width < config.rotary_width):
+            yield "head_width", f"even, and {config.rotary_width} at least, for rotary positions"
+    kinds = {bool(config.window_rope_base) and config.is_windowed(layer) for layer in range(config.depth)}
+    widths = {
+        (bool(config.window_rope_base) and config.is_windowed(layer), shape.head_width)
+        for layer, shape in enumerate(config.layer_shapes)
+    }
+    if config.position == "rotary" and len(widths) > len(kinds):
+        yield "head_width", "the same in all layers with the same rotary positions"
+
+
+def invalid_key_layers(config: ModelConfig) -> Iterator[tuple[str, str]]:
+    """As `invalid_fields`, for layers that read the keys and values of others."""
+    if config.attention_kind in ATTENTION_CLASSES and (config.key_layers or any(config.tied_values)):
+        yield "key_layers", "empty, for attention of this kind"
+    if config.shared and (config.key_layers or config.layer_shapes or config.layer_scale or config.layer_embedding):
+        yield "shared", "false, for layers that differ"
+    if not config.key_layers:
+        return
+    if len(config.key_layers) != config.depth:
+        yield "key_layers", f"one for each of {config.depth} layers"
+        return
+    for layer, source in enumerate(config.key_layers):
+        if type(source) is not int or not 0 <= source <= layer or config.key_layers[source] != source:
+            yield "key_layers", "for each layer itself, or an earlier one that reads its own keys"
+            return
+        if config.mixer(source) != config.mixer(layer):
+            yield "key_layers", "of layers with attention"
+        ours, theirs = config.of_layer(layer), config.of_layer(source)
+        if (ours.kv_heads, ours.head_width) != (theirs.kv_heads, theirs.head_width):
+            yield "key_layers", "of layers with the same heads"
 
 
 def invalid_latent_fields(config: ModelConfig, latent: LatentConfig) -> Iterator[tuple[str, str]]:

@@ -28,6 +28,7 @@ from .sampling_defaults import read_gguf_sampling
 from .tensor_files import TensorEntry
 
 FREQUENCIES = "rope_freqs.weight"
+NOT_ROTATED = torch.tensor(1e30)  # the factor of a frequency that is not used
 SHORT_FACTORS = "rope_factors_short.weight"
 POOLINGS: dict[int, Pooling] = {1: "mean", 2: "cls", 3: "last"}
 RANK_POOLING = 4
@@ -98,7 +99,8 @@ def read_config(dialect: GgufArchitecture, fields: Json, entries: Mapping[str, T
     shapes = {name: entry.shape for name, entry in entries.items()}
     hf = dialect.config(fields, shapes)
     if FREQUENCIES in entries:
-        hf["rope_parameters"] |= infer_rope_scaling(entries[FREQUENCIES], hf, fields)
+        parameters = hf["rope_parameters"].get("full_attention", hf["rope_parameters"])
+        parameters |= infer_rope_scaling(entries[FREQUENCIES], hf, fields)
     if SHORT_FACTORS in entries:
         hf["rope_parameters"] |= read_short_factors(entries[SHORT_FACTORS], hf, fields)
     return FAMILIES[dialect.family].config(hf)
@@ -123,12 +125,13 @@ def read_short_factors(entry: TensorEntry, hf: Json, fields: Json) -> Json:
 
 
 def infer_rope_scaling(entry: TensorEntry, hf: Json, fields: Json) -> Json:
-    """Llama 3's rotary scaling, inferred from the factors that the file has for every frequency.
+    """Rotary scaling, inferred from the factors that the file has for every frequency: that of Llama 3, or a share of
+    rotated features, where the others are divided by NOT_ROTATED.
 
     The converter writes the factors, not the parameters. Only the largest factor and the published constants are tried.
     The factors are read while the file is described, before its memory is estimated, so their number is limited.
     """
-    width = hf["head_dim"]
+    width = hf["global_head_dim"] if "global_head_dim" in hf else hf["head_dim"]
     if entry.shape != (width // 2,):
         message = f"its shape is {list(entry.shape)}, but the head width asks for {[width // 2]}"
         raise CheckpointError(message, file=str(entry.file), tensor=FREQUENCIES)
@@ -138,6 +141,12 @@ def infer_rope_scaling(entry: TensorEntry, hf: Json, fields: Json) -> Json:
     factors = entry.read(torch.float32, torch.device("cpu"))
     if bool((factors == 1).all()):
         return {}
+    rotated = int((factors == 1).sum())
+    if rotated and bool((factors[:rotated] == 1).all()) and bool((factors[rotated:] == NOT_ROTATED).all()):
+        return {"rope_type": "proportional", "partial_rotary_factor": (rotated + 0.25) / len(factors)}
+    if "full_attention" in hf["rope_parameters"]:
+        message = f"its factors should be 1, and then {float(NOT_ROTATED):.0e} for features that are not rotated"
+        raise UnsupportedError(message, file=str(entry.file), tensor=FREQUENCIES)
     guess = {
         "rope_type": "llama3",
         "factor": float(factors.max()),

@@ -35,9 +35,24 @@ class LargestStep:
 
 
 def block_bytes(config: ModelConfig, block_size: int, dtype: torch.dtype) -> int:
-    """Bytes of a cache block: keys and values of `block_size` tokens in all layers with attention. For states see
+    """Bytes of a cache block: keys and values of `block_size` tokens in all layers that have their own. For states see
     models.network.recurrent_state.state_bytes."""
-    return 2 * len(config.attention_layers) * config.kv_heads * config.head_width * block_size * dtype.itemsize
+    numbers = sum(each.kv_heads * each.head_width for each in map(config.of_layer, config.cached_layers))
+    return 2 * numbers * block_size * dtype.itemsize
+
+
+def most_kept_numbers(config: ModelConfig) -> int:
+    """Numbers of the keys of a token in the layer where they are the most."""
+    layers = map(config.of_layer, range(config.depth) if config.layer_shapes else (0,))
+    return max(each.kv_heads * each.head_width for each in layers)
+
+
+def layer_input_numbers(config: ModelConfig) -> int:
+    """Numbers of a row that later layers read: embeddings of each layer, of which four copies exist while they are
+    computed, and keys and values."""
+    read = {source for layer, source in enumerate(config.key_layers) if source < layer}
+    kept = sum(2 * each.kv_heads * each.head_width for each in map(config.of_layer, read))
+    return 4 * config.depth * config.layer_embedding + kept
 
 
 def forward_bytes(config: ModelConfig, dtype: torch.dtype, largest: LargestStep) -> int:
@@ -55,7 +70,7 @@ def _activations(config: ModelConfig, dtype: torch.dtype, largest: LargestStep) 
     """The residual stream, as the caller and the block hold it, and the wider of attention and MLP."""
     if config.static:  # the states, and a copy that is weighted or pooled
         return 2 * largest.rows * config.width * dtype.itemsize
-    heads, kept = config.heads * config.head_width, config.kv_heads * config.head_width
+    heads, kept = config.heads * config.head_width, most_kept_numbers(config)
     attention = 5 * heads + (2 if largest.cached else 4) * kept
     if config.latent is not None:  # narrow vectors, rotated and padded copies
         attention += 4 * heads + 2 * (config.latent.rank + config.latent.query_rank)
@@ -73,7 +88,7 @@ def _activations(config: ModelConfig, dtype: torch.dtype, largest: LargestStep) 
         attention += config.heads * config.distances
     if config.position == "relative":  # products of queries and key vectors, and weight sums for value vectors
         attention += 2 * config.heads * (2 * config.farthest + 1)
-    parts = largest.rows * (3 * config.width + max(attention, mlp)) * dtype.itemsize
+    parts = largest.rows * (3 * config.width + max(attention, mlp) + layer_input_numbers(config)) * dtype.itemsize
     return max(parts, largest.rows * 3 * config.width * dtype.itemsize + recurrent_bytes(config, dtype, largest))
 
 
@@ -96,7 +111,7 @@ def _masks(config: ModelConfig, dtype: torch.dtype, largest: LargestStep) -> int
     """The masks of all groups, and in attention one more copy for each query head that shares a key head."""
     if largest.in_place or config.static or not config.attention_layers:
         return 0
-    shared = config.heads // config.kv_heads
+    shared = max(config.heads // config.of_layer(layer).kv_heads for layer in config.attention_layers)
     kept = (2 if config.window else 1) * dtype.itemsize
     if (
         config.has_distance_scores
@@ -116,7 +131,7 @@ def gather_bytes(config: ModelConfig, dtype: torch.dtype, largest: LargestStep) 
     if not largest.cached or largest.in_place or not config.attention_layers:
         return 0
     keys = min(largest.sequences * largest.context, max(GROUP_KEYS, largest.context))
-    numbers = 2 * keys * config.kv_heads * config.head_width
+    numbers = 2 * keys * most_kept_numbers(config)
     padded = torch.float32.itemsize if largest.invariant else 0
     return int(numbers * (GROWTH * dtype.itemsize + padded))
 

@@ -57,7 +57,7 @@ def _stack_bytes(config: ModelConfig, rows: int, count: int, needs_gradients: bo
     # Kept for the backward pass; the layer in progress takes this much again, and more.
     layer = sums * config.width + max(attention, _count_recurrent_numbers(config)) + mlp
     a_row = layers * layer + layer + 2 * (config.width + inner + config.active_mlp_width)
-    shared = config.heads // config.kv_heads
+    shared = max(config.heads // config.of_layer(layer).kv_heads for layer in range(config.depth))
     masked = config.causal or bool(config.window)
     each = shared if masked and shared > 1 else 0  # masks, copied for the heads that share keys
     if config.position in ("distance", "relative"):
@@ -184,7 +184,7 @@ def _stack_operations(config: ModelConfig, rows: int, count: int) -> int:
         scanned = 4 * recurrent.state_numbers(mixer, config.width) + channels * recurrent.kernel
         # A scan launches the calls of a layer for each row.
         projections = max(projections, config.width * inputs + scanned + SCAN_OVERHEAD)
-    matrices = projections + mlp
+    matrices = projections + mlp + 3 * config.width * config.layer_embedding
     # Products of queries, keys, values and distances.
     products = 4 if config.position in ("distance", "relative") else 2
     pairs = products * inner * count * rows * rows

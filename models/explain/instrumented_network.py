@@ -122,6 +122,9 @@ class InstrumentedNetwork:
             with torch.inference_mode(False), torch.enable_grad():
                 return [(embedded, self.states(texts, embedded))]
         body = cast(Transformer, self.network)
+        if body.config.key_layers or body.config.layer_embedding:
+            message = "its layers read more than the layer before them, so no gradients are computed"
+            raise UnsupportedError(f"{message}; ask for attention or occlusion")
         with torch.inference_mode(False), torch.enable_grad():
             x, frame = body.embed(self._batches(texts, embedded)[0])
         found = [(embedded, x)]

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from ..core.errors import InvarianceError
-from ..network.attention import Attention, attend
+from ..network.attention import Attention
 from ..network.embedding_head import DenseLayer
 from ..network.heads import LanguageHead, MaskHead, TokenHead
 from ..network.mlp import MLP
@@ -52,14 +52,14 @@ def make_invariant(network: Transformer, head: nn.Module, yield_to_engine: Calla
     _replace_linears(network, head, sizes={}, yield_to_engine=yield_to_engine)
     _replace_activation(head)
     weight, config = network.tokens.weight, network.config
-    mix = attend
-    if config.attention_layers:
-        mix = self_test_attention(config.head_width, config.heads // config.kv_heads, weight.device)
+    shapes = {(each.head_width, each.heads // each.kv_heads) for each in map(config.of_layer, config.attention_layers)}
+    mixes = {shape: self_test_attention(*shape, weight.device) for shape in sorted(shapes)}
     for module in network.modules():
         if isinstance(module, MLP):
             module.activation = InvariantActivation(module.activation)
         elif isinstance(module, Attention):
-            module.mix = mix
+            own = module.config
+            module.mix = mixes[own.head_width, own.heads // own.kv_heads]
     norms = nn.ModuleList(part for name, part in network.blocks[0].named_children() if name.endswith("_norm"))
     for inner in [module for module in network.modules() if isinstance(module, MLP)][:1]:
         self_test_rows("the activation", inner.activation, inner.width, weight)

@@ -69,12 +69,17 @@ class Layer(Structure):
         ("mlp_post_norm", Norm),
         ("query_norm", Norm),
         ("key_norm", Norm),
+        ("value_norm", Norm),
+        ("input_norm", Norm),
         ("frequencies", c_void_p),
         ("sinks", c_void_p),
         ("window", c_int64),
         ("magnitude", c_float),
         *((name, c_int32) for name in ("mixer", "order", "gated")),
-        *((name, Linear) for name in ("input", "output", "up", "down")),
+        *((name, c_int32) for name in ("kv_heads", "head_width", "rotary_width", "key_layer", "tied_values")),
+        *((name, c_float) for name in ("score_scale", "output_scale")),
+        ("unused", c_int32),
+        *((name, Linear) for name in ("input", "output", "up", "down", "input_gate", "input_up")),
         ("mixture", c_void_p),
         ("recurrent", RecurrentWeights),
     )
@@ -108,18 +113,21 @@ class Mixture(Structure):
 
 class Plan(Structure):
     _fields_ = (
-        *((name, c_int32) for name in ("width", "depth", "heads", "kv_heads", "head_width", "mlp_width")),
+        *((name, c_int32) for name in ("width", "depth", "heads", "mlp_width")),
         *((name, c_int32) for name in ("causal", "norm", "activation", "gated", "generates")),
         *((name, c_int32) for name in ("block_count", "state_count", "narrow", "position_offset", "vocab_size")),
         *((name, c_int32) for name in ("position_count", "segment_count")),
-        *((name, c_int32) for name in ("embedding_width", "rotary_width", "head_norms")),
-        *((name, c_float) for name in ("eps", "score_scale", "embedding_scale")),
+        *((name, c_int32) for name in ("embedding_width", "rotary_width", "head_norms", "layer_embedding")),
+        *((name, c_float) for name in ("eps", "embedding_scale")),
         *((name, c_float) for name in ("score_cap", "residual_scale", "logit_scale", "logit_cap")),
         *((name, c_void_p) for name in ("tokens", "positions", "segments", "rates")),
         ("embedding_norm", Norm),
         ("final_norm", Norm),
         ("projection", Linear),
         ("head", Linear),
+        ("layer_tokens", c_void_p),
+        ("layer_projection", Linear),
+        ("layer_norm", Norm),
         ("routing", Routing),
         ("recurrence", Recurrence),
         ("layers", POINTER(Layer)),
@@ -209,6 +217,8 @@ def open_library(path: Path) -> ctypes.CDLL:
     loaded.polyhead_close.argtypes = [c_void_p]
     loaded.polyhead_cache_bytes.restype = c_int64
     loaded.polyhead_cache_bytes.argtypes = [c_void_p, c_int]
+    loaded.polyhead_layer_bytes.restype = c_int64
+    loaded.polyhead_layer_bytes.argtypes = [c_void_p, c_int, c_int]
     loaded.polyhead_set_cache.argtypes = [c_void_p, c_void_p, c_void_p, c_void_p]
     loaded.polyhead_step.restype = c_int
     loaded.polyhead_step.argtypes = [c_void_p, POINTER(StepStruct), c_void_p, c_int, c_void_p, c_void_p]

@@ -5,7 +5,7 @@ before is never multiplied, so blocks are never cleared.
 """
 
 import ctypes
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from collections.abc import Set as AbstractSet
 from contextlib import nullcontext
 from itertools import pairwise
@@ -63,6 +63,7 @@ class NativeExecutor:
             raise UnsupportedError(f"the compiled step cannot compute this network: {reason}; torch can")
         self.instructions = instructions or native.runnable_targets()[0]
         self._library = native.load_library(self.instructions)
+        self._config, self._loras, self._attached = network.config, dict[int, PackedLora](), 0
         self.block_count, self.block_size = block_count, BLOCK_TOKENS if block_count else 0
         self._bounds = Bounds.of(network.config, block_count, self.block_size, state_count)
         self.state_count = self._bounds.state_count
@@ -75,18 +76,28 @@ class NativeExecutor:
         sizes = [self._library.polyhead_cache_bytes(self._model, which) for which in range(3)]
         self._cache = [map_pages(size) for size in sizes]  # keys, values, states
         self._library.polyhead_set_cache(self._model, *(kept.ctypes.data for kept in self._cache))
-        runs = -(-block_count // RUN_BLOCKS)  # the step's layout: all layers of a run before the next run
         self._runs = [
-            kept[:size].reshape(runs, len(network.config.attention_layers), RUN_BLOCKS, -1)
-            for kept, size in zip(self._cache[:2], sizes[:2], strict=True)
+            layer
+            for which, (kept, size) in enumerate(zip(self._cache[:2], sizes[:2], strict=True))
             if size
+            for layer in self._layers_of(which, kept[:size])
         ]
         self._generates = head is not None
         self._stride = self._packed.plan.head.outputs if self._generates else self._width
         self._out = torch.empty(0)
         self._argmax = np.empty(0, np.int32)
         self._nonfinite_blocks: set[int] = set()
-        self._config, self._loras, self._attached = network.config, dict[int, PackedLora](), 0
+
+    def _layers_of(self, which: int, kept: NDArray[np.uint8]) -> Iterator[NDArray[np.uint8]]:
+        """The keys (0) or values (1) of each layer that has its own, [runs, RUN_BLOCKS, bytes of a block], of the
+        step's layout: all layers of a run of blocks before the next run."""
+        runs, end = kept.reshape(-(-self.block_count // RUN_BLOCKS), -1), 0
+        for layer in range(self._config.depth):
+            if size := self._library.polyhead_layer_bytes(self._model, which, layer):
+                begin, end = end, end + RUN_BLOCKS * size
+                yield np.lib.stride_tricks.as_strided(
+                    runs[:, begin:end], (len(runs), RUN_BLOCKS, size), (runs.strides[0], size, 1)
+                )
 
     def __del__(self) -> None:
         if model := getattr(self, "_model", None):
@@ -159,7 +170,7 @@ class NativeExecutor:
         self._bounds.check_copies(blocks)
         for runs in self._runs:
             for source, target in blocks:
-                runs[target // RUN_BLOCKS, :, target % RUN_BLOCKS] = runs[source // RUN_BLOCKS, :, source % RUN_BLOCKS]
+                runs[target // RUN_BLOCKS, target % RUN_BLOCKS] = runs[source // RUN_BLOCKS, source % RUN_BLOCKS]
 
     def attach(self, adapter: Lora) -> int:
         if unknown := sorted(adapter.keys() - adaptable_shapes(self._config).keys()):

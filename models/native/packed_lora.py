@@ -43,7 +43,7 @@ class PackedLora:
                 gated = config.gated_mlp and names == ("mlp.up",)
                 found = [lora.get(f"blocks.{layer}.{name}") for name in (GATED_LINEARS if gated else names)]
                 if any(found):
-                    table[layer * len(PACKED_LINEARS) + which] = self._pack(which, found)
+                    table[layer * len(PACKED_LINEARS) + which] = self._pack(layer, which, found)
         if config.shared:  # all layers have the updates of the first
             for entry in range(len(PACKED_LINEARS), len(table)):
                 table[entry] = table[entry % len(PACKED_LINEARS)]
@@ -56,8 +56,8 @@ class PackedLora:
         """Bytes in memory."""
         return sum(array.nbytes for array in self.arrays) + ctypes.sizeof(self._table)
 
-    def _pack(self, which: int, parts: Sequence[LowRank | None]) -> native.LowRankStruct:
-        inputs, columns, outputs = product_layout(self._config)[which]
+    def _pack(self, layer: int, which: int, parts: Sequence[LowRank | None]) -> native.LowRankStruct:
+        inputs, columns, outputs = product_layout(self._config, layer)[which]
         firsts, stacked = stack_a_matrices(parts)
         a = np.zeros((len(stacked), -(-inputs // PADDING) * PADDING), np.float32)
         a[:, :inputs] = stacked
@@ -107,12 +107,14 @@ def stack_a_matrices(parts: Sequence[LowRank | None]) -> tuple[list[int], Array]
 
 
 @cache
-def product_layout(config: ModelConfig) -> list[tuple[int, list[Array], int]]:
-    """For each packed product of a layer: its inputs, the packed columns of each part's outputs, and the number of
+def product_layout(config: ModelConfig, layer: int) -> list[tuple[int, list[Array], int]]:
+    """For each packed product of the layer: its inputs, the packed columns of each part's outputs, and the number of
     columns."""
+    has_keys, has_values = config.key_layer(layer) == layer, not config.has_tied_values(layer)
+    config = config.of_layer(layer)
     inner, kept = config.heads * config.head_width, config.kv_heads * config.head_width
     up = [config.mlp_width] * (2 if config.gated_mlp else 1)
-    attention = [inner, kept, kept, inner if config.attention_gate else 0]
+    attention = [inner, kept * has_keys, kept * (has_keys and has_values), inner if config.attention_gate else 0]
     shapes = [
         (config.width, attention),
         (inner, [config.width]),

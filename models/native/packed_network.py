@@ -24,7 +24,7 @@ from ..network.mlp import MLP
 from ..network.model_config import ExpertConfig, MixerConfig, MixerName, ModelConfig
 from ..network.positions import LearnedPositions, LinearBias, Rotary, SinusoidalPositions
 from ..network.recurrent_mixers import DeltaNet, RecurrentMixer, ShortConvolution, StateSpace
-from ..network.transformer import PreBlock, SandwichBlock, Transformer
+from ..network.transformer import PreBlock, SandwichBlock, ScaledSandwichBlock, Transformer
 from .large_pages import PageAllocator
 from .library import Expert, Layer, Linear, Mixture, Norm, Plan, Recurrence, RecurrentWeights, Routing
 
@@ -67,6 +67,7 @@ def unsupported_reason(config: ModelConfig) -> str:
         (config.activation == "xielu", "its activation has learned slopes"),
         (config.logit_dense, "its head has a dense layer before the output matrix"),
         (config.latent is not None, "its attention is latent"),
+        (config.experts is not None and config.layer_scale, "its layers with experts have scales of their own"),
         (config.qkv_limit, "its queries, keys and values are clamped"),
         (config.bottleneck, "a narrow MLP follows that of each layer"),
         (config.convolution, "a convolution is beside its first layer"),
@@ -91,6 +92,7 @@ class PackedNetwork:
         self.memory = PageAllocator()
         self.arrays: list[Any] = []
         self.weight_bytes = 0
+        self.token_table: Array = np.empty(0, np.float32)  # embeddings, where they are not in the output matrix
 
     def pack_floats(self, values: Tensor | None, padding: int = PADDING) -> int:
         """The address of [.., n] float32 numbers, padded with zeros; 0 for None."""
@@ -120,14 +122,14 @@ class PackedNetwork:
             bias = torch.zeros(weight.shape)
         return Norm(self.pack_floats(weight), self.pack_floats(bias))
 
-    def pack_table(self, weight: Tensor) -> int:
-        """The address of the token embeddings: bfloat16 if weights are narrow."""
+    def pack_table(self, weight: Tensor) -> Array:
+        """Embeddings of tokens: bfloat16 if weights are narrow."""
         narrow = self.precision != "float32"
         out = self.memory.zeros(weight.numel(), np.int16 if narrow else np.float32)
         kept = torch.from_numpy(out)
         (kept.view(torch.bfloat16) if narrow else kept).view(weight.shape).copy_(weight.detach())
-        self.token_table = out
-        return self._keep_array(out)
+        self._keep_array(out)
+        return out
 
     def pack_linear(
         self, modules: list[nn.Linear], gated: bool = False, formats: tuple[int, ...] | None = None
@@ -230,7 +232,13 @@ def pack_network(
         if head is not None and tied:
             plan.head = pack.pack_linear([head.output])
         if plan.head.format not in TABLE_FORMATS or not tied:
-            plan.tokens = pack.pack_table(network.tokens.weight)
+            pack.token_table = pack.pack_table(network.tokens.weight)
+            plan.tokens = pack.token_table.ctypes.data
+    if network.layer_embedding is not None:
+        with load_part(network.layer_embedding):
+            plan.layer_tokens = pack.pack_table(network.layer_embedding.table.weight).ctypes.data
+            plan.layer_projection = pack.pack_linear([network.layer_embedding.projection])
+            plan.layer_norm = pack.pack_norm(network.layer_embedding.norm)
     if head is not None and not tied:
         with load_part(head):
             plan.head = pack.pack_linear([head.output])
@@ -268,7 +276,7 @@ def pack_network(
 
 def fill_plan(plan: Plan, config: ModelConfig, generates: bool) -> None:
     """Set the fields of a Plan that are no addresses and follow from the configuration."""
-    for name in ("width", "depth", "heads", "kv_heads", "head_width", "mlp_width", "causal"):
+    for name in ("width", "depth", "heads", "mlp_width", "causal", "layer_embedding"):
         setattr(plan, name, int(getattr(config, name)))
     for name in ("embedding_scale", "score_cap", "residual_scale", "logit_scale", "logit_cap"):
         setattr(plan, name, getattr(config, name))
@@ -278,7 +286,7 @@ def fill_plan(plan: Plan, config: ModelConfig, generates: bool) -> None:
     plan.position_offset = config.position_offset if config.position in TABLE_POSITIONS else 0
     plan.segment_count, plan.embedding_width = config.segments, config.embedding_width or config.width
     plan.rotary_width, plan.head_norms = rotary_width(config), HEAD_NORM_CODES[config.query_key_norm]
-    plan.eps, plan.score_scale = config.norm_eps, config.score_scale or config.head_width**-0.5
+    plan.eps = config.norm_eps
     if config.experts is not None:
         fill_routing(plan.routing, config.experts)
     if config.recurrent is not None:
@@ -333,6 +341,10 @@ def pack_layer(pack: PackedNetwork, block: PreBlock, rotations: list[tuple[int, 
     if rotations and config.is_rotated(block.layer):
         layer.frequencies, layer.magnitude = rotations[-1] if windowed else rotations[0]
     layer.window = config.window if windowed else 0
+    own = config.of_layer(block.layer)
+    layer.kv_heads, layer.head_width, layer.rotary_width = own.kv_heads, own.head_width, rotary_width(own)
+    layer.key_layer, layer.tied_values = config.key_layer(block.layer), config.has_tied_values(block.layer)
+    layer.score_scale = config.score_scale or own.head_width**-0.5
     return layer
 
 
@@ -347,12 +359,20 @@ def pack_weights(pack: PackedNetwork, block: PreBlock) -> Layer:
     if isinstance(block, SandwichBlock):
         layer.attention_post_norm = pack.pack_norm(block.attention_post_norm)
         layer.mlp_post_norm = pack.pack_norm(block.mlp_post_norm)
+    layer.output_scale = 1.0
+    if isinstance(block, ScaledSandwichBlock):
+        layer.output_scale = 1.0 if block.scale is None else float(block.scale.detach())
+    if isinstance(block, ScaledSandwichBlock) and block.reads_inputs:
+        layer.input_gate, layer.input_up = pack.pack_linear([block.input_gate]), pack.pack_linear([block.input_up])
+        layer.input_norm = pack.pack_norm(block.input_norm)
     if isinstance(mixer, Attention):
+        if pack.config.value_norm and mixer.key is not None:
+            layer.value_norm = Norm(pack.pack_floats(torch.ones(mixer.config.head_width)), None)
         layer.query_norm = pack.pack_head_norm(mixer.query_norm)
-        layer.key_norm = pack.pack_head_norm(mixer.key_norm)
+        layer.key_norm = Norm() if mixer.key is None else pack.pack_head_norm(mixer.key_norm)
         layer.sinks = pack.pack_floats(getattr(mixer, "sinks", None))
-        gates = [] if mixer.gate is None else [mixer.gate]
-        layer.input, layer.gated = pack.pack_linear([mixer.query, mixer.key, mixer.value, *gates]), len(gates)
+        read = [part for part in (mixer.query, mixer.key, mixer.value, mixer.gate) if part is not None]
+        layer.input, layer.gated = pack.pack_linear(read), int(mixer.gate is not None)
         layer.output = pack.pack_linear([mixer.output])
     if isinstance(mixer, RecurrentMixer):
         layer.input, layer.recurrent = pack_recurrent(pack, mixer)

@@ -62,7 +62,10 @@ def weight_bytes(config: ModelConfig, precision: Precision, generates: bool, tie
         numbers += round_up(config.experts.count)  # biases for the choice
     if config.query_key_norm:
         numbers += 2 * round_up((config.heads + config.kv_heads) * config.head_width)
+    if config.value_norm:
+        numbers += round_up(config.head_width)
     norms = (config.depth * numbers + _recurrent_numbers(config)) * FLOAT_BYTES
+    table += config.vocab_size * config.depth * config.layer_embedding * (FLOAT_BYTES if precision == "float32" else 2)
     return layers + (head if generates else 0) + table + places * embedded * FLOAT_BYTES + norms
 
 
@@ -84,8 +87,9 @@ def loading_bytes(config: ModelConfig, precision: Precision, generates: bool, ti
     """
     layers, last = _packed_bytes(config, precision, tied, bits)
     head = last if generates and not tied else 0
+    own = max(config.embedding_width or config.width, config.depth * config.layer_embedding)
     vocabulary, block = (
-        config.vocab_size * (config.embedding_width or config.width) * FLOAT_BYTES,
+        config.vocab_size * own * FLOAT_BYTES,
         FLOAT_BYTES
         * max(
             sum(each.inputs * each.outputs for each in _packed_shapes(config, layer)) for layer in range(config.depth)
@@ -95,8 +99,9 @@ def loading_bytes(config: ModelConfig, precision: Precision, generates: bool, ti
 
 
 def native_block_bytes(config: ModelConfig, precision: Precision) -> int:
-    """Bytes of the keys and values of BLOCK_TOKENS tokens in all layers with attention."""
-    return len(config.attention_layers) * config.kv_heads * BLOCK_TOKENS * _token_bytes(config, precision)
+    """Bytes of the keys and values of BLOCK_TOKENS tokens in all layers that have their own."""
+    layers = map(config.of_layer, config.cached_layers)
+    return BLOCK_TOKENS * sum(each.kv_heads * _token_bytes(each, precision) for each in layers)
 
 
 def native_state_bytes(config: ModelConfig) -> int:
@@ -117,22 +122,29 @@ def workspace_bytes(config: ModelConfig, largest: LargestStep, threads: int, gen
     """Bytes of the activations of the largest step, each thread's panel, and the output."""
     shapes = [_mixer_shape(config, layer) for layer in range(config.depth)]
     projected, attended = (round_up(max(each)) for each in zip(*shapes, strict=True))
-    width, hidden = round_up(config.width), round_up(config.mlp_width)
+    width, hidden = round_up(config.width), round_up(max(config.mlp_width, config.layer_embedding))
     output_rows = largest.sequences if generates else largest.rows
     embedded = round_up(config.embedding_width)
     convolved = max((_padded_channels(config, layer) for layer in config.recurrent_layers), default=0)
     steps = 0 if config.recurrent is None else 2 * round_up(config.recurrent.heads)
-    rows = largest.rows * (width + embedded + attended + projected + convolved + steps + 2 * config.head_width)
+    rows = largest.rows * (width + embedded + attended + projected + convolved + steps + 4 * config.head_width)
+    rows += largest.rows * round_up(config.depth * config.layer_embedding, COLUMNS)
     answers = output_rows * (width + attended + (round_up(config.vocab_size, COLUMNS) if generates else config.width))
-    own = (
-        0
-        if largest.cached
-        else 2 * config.kv_heads * round_up(config.head_width, SCALE_FEATURES) * (largest.rows + BLOCK_TOKENS)
-    )
+    own = 0 if largest.cached else 2 * _local_key_numbers(config) * (largest.rows + BLOCK_TOKENS)
     experts = _expert_numbers(config, largest.rows)
     expert = 0 if config.experts is None else round_up(max(config.experts.width, config.experts.shared_width))
     panel = PANEL_ROWS * (2 * max(width, embedded, attended, hidden, expert) + hidden + width)
     return int((rows + answers + own + experts) * GROWTH + threads * panel) * FLOAT_BYTES
+
+
+def _local_key_numbers(config: ModelConfig) -> int:
+    """Numbers of a token's keys without a cache: of the layers that others read, and of the widest one."""
+    read = {source for layer, source in enumerate(config.key_layers) if source < layer}
+    sizes = {
+        layer: each.kv_heads * round_up(each.head_width, SCALE_FEATURES)
+        for layer, each in ((layer, config.of_layer(layer)) for layer in config.attention_layers)
+    }
+    return sum(sizes[layer] for layer in read) + max(sizes.values(), default=0)
 
 
 def _expert_numbers(config: ModelConfig, rows: int) -> int:
@@ -175,10 +187,11 @@ class PackedShape:
 
 def _mixer_shape(config: ModelConfig, layer: int) -> tuple[int, int]:
     """Outputs of the input product of a layer's mixer, and inputs of its output product."""
-    mixer, recurrent = config.mixer(layer), config.recurrent
+    mixer, recurrent, config = config.mixer(layer), config.recurrent, config.of_layer(layer)
     inner, kept = config.heads * config.head_width, config.kv_heads * config.head_width
     if mixer == "attention":
-        return (2 if config.attention_gate else 1) * inner + 2 * kept, inner
+        own = 0 if config.key_layer(layer) != layer else 1 if config.has_tied_values(layer) else 2
+        return (2 if config.attention_gate else 1) * inner + own * kept, inner
     if mixer == "none" or recurrent is None:
         return 0, 0
     if mixer == "convolution":
@@ -202,6 +215,8 @@ def _packed_shapes(config: ModelConfig, layer: int) -> list[PackedShape]:
     """The packed matrices of a layer."""
     outputs, inner = _mixer_shape(config, layer)
     parts = INPUT_NAMES.get(config.mixer(layer), ("input",))
+    if config.mixer(layer) == "attention":
+        parts = parts[: 1 if config.key_layer(layer) != layer else 2 if config.has_tied_values(layer) else 3]
     parts += ("gate",) if config.attention_gate and config.mixer(layer) == "attention" else ()
     mixer = [
         PackedShape(tuple(f"attention.{part}" for part in parts), config.width, outputs),
@@ -211,13 +226,20 @@ def _packed_shapes(config: ModelConfig, layer: int) -> list[PackedShape]:
     if not config.has_mlp(layer):
         return shapes
     if not config.has_experts(layer):
-        return shapes + _mlp_shapes(config, "mlp", config.mlp_width)
+        return shapes + _mlp_shapes(config, "mlp", config.of_layer(layer).mlp_width) + _layer_input_shapes(config)
     experts = config.experts
     assert experts is not None
     shapes = [*shapes, PackedShape(("mlp.router",), config.width, experts.count + experts.shared_gate, exact=True)]
     for number in range(experts.count):
         shapes += _mlp_shapes(config, f"mlp.experts.{number}", experts.width)
     return shapes + (_mlp_shapes(config, "mlp.shared", experts.shared_width) if experts.shared_width else [])
+
+
+def _layer_input_shapes(config: ModelConfig) -> list[PackedShape]:
+    inner = config.layer_embedding
+    if not inner:
+        return []
+    return [PackedShape(("input_gate",), config.width, inner), PackedShape(("input_up",), inner, config.width)]
 
 
 def _mlp_shapes(config: ModelConfig, name: str, width: int) -> list[PackedShape]:
@@ -247,6 +269,8 @@ def _packed_bytes(config: ModelConfig, precision: Precision, tied: bool, bits: M
         for layer in range(1 if config.shared else config.depth)
         for each in _packed_shapes(config, layer)
     )
+    if config.layer_embedding:
+        layers += linear(["layer_embedding.projection.weight"], config.width, config.depth * config.layer_embedding)
     if config.embedding_width:
         layers += linear(["projection.weight"], config.embedding_width, config.width)
     return layers, linear([TOKENS_WEIGHT if tied else HEAD_WEIGHT], config.width, config.vocab_size)

@@ -4,15 +4,15 @@ Dense layers work on packed rows without padding. Scores need rectangles, so seq
 in one AttentionGroup; `group_sequences` weighs a group's fixed cost against its padding.
 """
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from functools import partial
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from .cache import MemoryView, SourceMemory
+from .cache import ByHeads, MemoryView, SourceMemory
 from .lora import LinearFunction, apply_linear
 from .mlp import logistic
 from .model_config import ModelConfig
@@ -86,7 +86,7 @@ class AttentionGroup:
 
     size: int
     rows: Tensor | slice
-    keys: Tensor | slice
+    keys: Tensor | slice | ByHeads
     mask: Tensor | None  # [N, 1, Q, K], or [N, H, Q, K] with a bias in it
     window_mask: Tensor | None
     distances: Tensor | None = (
@@ -107,7 +107,8 @@ class AttentionContext:
 
     There are no groups if one kernel attends for all sequences (`RaggedBatch.spans`) or if no layer attends. `scan` is
     for recurrent layers. `cross` is for cross-attention
-    (models.network.cross_attention).
+    (models.network.cross_attention). `kept` collects the keys and values that later layers read, by layer.
+    `layer_inputs` are the embeddings of each layer.
     """
 
     batch: RaggedBatch
@@ -119,6 +120,8 @@ class AttentionContext:
     last_layer: int
     scan: ScanOrder | None = None
     cross: "CrossAttentionContext | None" = None
+    layer_inputs: Tensor | None = None  # [T, depth, P]
+    kept: dict[int, tuple[Tensor, Tensor]] = field(default_factory=dict)
 
     @classmethod
     def of(
@@ -152,6 +155,11 @@ class AttentionContext:
             return x
         return x.index_select(0, self.batch.output_rows)
 
+    def layer_input(self, layer: int) -> Tensor:
+        """[M, P] the embeddings of the rows that `layer` computes behind its attention."""
+        assert self.layer_inputs is not None
+        return self.select_output_rows(self.layer_inputs[:, layer], layer)
+
     def linear_function(self, layer: int = -1) -> LinearFunction:
         """The function that applies linear layers to rows: before attention, or after it in `layer` (see
         `select_output_rows`)."""
@@ -164,20 +172,21 @@ class AttentionContext:
     def attend(self, attention: "Attention", heads: tuple[Tensor, Tensor, Tensor]) -> Tensor:
         """[T, H, D] queries over [T, KV, D] keys and values (and the cached ones): mixed values [T, H * D]."""
         query, key, value = heads
-        config, layer = attention.config, attention.layer
+        config, layer, source = attention.config, attention.layer, attention.key_layer
         cache, windowed = self.batch.cache, config.is_windowed(layer)
-        if cache is not None:
+        if cache is not None and source == layer:
             cache.cache.write(layer, cache.storage_rows, key, value)
         if self.batch.spans is not None:
-            kept = (key, value) if cache is None else (cache.cache.keys[layer], cache.cache.values[layer])
+            kept = (key, value) if cache is None else (cache.cache.keys[source], cache.cache.values[source])
             return self.batch.spans.attend(query, kept, attention_window(config, layer), attention.scoring.scale)
         mixed = []
         for group in self.groups:
-            if cache is None:
-                keys, values = (_gather_rows(kept, group.keys, group.size).transpose(1, 2) for kept in (key, value))
+            if isinstance(group.keys, Mapping):
+                assert cache is not None
+                keys, values = cache.cache.read(source, group.keys)
             else:
-                assert isinstance(group.keys, Tensor)
-                keys, values = cache.cache.read(layer, group.keys)
+                rows = group.keys
+                keys, values = (_gather_rows(kept, rows, group.size).transpose(1, 2) for kept in (key, value))
             queries = _gather_rows(query, group.rows, group.size)
             mask = group.window_mask if windowed else group.mask
             mix = attention.attention_function(self, group)
@@ -253,20 +262,24 @@ class HeadNorm(nn.Module):
 
 
 class Attention(nn.Module):
-    """Multi-head self-attention with grouped keys and values. `mix` computes scores and mixes values."""
+    """Multi-head self-attention with grouped keys and values. `mix` computes scores and mixes values.
+
+    `config` has the sizes of this layer. A layer that reads the keys and values of another has only queries.
+    """
 
     def __init__(self, config: ModelConfig, layer: int) -> None:
         super().__init__()
-        self.config, self.layer = config, layer
+        self.config, self.layer, self.key_layer = config, layer, config.key_layer(layer)
         self.mix: AttentionFunction = attend
         inner, kv_inner = config.heads * config.head_width, config.kv_heads * config.head_width
+        has_keys, has_values = self.key_layer == layer, not config.has_tied_values(layer)
         self.query = nn.Linear(config.width, inner, bias=config.qkv_bias)
-        self.key = nn.Linear(config.width, kv_inner, bias=config.qkv_bias)
-        self.value = nn.Linear(config.width, kv_inner, bias=config.qkv_bias)
+        self.key = nn.Linear(config.width, kv_inner, bias=config.qkv_bias) if has_keys else None
+        self.value = nn.Linear(config.width, kv_inner, bias=config.qkv_bias) if has_keys and has_values else None
         self.output = nn.Linear(inner, config.width, bias=config.output_bias)
         normed = config.has_query_key_norm(layer)
         self.query_norm = HeadNorm(config, config.heads) if normed else nn.Identity()
-        self.key_norm = HeadNorm(config, config.kv_heads) if normed else nn.Identity()
+        self.key_norm = HeadNorm(config, config.kv_heads) if normed and has_keys else nn.Identity()
         self.sinks = nn.Parameter(torch.zeros(config.heads)) if config.sinks else None
         self.gate = nn.Linear(config.width, inner, bias=False) if config.attention_gate else None
 
@@ -277,23 +290,46 @@ class Attention(nn.Module):
 
     def forward(self, x: Tensor, frame: AttentionContext) -> Tensor:
         """[T, W] to [T, W]."""
-        width = self.config.head_width
         through = frame.linear_function()
-        query, key = (through(part, x).view(len(x), -1, width) for part in (self.query, self.key))
-        if not self.config.norm_after_rotation:
-            query, key = self.query_norm(query), self.key_norm(key)
-        value = through(self.value, x).view(len(x), -1, width)
-        if limit := self.config.qkv_limit:
-            query, key, value = (part.clamp(-limit, limit) for part in (query, key, value))
-        turns = frame.window_rotation if self.config.is_windowed(self.layer) else frame.rotation
-        if turns is not None and self.config.is_rotated(self.layer):
-            query, key = rotate(query, turns), rotate(key, turns)
-        if self.config.norm_after_rotation:
-            query, key = self.query_norm(query), self.key_norm(key)
+        query = self.turn(through(self.query, x), self.query_norm, frame)
+        key, value = self.keys_and_values(x, frame)
         mixed = frame.attend(self, (query, key, value))
         if self.gate is not None:
             mixed = mixed * logistic(self.gate(x))
         return through(self.output, mixed)
+
+    def keys_and_values(self, x: Tensor, frame: AttentionContext) -> tuple[Tensor, Tensor]:
+        """[T, KV, D] of the rows [T, W], or of the layer that this one reads."""
+        if self.key is None:
+            return frame.kept[self.key_layer]
+        through, config = frame.linear_function(), self.config
+        projected = through(self.key, x)
+        value = self.limit(projected if self.value is None else through(self.value, x))
+        if config.value_norm:
+            value = F.rms_norm(value, value.shape[-1:], None, config.norm_eps)
+        kept = self.turn(projected, self.key_norm, frame), value
+        if self.layer in config.key_layers[self.layer + 1 :]:
+            frame.kept[self.layer] = kept
+        return kept
+
+    def turn(self, projected: Tensor, norm: nn.Module, frame: AttentionContext) -> Tensor:
+        """[T, H * D] queries or keys to [T, H, D], normed and rotated."""
+        config = self.config
+        if config.norm_after_rotation:
+            return norm(self.rotate(self.limit(projected), frame))  # type: ignore[no-any-return]
+        x: Tensor = norm(projected.view(len(projected), -1, config.head_width))
+        return self.rotate(self.limit(x), frame)
+
+    def limit(self, x: Tensor) -> Tensor:
+        """[T, H, D] queries, keys or values within `qkv_limit`."""
+        limit = self.config.qkv_limit
+        x = x.view(len(x), -1, self.config.head_width)
+        return x.clamp(-limit, limit) if limit else x
+
+    def rotate(self, x: Tensor, frame: AttentionContext) -> Tensor:
+        """[T, H, D] queries or keys at their positions."""
+        turns = frame.window_rotation if self.config.is_windowed(self.layer) else frame.rotation
+        return x if turns is None or not self.config.is_rotated(self.layer) else rotate(x, turns)
 
     def attention_function(self, frame: AttentionContext, group: AttentionGroup) -> AttentionFunction:  # noqa: ARG002
         """The function that mixes values for a group in this forward pass."""
@@ -313,6 +349,7 @@ class DisentangledAttention(Attention):
     @property
     def distance_projections(self) -> tuple[nn.Module, nn.Module]:
         """The projections of distance vectors to queries and keys."""
+        assert self.key is not None
         has_own = self.config.has_distance_projections
         return (self.distance_query, self.distance_key) if has_own else (self.query, self.key)
 
@@ -394,10 +431,13 @@ class LatentAttention(Attention):
     DeepSeek-V3). Adapters do not change it unmerged.
     """
 
+    key: nn.Linear
+    value: nn.Linear
+
     def __init__(self, config: ModelConfig, layer: int) -> None:
         nn.Module.__init__(self)
         assert config.latent is not None
-        self.config, self.layer, self.latent = config, layer, config.latent
+        self.config, self.layer, self.key_layer, self.latent = config, layer, layer, config.latent
         self.mix: AttentionFunction = attend
         rank, query_rank, rotated = self.latent.rank, self.latent.query_rank, config.rotary_width
         if query_rank:
@@ -441,7 +481,7 @@ ATTENTION_CLASSES: dict[str, type[Attention]] = {
 
 
 def build_attention(config: ModelConfig, layer: int) -> Attention:
-    return ATTENTION_CLASSES.get(config.attention_kind, Attention)(config, layer)
+    return ATTENTION_CLASSES.get(config.attention_kind, Attention)(config.of_layer(layer), layer)
 
 
 def _group_batch(batch: RaggedBatch) -> list[list[int]]:
@@ -458,8 +498,9 @@ def _build_group(batch: RaggedBatch, config: ModelConfig, members: list[int], dt
     device = batch.tokens.device
     starts = [batch.starts[n] for n in members]
     rows = _padded_rows(starts, lengths, device)
+    keys: Tensor | slice | ByHeads = rows
     if batch.cache is None:
-        keys, key_count = rows, max(lengths)
+        key_count = max(lengths)
     else:
         cache = batch.cache.cache
         blocks = _padded_blocks([batch.cache.tables[n] for n in members], max(key_counts), cache.size, device)

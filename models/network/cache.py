@@ -1,7 +1,7 @@
 """Caches of keys and values: of past tokens in blocks, and of source texts in rectangles."""
 
 import copy
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 
@@ -10,6 +10,8 @@ import torch
 from torch import Tensor
 
 from .model_config import ModelConfig
+
+ByHeads = Mapping[int, Tensor]  # by the number of key heads, which may differ from layer to layer
 
 
 class PagedCache:
@@ -24,34 +26,44 @@ class PagedCache:
 
     def __init__(self, config: ModelConfig, count: int, size: int, like: Tensor, in_place: bool = False) -> None:
         """Numbers have the type and device of `like`."""
-        self.count, self.size, self.heads, self.width = count, size, config.kv_heads, config.head_width
-        self.in_place = in_place
-        inner = (size, config.kv_heads) if in_place else (config.kv_heads, size)
-        shape = (count, *inner, config.head_width)
-        # [count, KV, size, D] or [count, size, KV, D]; nothing for a layer without attention
+        self.count, self.size, self.in_place = count, size, in_place
+        cached = {layer: config.of_layer(layer) for layer in config.cached_layers}
+        self.heads = {layer: each.kv_heads for layer, each in cached.items()}
+        self.head_counts = sorted({*self.heads.values()}) or [1]
+        shapes = {
+            layer: (count, *((size, each.kv_heads) if in_place else (each.kv_heads, size)), each.head_width)
+            for layer, each in cached.items()
+        }
+        # [count, KV, size, D] or [count, size, KV, D]; nothing for a layer that has no keys of its own
         self.keys, self.values = (
-            [zero_pages(shape if config.mixer(layer) == "attention" else (0,), like) for layer in range(config.depth)]
-            for _ in range(2)
+            [zero_pages(shapes.get(layer, (0,)), like) for layer in range(config.depth)] for _ in range(2)
         )
-        self.last_layer = max(config.attention_layers, default=-1)
+        self.last_layer = max(cached, default=-1)
         self._gathered = [like.new_empty(0) for _ in range(2)]
 
-    def storage_rows(self, slots: Tensor) -> Tensor:
+    def storage_rows(self, slots: Tensor) -> ByHeads:
         """[T * KV] storage rows of D numbers for the heads of the tokens at `slots` [T]."""
-        heads = torch.arange(self.heads, device=slots.device)
+        return {count: self._storage_rows(slots, count) for count in self.head_counts}
+
+    def _storage_rows(self, slots: Tensor, count: int) -> Tensor:
+        heads = torch.arange(count, device=slots.device)
         if self.in_place:
-            return (slots[:, None] * self.heads + heads).flatten()
+            return (slots[:, None] * count + heads).flatten()
         block, offset = slots // self.size, slots % self.size
-        return ((block[:, None] * self.heads + heads) * self.size + offset[:, None]).flatten()
+        return ((block[:, None] * count + heads) * self.size + offset[:, None]).flatten()
 
-    def block_pieces(self, blocks: Tensor) -> Tensor:
+    def block_pieces(self, blocks: Tensor) -> ByHeads:
         """[N, KV, B] pieces of `size` rows that hold [N, B] blocks, head by head."""
-        return blocks[:, None] * self.heads + torch.arange(self.heads, device=blocks.device)[:, None]
+        return {
+            count: blocks[:, None] * count + torch.arange(count, device=blocks.device)[:, None]
+            for count in self.head_counts
+        }
 
-    def write(self, layer: int, places: Tensor, key: Tensor, value: Tensor) -> None:
-        """Store [T, KV, D] keys and values of one layer at the storage rows `places` [T * KV]."""
+    def write(self, layer: int, places: ByHeads, key: Tensor, value: Tensor) -> None:
+        """Store [T, KV, D] keys and values of one layer at the storage rows `places`."""
+        rows = places[self.heads[layer]]
         for storage, new in ((self.keys[layer], key), (self.values[layer], value)):
-            storage.view(-1, self.width).index_copy_(0, places, new.reshape(-1, self.width))
+            storage.view(-1, new.size(-1)).index_copy_(0, rows, new.reshape(-1, new.size(-1)))
 
     def copy(self, blocks: Sequence[tuple[int, int]]) -> None:
         """Copy blocks in all layers, in order: of each pair, the first block to the second."""
@@ -65,36 +77,39 @@ class PagedCache:
             storage[list(blocks)] = 0
 
     def _storages(self) -> list[Tensor]:
-        """The keys and values of the layers with attention."""
+        """The keys and values of the layers that have their own."""
         return [storage for storage in (*self.keys, *self.values) if len(storage)]
 
-    def are_finite(self, places: Tensor) -> Tensor:
-        """[T] whether the numbers at `places` are finite. Only the last layer with attention is checked: NaN in an
-        earlier layer reaches it."""
+    def are_finite(self, places: ByHeads) -> Tensor:
+        """[T] whether the numbers at `places` are finite. Only the last layer with keys of its own is checked: NaN in
+        an earlier layer reaches it."""
         if self.last_layer < 0:
-            return torch.ones(len(places) // self.heads, dtype=torch.bool, device=places.device)
+            [rows] = places.values()
+            return torch.ones(len(rows), dtype=torch.bool, device=rows.device)
+        heads = self.heads[self.last_layer]
         kept = (self.keys[self.last_layer], self.values[self.last_layer])
-        rows = tuple(storage.view(-1, self.width)[places] for storage in kept)
-        sums = rows[0].sum(dim=1) + rows[1].sum(dim=1)
-        return sums.view(-1, self.heads).isfinite().all(dim=1)
+        keys, values = (storage.view(-1, storage.size(-1))[places[heads]] for storage in kept)
+        sums = keys.sum(dim=1) + values.sum(dim=1)
+        return sums.view(-1, heads).isfinite().all(dim=1)
 
-    def read(self, layer: int, pieces: Tensor) -> tuple[Tensor, Tensor]:
+    def read(self, layer: int, pieces: ByHeads) -> tuple[Tensor, Tensor]:
         """Keys and values of [N, KV, B] pieces as [N, KV, B * size, D], valid until the next read.
 
         They are gathered into reused memory: fresh pages would cost more than the copy.
         """
+        heads = self.heads[layer]
         kept = (self.keys[layer], self.values[layer])
-        keys, values = (self._gather(i, storage, pieces) for i, storage in enumerate(kept))
+        keys, values = (self._gather(i, storage, pieces[heads]) for i, storage in enumerate(kept))
         return keys, values
 
     def _gather(self, which: int, storage: Tensor, pieces: Tensor) -> Tensor:
-        rows = storage.view(self.count * self.heads, -1)  # a piece is one contiguous copy
+        rows = storage.view(self.count * pieces.size(1), -1)  # a piece is one contiguous copy
         needed = pieces.numel() * rows.size(1)
         if self._gathered[which].numel() < needed:
             self._gathered[which] = storage.new_empty(needed * 5 // 4)
         out = self._gathered[which][:needed].view(pieces.numel(), -1)
         torch.index_select(rows, 0, pieces.flatten(), out=out)
-        return out.view(*pieces.shape[:2], -1, self.width)
+        return out.view(*pieces.shape[:2], -1, storage.size(-1))
 
 
 class ContiguousCache(PagedCache):
@@ -109,9 +124,9 @@ class ContiguousCache(PagedCache):
         super().__init__(config, count, size, like)
         self.config, self.step_count = config, 0
 
-    def read(self, layer: int, pieces: Tensor) -> tuple[Tensor, Tensor]:
+    def read(self, layer: int, pieces: ByHeads) -> tuple[Tensor, Tensor]:
         """Keys and values of all sequences, [N, KV, size, D]."""
-        assert len(pieces) == self.count
+        assert len(pieces[self.heads[layer]]) == self.count
         return self.keys[layer], self.values[layer]
 
     def select_rows(self, rows: Tensor) -> "ContiguousCache":
@@ -198,7 +213,7 @@ class CacheView:
     """The cache of one step: where each new token is stored, and which blocks each sequence reads."""
 
     cache: PagedCache
-    storage_rows: Tensor  # [T * KV] where the keys and values of each row are stored; see PagedCache.storage_rows
+    storage_rows: ByHeads  # [T * KV] where the keys and values of each row are stored; see PagedCache.storage_rows
     tables: Sequence[Sequence[int]] = ()  # [N] the blocks of each sequence, in order; empty if the batch has spans
     lengths: Sequence[int] = ()  # [N] tokens to read, including the new ones; empty if the batch has spans
 

@@ -71,6 +71,8 @@ class CrossAttention(Attention):
 
     def project_source(self, states: Tensor) -> tuple[Tensor, Tensor]:
         """Keys and values [T, KV, D] of a source text's states [T, W]."""
+        assert self.key is not None
+        assert self.value is not None
         key, value = (made(states).view(len(states), -1, self.config.head_width) for made in (self.key, self.value))
         return self.key_norm(key), value
 

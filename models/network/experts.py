@@ -96,4 +96,4 @@ def build_mlp(config: ModelConfig, layer: int) -> MLP | MixtureOfExperts:
     if config.has_experts(layer):
         assert config.experts is not None
         return MixtureOfExperts(config, config.experts)
-    return MLP(config, config.mlp_width)
+    return MLP(config, config.of_layer(layer).mlp_width)

@@ -15,7 +15,6 @@ from torch.nn import functional as F
 
 from .model_config import ModelConfig
 
-ATTENTION = ("attention.query", "attention.key", "attention.value", "attention.output")
 TILE_ROWS = 32  # rows, at most
 LinearFunction = Callable[[nn.Linear, Tensor], Tensor]
 
@@ -38,23 +37,34 @@ Lora = Mapping[str, LowRank]  # by the product's name, "blocks.3.mlp.up"
 def adaptable_shapes(config: ModelConfig) -> dict[str, tuple[int, int]]:
     """The inputs and outputs of the linear layers that an adapter can change, by name; experts, latent attention
     and recurrent layers cannot be changed."""
-    inner, kept = config.heads * config.head_width, config.kv_heads * config.head_width
-    outputs = dict(zip(ATTENTION, (inner, kept, kept, config.width), strict=True))
-    shapes = {name: (inner if name == ATTENTION[-1] else config.width, count) for name, count in outputs.items()}
-    if config.latent is not None:
-        shapes = {}
-    mlp = {"mlp.up": (config.width, config.mlp_width), "mlp.down": (config.mlp_width, config.width)}
-    if config.gated_mlp:
-        mlp["mlp.gate"] = config.width, config.mlp_width
     layers = range(1 if config.shared else config.depth)
     return {
         f"blocks.{layer}.{name}": shape
         for layer in layers
         for name, shape in {
-            **(shapes if config.mixer(layer) == "attention" else {}),
-            **(mlp if config.has_mlp(layer) and not config.has_experts(layer) else {}),
+            **(_attention_shapes(config.of_layer(layer), layer) if config.mixer(layer) == "attention" else {}),
+            **(_mlp_shapes(config.of_layer(layer)) if config.has_mlp(layer) and not config.has_experts(layer) else {}),
         }.items()
     }
+
+
+def _attention_shapes(config: ModelConfig, layer: int) -> dict[str, tuple[int, int]]:
+    """`config` has the sizes of the layer."""
+    if config.latent is not None:
+        return {}
+    inner, kept = config.heads * config.head_width, config.kv_heads * config.head_width
+    shapes = {"attention.query": (config.width, inner), "attention.output": (inner, config.width)}
+    if config.key_layer(layer) == layer:
+        shapes["attention.key"] = config.width, kept
+        if not config.has_tied_values(layer):
+            shapes["attention.value"] = config.width, kept
+    return shapes
+
+
+def _mlp_shapes(config: ModelConfig) -> dict[str, tuple[int, int]]:
+    """`config` has the sizes of the layer."""
+    shapes = {"mlp.up": (config.width, config.mlp_width), "mlp.down": (config.mlp_width, config.width)}
+    return shapes | ({"mlp.gate": (config.width, config.mlp_width)} if config.gated_mlp else {})
 
 
 def name_linears(network: nn.Module, config: ModelConfig) -> dict[nn.Module, str]:

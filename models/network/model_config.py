@@ -2,7 +2,7 @@
 name."""
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 # What mixes the tokens of a layer: attention, one of models.network.recurrent_mixers, or nothing.
@@ -17,10 +17,11 @@ class RopeScaling:
     frequencies, divides the low ones and blends between (Llama 3.1 model card). `yarn` does so by the number of
     rotations over `original_positions`: frequencies with more than `fast_rotations` are kept, those with fewer than
     `slow_rotations` divided (Peng et al. 2023, arXiv:2309.00071). `listed` divides each frequency by its own number of
-    `divisors` (LongRoPE: Ding et al. 2024, arXiv:2402.13753).
+    `divisors` (LongRoPE: Ding et al. 2024, arXiv:2402.13753). `share` divides by `factor`, too, and rotates only that
+    share of the pairs of features, those with the highest frequencies (Gemma 4).
     """
 
-    kind: Literal["linear", "llama3", "yarn", "listed"]
+    kind: Literal["linear", "llama3", "yarn", "listed", "share"]
     factor: float
     low_frequency_factor: float = 1.0
     high_frequency_factor: float = 4.0
@@ -29,7 +30,17 @@ class RopeScaling:
     slow_rotations: float = 1.0
     whole_bounds: bool = True  # of yarn: the two bounds between kept and divided frequencies are rounded outwards
     divisors: tuple[float, ...] = ()  # [R / 2], of listed
+    share: float = 1.0  # of the pairs of features, of share
     magnitude: float = 1.0  # by which rotated queries and keys are multiplied
+
+
+@dataclass(frozen=True, kw_only=True)
+class LayerShape:
+    """Sizes of one layer, where layers differ in them; see ModelConfig.layer_shapes."""
+
+    kv_heads: int
+    head_width: int
+    mlp_width: int
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -133,6 +144,8 @@ class ModelConfig:
     mlp_width: int
     max_positions: int
     causal: bool
+    # Sizes of each layer; empty: all have those above. Those above are the largest of all layers.
+    layer_shapes: tuple[LayerShape, ...] = ()
     # Sinusoidal: sine and cosine alternate; sines-cosines: all sines first; closed-sines-cosines: so, and the last
     # frequency is exactly a ten-thousandth of the first; bias: only that of `distances`; layer_bias: each layer has its
     # own.
@@ -199,6 +212,9 @@ class ModelConfig:
     score_cap: float = 0.0  # scores s become cap * tanh(s / cap); 0: no cap
     qkv_limit: float = 0.0  # queries, keys and values are clamped to it before they are rotated; 0: they are not
     attention_gate: bool = False  # mixed values are multiplied by a gate that is computed from the layer's input
+    value_norm: bool = False  # values are normed head by head, by RMS and without weights
+    tied_values: tuple[bool, ...] = ()  # in which layers values are the keys before their norm; empty: none
+    key_layers: tuple[int, ...] = ()  # the layer whose keys and values each layer reads; empty: its own
     latent: LatentConfig | None = None
     sinks: bool = False  # each head has a learned score for no key, which takes a share of the softmax
     residual_scale: float = 1.0  # by which the output of each part is multiplied before it is added
@@ -216,6 +232,9 @@ class ModelConfig:
     output_bias: bool = True
     mlp_bias: bool = True
     segments: int = 0
+    # Features of an embedding of each token for each layer, which is added behind the MLP (Gemma 3n); 0: there is none.
+    layer_embedding: int = 0
+    layer_scale: bool = False  # the output of each layer is multiplied by a number of its own
     shared: bool = False  # all layers have the same weights
     has_cross_attention: bool = False  # its layers have cross-attention
     static: bool = False  # a token's state is its embedding; there are no layers
@@ -275,6 +294,25 @@ class ModelConfig:
     @property
     def attention_layers(self) -> tuple[int, ...]:
         return tuple(layer for layer in range(self.depth) if self.mixer(layer) == "attention")
+
+    @property
+    def cached_layers(self) -> tuple[int, ...]:
+        """The layers whose keys and values are in the cache."""
+        return tuple(layer for layer in self.attention_layers if self.key_layer(layer) == layer)
+
+    def of_layer(self, layer: int) -> "ModelConfig":
+        """The configuration with the sizes of one layer."""
+        if not self.layer_shapes:
+            return self
+        shape = self.layer_shapes[layer]
+        return replace(self, kv_heads=shape.kv_heads, head_width=shape.head_width, mlp_width=shape.mlp_width)
+
+    def key_layer(self, layer: int) -> int:
+        """The layer whose keys and values a layer reads."""
+        return self.key_layers[layer] if self.key_layers else layer
+
+    def has_tied_values(self, layer: int) -> bool:
+        return bool(self.tied_values) and self.tied_values[layer]
 
     def mixer(self, layer: int) -> MixerName:
         return self.mixers[layer] if self.mixers else "attention"

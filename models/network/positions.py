@@ -216,6 +216,9 @@ def scale_frequencies(frequency: Tensor, base: float, scaling: RopeScaling) -> T
         return frequency / scaling.factor
     if scaling.kind == "listed":
         return frequency / torch.tensor(scaling.divisors, device=frequency.device)
+    if scaling.kind == "share":
+        kept = torch.arange(len(frequency), device=frequency.device) < int(scaling.share * len(frequency))
+        return frequency / scaling.factor * kept
     if scaling.kind == "yarn":
         kept = 1 - yarn_ramp(len(frequency), base, scaling)
         return frequency / scaling.factor * (1 - kept) + frequency * kept
@@ -267,8 +270,9 @@ def build_distances(config: ModelConfig) -> nn.Module:
 
 
 def build_rotary(config: ModelConfig, windowed: bool) -> Rotary:
-    """The rotation of full or of windowed layers."""
-    width = config.rotary_width or config.head_width
+    """The rotation of full or of windowed layers, whose heads have one width."""
+    layers = (layer for layer in range(config.depth) if config.is_windowed(layer) == windowed)
+    width = config.rotary_width or config.of_layer(next(layers, 0)).head_width
     if windowed and config.window_rope_base:
         return Rotary(width, config.window_rope_base)
     return Rotary(width, config.rope_base, config.rope_scaling)

@@ -69,6 +69,49 @@ class SandwichBlock(PreBlock):
         return self.add(x, self.mlp_post_norm(self.mlp(self.mlp_norm(x), frame.linear_function(self.layer))))
 
 
+class ScaledSandwichBlock(SandwichBlock):
+    """A sandwich block that adds an embedding of each token for this layer behind its MLP, through a gate (Gemma 3n),
+    and multiplies its output by a number of its own (Gemma 4); see ModelConfig.layer_embedding and layer_scale."""
+
+    def __init__(self, config: ModelConfig, layer: int) -> None:
+        super().__init__(config, layer)
+        self.scale = nn.Parameter(torch.ones(1)) if config.layer_scale else None
+        self.reads_inputs, inner = bool(config.layer_embedding), config.layer_embedding
+        if inner:
+            self.input_gate, self.input_up = (
+                nn.Linear(config.width, inner, bias=False),
+                nn.Linear(inner, config.width, bias=False),
+            )
+            self.input_norm, self.input_activation = build_norm(config), MLP_ACTIVATIONS[config.activation]
+
+    def forward(self, x: Tensor, frame: AttentionContext) -> Tensor:
+        """[T, W] to [T, W]; in the last layer to the output rows."""
+        x = super().forward(x, frame)
+        if self.reads_inputs:
+            gate = self.input_activation(self.input_gate(x))
+            x = self.add(x, self.input_norm(self.input_up(gate * frame.layer_input(self.layer))))
+        return x if self.scale is None else x * self.scale
+
+
+class LayerEmbedding(nn.Module):
+    """Embeddings of tokens for each layer: from a table of their own, and projected from the embeddings of the network
+    (Gemma 3n). Both have a variance of about one, and so has their sum."""
+
+    def __init__(self, config: ModelConfig) -> None:
+        super().__init__()
+        self.inner = config.layer_embedding
+        self.table = nn.Embedding(config.vocab_size, config.depth * self.inner)
+        self.projection = nn.Linear(config.width, config.depth * self.inner, bias=False)
+        self.norm = build_norm(config, self.inner)
+
+    def forward(self, tokens: Tensor, x: Tensor) -> Tensor:
+        """[T] tokens and their embeddings [T, W] to [T, depth, P]."""
+        own = (self.table(tokens) * self.inner**0.5).unflatten(-1, (-1, self.inner))
+        projected = (self.projection(x) * x.size(-1) ** -0.5).unflatten(-1, (-1, self.inner))
+        out: Tensor = (self.norm(projected) + own) * 2**-0.5
+        return out
+
+
 class ConvolutionBlock(PostBlock):
     """A post-norm block with a convolution of its input beside it, whose output is added and normed again (DeBERTa's
     second version; He et al. 2021, arXiv:2006.03654).
@@ -214,6 +257,7 @@ class Transformer(nn.Module):
         self.distances = build_distances(config)
         self.embedding_norm = build_norm(config, width) if config.embedding_norm else nn.Identity()
         self.projection = nn.Linear(width, config.width) if config.embedding_width else nn.Identity()
+        self.layer_embedding = LayerEmbedding(config) if config.layer_embedding else None
         self.blocks = nn.ModuleList(self.choose_block(config, layer)(config, layer) for layer in range(config.depth))
         if config.shared:
             share_parameters(self.blocks)
@@ -234,6 +278,8 @@ class Transformer(nn.Module):
             return PreBlock
         if config.bottleneck:
             return BOTTLENECK_BLOCKS[config.norm_order]
+        if config.layer_embedding or config.layer_scale:
+            return ScaledSandwichBlock
         return ConvolutionBlock if config.convolution and layer == 0 else self.block_classes[config.norm_order]
 
     def forward(self, batch: RaggedBatch) -> Tensor:
@@ -259,4 +305,7 @@ class Transformer(nn.Module):
         else:
             x = self.projection(self.embedding_norm(self.position(x, batch.positions)))
         rotaries = cast(list[Rotary], list(self.rotaries))
-        return x, AttentionContext.of(batch, self.config, rotaries, x.dtype, self.distances)
+        frame = AttentionContext.of(batch, self.config, rotaries, x.dtype, self.distances)
+        return x, frame if self.layer_embedding is None else replace(
+            frame, layer_inputs=self.layer_embedding(batch.tokens, x)
+        )

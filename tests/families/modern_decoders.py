@@ -118,6 +118,10 @@ RAISED_BASE = {"rope_type": "dynamic", "alpha": 100.0, "rope_theta": 1e4, "facto
 SIGLIP = dict(
     hidden_size=16, intermediate_size=16, num_hidden_layers=1, num_attention_heads=2, image_size=8, patch_size=4
 )
+GEMMA_VISION = dict(
+    hidden_size=16, intermediate_size=16, num_hidden_layers=1, num_attention_heads=2, num_key_value_heads=2, head_dim=8,
+    patch_size=4,
+)  # fmt: skip
 QWEN_VISION = dict(
     depth=1, embed_dim=16, hidden_size=32, num_heads=2, patch_size=4, intermediate_size=16, out_hidden_size=32,
     num_position_embeddings=16, fullatt_block_indexes=[0], deepstack_visual_indexes=[0],
@@ -131,6 +135,15 @@ CAP_KEYS = {
     "final_logit_softcapping": "final_logit_softcapping",
 }  # fmt: skip
 GEMMA3 = shape_of(head_dim=16, query_pre_attn_scalar=16, sliding_window=4, layer_types=WINDOWS)
+GEMMA4 = shape_of(
+    head_dim=8, global_head_dim=16, sliding_window=4, hidden_size_per_layer_input=8, final_logit_softcapping=3.0,
+    vocab_size_per_layer_input=VOCABULARY, num_hidden_layers=6, layer_types=["sliding_attention", "full_attention"] * 3,
+    num_kv_shared_layers=2, use_double_wide_mlp=True,
+)  # fmt: skip
+GEMMA4_TIED = shape_of(
+    head_dim=8, global_head_dim=16, sliding_window=4, hidden_size_per_layer_input=0, attention_k_eq_v=True,
+    num_global_key_value_heads=1, layer_types=["sliding_attention", "full_attention", "full_attention"],
+)  # fmt: skip
 GRANITE = dict(
     embedding_multiplier=3.0, residual_multiplier=0.4, attention_multiplier=0.2, logits_scaling=2.0, attention_bias=True
 )
@@ -197,6 +210,11 @@ ROWS: dict[str, Row] = {
     ),
     "gemma3-images": Row(
         with_images(tf.Gemma3Config, SIGLIP, GEMMA3), tf.Gemma3ForConditionalGeneration, {}
+    ),
+    "gemma4": Row(tf.Gemma4TextConfig, tf.Gemma4ForCausalLM, GEMMA4),
+    "gemma4-tied": Row(tf.Gemma4TextConfig, tf.Gemma4ForCausalLM, GEMMA4_TIED),
+    "gemma4-images": Row(
+        with_images(tf.Gemma4Config, GEMMA_VISION, GEMMA4), tf.Gemma4ForConditionalGeneration, {}
     ),
     "smollm3": Row(
         tf.SmolLM3Config, tf.SmolLM3ForCausalLM, shape_of(num_hidden_layers=5), form("smollm3", interleave)
@@ -411,6 +429,20 @@ REFUSED: list[tuple[str, dict[str, Any], str]] = [
     ("phi", {"hidden_act": "mish"}, "activation 'mish'"),
     ("gemma", {"use_bidirectional_attention": True}, "use_bidirectional_attention is not known"),
     ("gemma2", {"use_bidirectional_attention": True}, "use_bidirectional_attention is not known"),
+    ("gemma4", {"use_bidirectional_attention": "all"}, "use_bidirectional_attention is not known"),
+    ("gemma4", {"enable_moe_block": True}, "enable_moe_block is .*: only .* is known"),
+    ("gemma4", {"num_kv_shared_layers": 6}, "num_kv_shared_layers is 6: only fewer"),
+    ("gemma4", {"num_kv_shared_layers": -1}, "num_kv_shared_layers is -1: only fewer"),
+    ("gemma4", {"vocab_size_per_layer_input": 5}, "vocab_size_per_layer_input is 5: only 384"),
+    ("gemma4", {"per_layer_config": {"1": {"head_dim": "16"}}}, "head_dim is '16', which should be a whole number"),
+    ("gemma4", {"per_layer_config": {"1": {"head_dim": 16}}}, "head_width is .*the same in all layers with the same"),
+    (
+        "gemma4",
+        {"per_layer_config": {"1": {"num_key_value_heads": 3}}},
+        "heads is 4, .*a multiple of kv_heads, which is 3",
+    ),
+    ("gemma4", {"per_layer_config": [3]}, "per_layer_config is .*, which should be an object"),
+    ("gemma4", {"hidden_size_per_layer_input": -8}, "layer_embedding is -8, which should be a whole number"),
     ("smollm3", {"no_rope_layers": [1]}, "rotated is .*, which should be one for each of 5 layers"),
     ("cohere", {"num_attention_heads": "4"}, "num_attention_heads is '4'"),
     ("stablelm", {"qk_layernorm": True}, "qk_layernorm is True"),

@@ -13,9 +13,12 @@ import transformers as tf
 from torch import Tensor
 
 from polyhead.models.checkpoint import Checkpoint, describe_source, load
-from polyhead.models.core.errors import CheckpointError
+from polyhead.models.core.errors import CheckpointError, UnsupportedError
 from polyhead.models.executors.contract import Executor, StateUse, StepInput
 from polyhead.models.executors.torch_executor import TorchExecutor
+from polyhead.models.executors.workspace import block_bytes
+from polyhead.models.explain.explain_types import InputTokens
+from polyhead.models.explain.instrumented_network import InstrumentedNetwork
 from polyhead.models.invariant import make_invariant
 from polyhead.models.native.library import runnable_targets
 from polyhead.models.native.native_executor import NativeExecutor
@@ -59,6 +62,9 @@ def save_reference(kind: Any, config: Any, folder: Path) -> Any:
     theirs = kind(config).eval()
     for name, parameter in theirs.named_parameters():
         parameter.normal_(1.0 if parameter.dim() == 1 and name.endswith("weight") else 0.0, 0.2)
+    for name, buffer in theirs.named_buffers():
+        if name.endswith("layer_scalar"):
+            buffer.normal_(1.0, 0.2)
     theirs.save_pretrained(folder)
     tokenizer().save_pretrained(folder)
     return theirs
@@ -188,6 +194,22 @@ def test_a_head_with_a_dense_layer_is_not_split(case_of: Callable[[str], Case]) 
     config = case_of("modernbert-decoder").ours.config
     assert "its head has a dense layer" in split_problem(config, 2)
     assert not split_problem(replace(config, logit_dense=""), 2)
+
+
+def test_a_network_whose_layers_differ_is_not_split_and_has_a_cache_of_their_sizes(
+    case_of: Callable[[str], Case],
+) -> None:
+    """Of two windowed layers and two others, with 2 key heads of 8 and of 16 features; the last two read their keys."""
+    config = case_of("gemma4").ours.config
+    assert "its layers differ in their heads" in split_problem(config, 2)
+    assert block_bytes(config, 4, torch.float32) == 4 * 4 * 2 * (2 * 2 * 8 + 2 * 2 * 16)
+
+
+def test_gradients_through_layers_that_read_earlier_ones_are_refused(case_of: Callable[[str], Case]) -> None:
+    ours = load(str(case_of("gemma4").folder))
+    network, text = InstrumentedNetwork(ours.network, ours.head), InputTokens(tuple(SEQUENCES[1]))
+    with pytest.raises(UnsupportedError, match="no gradients are computed; ask for attention or occlusion"):
+        next(network.segments([text], network.embeddings(text)[None]))
 
 
 def greedy_answers(executor: TorchExecutor, prompts: list[list[int]]) -> list[list[int]]:

@@ -16,7 +16,7 @@ from polyhead.models.checkpoint import load
 from polyhead.models.core.errors import CheckpointError
 from polyhead.models.network.ragged import RaggedBatch
 from tests.families.classic_decoders import VOCABULARY
-from tests.families.modern_decoders import GEMMA3, LONG_ROPE, SHAPE, SIGLIP, interleave, shape_of
+from tests.families.modern_decoders import GEMMA3, GEMMA4, GEMMA4_TIED, LONG_ROPE, SHAPE, SIGLIP, interleave, shape_of
 from tests.families.test_decoders import ROWS, SEQUENCES, assert_close, packed_logits, reference_logits, tokenizer
 from tests.support import gguf_files
 from tests.support.checkpoints import write_json
@@ -152,10 +152,10 @@ def test_baichuan_equals_a_llama_with_its_weights(tmp_path: Path, name: str) -> 
     assert_close(packed_logits(load(str(folder))), reference_logits(theirs))
 
 
-@pytest.mark.parametrize("family", ["Gemma3", "Qwen2VL"])
+@pytest.mark.parametrize("family", ["Gemma3", "Gemma4", "Qwen2VL"])
 @torch.no_grad()
 def test_text_parts_give_states(tmp_path: Path, family: str) -> None:
-    name = "gemma3-images" if family == "Gemma3" else "qwen2-images"
+    name = f"{family.lower()}-images" if "Gemma" in family else "qwen2-images"
     theirs = make_reference(getattr(tf, f"{family}Model"), ROWS[name].make_config())
     theirs.save_pretrained(tmp_path)
     tokenizer().save_pretrained(tmp_path)
@@ -231,3 +231,55 @@ def test_a_gguf_file_of_stablelm_has_norms_of_heads(tmp_path: Path) -> None:
     metadata = {"attention.layer_norm_epsilon": 1e-5, "rope.dimension_count": 2}
     loaded = load(str(write_gguf(tmp_path / "model.gguf", "stablelm", metadata, weights)))
     assert_close(packed_logits(loaded), reference_logits(theirs))
+
+
+def gemma4_file(file: Path, theirs: Any, **changes: Any) -> Path:
+    """As the converter writes it; files have keys of layers that read those of another layer."""
+    config = theirs.config
+    scales = {"layer_output_scale": "layer_output_scale.weight"}
+    tensors = {
+        name.replace(name.rpartition(".")[2], scales.get(name.rpartition(".")[2], name.rpartition(".")[2])): tensor
+        for name, tensor in gguf_tensors("gemma4", theirs).items()
+    }
+    tensors["rope_freqs.weight"] = torch.tensor(changes.pop("factors", [1.0] * 2 + [1e30] * 6))
+    if config.num_kv_shared_layers:
+        tensors["blk.5.attn_k.weight"] = torch.ones(32, 32)
+    windowed = [kind == "sliding_attention" for kind in config.layer_types]
+    first = config.num_hidden_layers - config.num_kv_shared_layers
+    fields = {
+        "block_count": config.num_hidden_layers, "attention.layer_norm_rms_epsilon": 1e-6,
+        "attention.sliding_window": 4,
+        "attention.sliding_window_pattern": windowed, "attention.shared_kv_layers": config.num_kv_shared_layers,
+        "attention.key_length": 16, "attention.value_length": 16, "attention.key_length_swa": 8,
+        "attention.value_length_swa": 8, "rope.freq_base": 1e6, "rope.freq_base_swa": 1e4, "rope.dimension_count": 16,
+        "rope.dimension_count_swa": 8, "embedding_length_per_layer_input": config.hidden_size_per_layer_input,
+        "feed_forward_length": [48 * (1 + (layer >= first)) for layer in range(config.num_hidden_layers)],
+    }  # fmt: skip
+    if config.attention_k_eq_v:
+        fields["attention.head_count_kv"] = [2 if each else 1 for each in windowed]
+    if config.final_logit_softcapping:
+        fields["final_logit_softcapping"] = config.final_logit_softcapping
+    return write_gguf(file, "gemma4", {**fields, **changes}, tensors)
+
+
+@pytest.mark.parametrize("shape", [GEMMA4, GEMMA4_TIED])
+def test_a_gguf_file_of_gemma4_equals_its_reference(tmp_path: Path, shape: dict[str, Any]) -> None:
+    theirs = make_reference(tf.Gemma4ForCausalLM, tf.Gemma4TextConfig(**shape, vocab_size=VOCABULARY))
+    for layer in theirs.model.layers:
+        layer.layer_scalar.normal_(1.0, 0.2)
+    assert_close(packed_logits(load(str(gemma4_file(tmp_path / "model.gguf", theirs)))), reference_logits(theirs))
+
+
+@pytest.mark.parametrize(
+    ("changes", "sentence"),
+    [
+        ({"expert_count": 4}, "expert_count 4 is not known here"),
+        ({"factors": [1.0] * 7 + [8.0]}, "its factors should be 1, and then 1e.30 for features that are not rotated"),
+        ({"attention.sliding_window_pattern": [True]}, "sliding_window_pattern has 1 values, which should be 3"),
+        ({"attention.value_length_swa": 4}, "attention.value_length_swa 4 differs from the head width 8"),
+    ],
+)
+def test_a_gguf_file_of_gemma4_is_refused_by_name(tmp_path: Path, changes: dict[str, Any], sentence: str) -> None:
+    theirs = make_reference(tf.Gemma4ForCausalLM, tf.Gemma4TextConfig(**GEMMA4_TIED, vocab_size=VOCABULARY))
+    with pytest.raises(CheckpointError, match=sentence):
+        load(str(gemma4_file(tmp_path / "model.gguf", theirs, **changes)))

@@ -30,7 +30,14 @@ from polyhead.models.executors.contract import StateUse, StepInput
 from polyhead.models.native import library
 from polyhead.models.native.packed_network import unsupported_reason
 from polyhead.models.network.heads import LanguageHead
-from polyhead.models.network.model_config import ExpertConfig, MixerConfig, MixerName, ModelConfig, RopeScaling
+from polyhead.models.network.model_config import (
+    ExpertConfig,
+    LayerShape,
+    MixerConfig,
+    MixerName,
+    ModelConfig,
+    RopeScaling,
+)
 from polyhead.models.network.transformer import Transformer
 from polyhead.service.core.request import Sampling
 from polyhead.service.engine.native_sampling import CompiledSampler
@@ -201,6 +208,46 @@ def with_recurrent_layers(config: ModelConfig, choice: random.Random) -> ModelCo
     )
 
 
+def with_layer_sizes(config: ModelConfig, choice: random.Random) -> ModelConfig:
+    """The configuration with heads and MLPs whose sizes differ from layer to layer, keys and values that later layers
+    read, values that are keys, and embeddings and scales of each layer."""
+    flag = lambda: choice.random() < 0.5  # noqa: E731
+    widths = [max(config.rotary_width, 2), config.head_width] if config.position == "rotary" else [1, config.head_width]
+    by_window = {False: choice.choice(widths), True: config.head_width}
+    if not config.window_rope_base:
+        by_window[True] = by_window[False]
+    shapes, reads = list[LayerShape](), list[int]()
+    for layer in range(config.depth):
+        width = by_window[config.is_windowed(layer)] if config.position == "rotary" else choice.choice(widths)
+        shapes.append(
+            LayerShape(
+                kv_heads=choice.choice((1, config.kv_heads)),
+                head_width=width,
+                mlp_width=choice.randint(1, config.mlp_width),
+            )
+        )
+        heads = [(each.kv_heads, each.head_width) for each in shapes]
+        known = [
+            source
+            for source in range(layer + 1)
+            if heads[source] == heads[layer] and reads[source : source + 1] in ([], [source])
+        ]
+        reads.append(choice.choice(known))
+    is_embedded = flag()
+    return replace(
+        config,
+        shared=False,
+        layer_shapes=tuple(shapes),
+        key_layers=tuple(reads) if flag() else (),
+        tied_values=tuple(flag() for _ in shapes) if flag() else (),
+        value_norm=flag(),
+        layer_embedding=choice.choice((1, 8, 31, 64)) if is_embedded else 0,
+        layer_scale=is_embedded and flag(),
+        experts=None,
+        norm_order="sandwich" if is_embedded else config.norm_order,
+    )
+
+
 def made_network(choice: random.Random) -> tuple[Transformer, LanguageHead | None]:
     """A random shape, a shape of the tests, or one of the zoo with its outliers."""
     source = choice.random()
@@ -211,6 +258,8 @@ def made_network(choice: random.Random) -> tuple[Transformer, LanguageHead | Non
     config = drawn_config(choice) if source < 0.8 else choice.choice(known)
     if source < 0.4:
         config = with_recurrent_layers(config, choice)
+    elif source < 0.55:
+        config = with_layer_sizes(config, choice)
     assert not unsupported_reason(config)
     assert not [*invalid_fields(config)]
     net = network(config)

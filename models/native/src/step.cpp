@@ -27,6 +27,8 @@ enum Product { INPUT = 0, OUTPUT = 1, UP = 2, DOWN = 3, PRODUCTS = 4 };
 struct Layer {
     Norm attention_norm, mlp_norm, attention_post_norm, mlp_post_norm;
     Norm query_norm, key_norm;     // of HeadNorms' shapes
+    Norm value_norm;               // of each head's values [D], by RMS
+    Norm input_norm;               // of what `input_up` gives
     const float* frequencies;      // [R / 2], or null: queries and keys are not rotated
     const float* sinks;            // [H] scores for no key, or null
     int64_t window;                // tokens; 0: no window
@@ -34,15 +36,23 @@ struct Layer {
     int32_t mixer;                 // what mixes rows: attention, or one of Mixer
     int32_t order;                 // of norms and parts: Order
     int32_t gated;                 // the mixed values of attention are multiplied by a gate
+    int32_t kv_heads, head_width;  // of attention
+    int32_t rotary_width;          // the first features of a head, which are rotated
+    int32_t key_layer;             // whose keys and values it reads: its own number, or that of an earlier layer
+    int32_t tied_values;           // values are the keys before their norm
+    float score_scale;
+    float output_scale;            // of the layer's output
+    int32_t unused;
     Linear input;                  // queries, keys, values and the gate; or what the recurrent mixer reads
     Linear output;                 // of the mixer; NO_MIXER has neither
     Linear up, down;               // gate and up side by side in each block where the MLP is gated; without weights: no MLP
+    Linear input_gate, input_up;   // of the layer's own embeddings, behind the MLP; without weights: none
     const Mixture* mixture;        // in place of `up` and `down`, or null
     RecurrentWeights recurrent;
 };
 
 struct Plan {
-    int32_t width, depth, heads, kv_heads, head_width, mlp_width;
+    int32_t width, depth, heads, mlp_width;
     int32_t causal, norm, activation, gated, generates;
     int32_t block_count;     // of the cache; 0: no cache, sequences come whole
     int32_t state_count;     // slots of states of recurrent layers; 0: there are no such layers, or there is no cache
@@ -52,9 +62,10 @@ struct Plan {
     int32_t position_count;  // P minus the offset; 0: there is no table of positions
     int32_t segment_count;   // S
     int32_t embedding_width; // E: W, or another width that `projection` has as its inputs
-    int32_t rotary_width;    // R: the first features of a head, which are rotated
+    int32_t rotary_width;    // R: the most features of a head that are rotated
     int32_t head_norms;
-    float eps, score_scale, embedding_scale;
+    int32_t layer_embedding; // P: features of a token's embedding for each layer; 0: there is none
+    float eps, embedding_scale;
     float score_cap;         // scores s become cap * tanh(s / cap); 0: they do not
     float residual_scale;    // of the output of each part
     float logit_scale;
@@ -66,6 +77,9 @@ struct Plan {
     Norm embedding_norm, final_norm;
     Linear projection;       // of embeddings; without weights: none
     Linear head;             // generates
+    const void* layer_tokens;  // [V, depth * P], as `tokens`
+    Linear layer_projection;   // of embeddings to [depth * P]
+    Norm layer_norm;           // of each P of them
     Routing routing;         // of the layers with experts
     Recurrence recurrence;   // of the recurrent layers
     const Layer* layers;     // [depth]
@@ -121,19 +135,32 @@ struct AttentionTile {
     int sequence, row, count;
 };
 
+// Heads of attention, which layers may share or differ in, and the tiles of a step for them.
+struct HeadShape {
+    int kv_heads, width, head;  // `head`: the width, padded
+    int group, splits;          // query heads of a key head, and parts of those for a tile
+    size_t bytes[2];            // of the keys and of the values of a head in a block
+    std::vector<AttentionTile> tiles;
+    bool split_parts;
+    int per_tile() const { return kv_heads * splits; }
+    int items() const { return int(tiles.size()) * per_tile(); }
+};
+
+// Columns of a layer between its products: features of mixed values, outputs of the input product before the gate, and
+// where values begin.
+struct LayerColumns {
+    int inner, before_gate, values;
+};
+
 std::pair<int, int> part(int n, int i, int of) { return {int(int64_t(n) * i / of), int(int64_t(n) * (i + 1) / of)}; }
 
 class Model {
   public:
-    Model(const Plan& plan, int threads) : plan_(plan), team_(threads), scratch_(threads), counters_(COUNTERS * plan.depth + 2) {
+    Model(const Plan& plan, int threads) : plan_(plan), team_(threads), scratch_(threads), counters_(COUNTERS * plan.depth + 3) {
         const Plan& p = plan_;
         width_ = padded(p.width);
         embedded_ = padded(p.embedding_width);
-        hidden_ = padded(p.mlp_width);
-        head_ = padded(p.head_width, FEATURES);
-        group_ = p.heads / p.kv_heads;
-        splits_ = (group_ + MAX_QUERIES - 1) / MAX_QUERIES;
-        while (group_ % splits_) ++splits_;
+        hidden_ = padded(std::max(p.mlp_width, p.layer_embedding));
         place_mixers();
         max_inputs_ = std::max({width_, embedded_, attended_, hidden_});
         each_ = p.routing.chosen + (p.routing.shared ? 1 : 0);
@@ -145,27 +172,30 @@ class Model {
             inner_ = std::max(inner_, p.routing.chosen * inner + shared);
             scored_ = p.layers[l].mixture->router.outputs;
         }
-        key_bytes_ = p.narrow ? key_bytes<Codes>(head_) : key_bytes<float>(head_);
-        value_bytes_ = p.narrow ? value_bytes<Codes>(head_) : value_bytes<float>(head_);
         for (int l = 0; l < p.depth; ++l) {
             const Layer& layer = p.layers[l];
             if (!layer.frequencies) continue;
             const int kind = frequencies_[0] && layer.frequencies != frequencies_[0];
             frequencies_[kind] = layer.frequencies;
             magnitudes_[kind] = layer.magnitude;
+            rotary_widths_[kind] = layer.rotary_width;
         }
         for (int i = 0; i < threads; ++i) reserve_scratch(scratch_[i]);
     }
 
     void set_cache(uint8_t* keys, uint8_t* values, float* states) {
-        keys_ = keys; values_ = values; slots_ = states;
+        kept_[0] = keys; kept_[1] = values; slots_ = states;
         past_cache_ = !EXACT && reinterpret_cast<uintptr_t>(states) % sizeof(Floats) == 0;  // a sanitizer sees plain stores
     }
     // Bytes of the cache's keys (0), its values (1), and all state slots (2).
     size_t cache_bytes(int which) const {
         if (which == 2) return size_t(plan_.state_count) * state_numbers_ * sizeof(float);
-        const size_t blocks = plan_.block_count ? size_t(cached_layers_) * padded(plan_.block_count, RUN) : 0;
-        return blocks * plan_.kv_heads * (which ? value_bytes_ : key_bytes_);
+        return plan_.block_count ? size_t(padded(plan_.block_count, RUN)) * block_bytes_[which] : 0;
+    }
+    // Bytes of a layer's keys (0) or values (1) in a block.
+    size_t layer_bytes(int which, int l) const {
+        const bool own = plan_.layers[l].mixer == ATTENTION && plan_.layers[l].key_layer == l;
+        return own ? shape_of(l).kv_heads * shape_of(l).bytes[which] : 0;
     }
 
     // Compares every number of `rows` with the size of what it indexes; lengths of arrays cannot be checked here.
@@ -174,7 +204,7 @@ class Model {
         const int width = p.generates ? p.head.outputs : p.width;
         if (rows.count < 1 || rows.sequences < 1 || rows.rank < 0 || out_stride < width) return Invalid::COUNTS;
         if (rows.output_count < 0 || rows.output_count > rows.count) return Invalid::COUNTS;
-        if (p.block_count && !(keys_ && values_ && slots_)) return Invalid::CACHE;
+        if (p.block_count && !(kept_[0] && kept_[1] && slots_)) return Invalid::CACHE;
         if (rows.starts[0] != 0) return Invalid::STARTS;
         for (int n = 0; n < rows.sequences; ++n)
             if (rows.starts[n + 1] <= rows.starts[n] || rows.starts[n + 1] > rows.count) return Invalid::STARTS;
@@ -222,6 +252,7 @@ class Model {
         last_x_ = last_x_scratch_.reserve(size_t(rows.output_count) * width_);
         last_attn_ = last_attn_scratch_.reserve(size_t(rows.output_count) * attended_);
         rotations_ = rotations_scratch_.reserve(2 * t * KINDS * (plan_.rotary_width / 2));
+        if (plan_.layer_embedding) layer_inputs_ = layer_inputs_scratch_.reserve(t * plan_.layer_projection.outputs);
         if (plan_.projection.weights) embeddings_ = embeddings_scratch_.reserve(t * embedded_);
         if (inner_) reserve_experts(t);
         memset(nonfinite, 0, t);
@@ -266,26 +297,77 @@ class Model {
     void place_mixers() {
         const Plan& p = plan_;
         for (int kind = CONVOLUTION; kind <= DELTA; ++kind) shapes_[kind] = mixer_shape(kind, p.recurrence, p.width);
-        MixerShape& attention = shapes_[ATTENTION];
-        attention.inner = p.heads * p.head_width;
-        attention.columns = (p.heads + 2 * p.kv_heads) * p.head_width;
         step_stride_ = padded(p.recurrence.heads, LANES);
         for (int l = 0; l < p.depth; ++l) {
             const int mixer = p.layers[l].mixer;
             const MixerShape& shape = shapes_[mixer];
-            const int gate = p.layers[l].gated ? shape.inner : 0;
-            attended_ = std::max(attended_, padded(shape.inner));
-            projected_ = std::max(projected_, padded(shape.columns + gate));
+            LayerColumns columns{shape.inner, shape.columns, 0};
+            if (mixer == ATTENTION) columns = place_heads(l);
+            const int gate = p.layers[l].gated ? columns.inner : 0;
+            const int copied = mixer == ATTENTION && p.layers[l].tied_values ? shape_of(l).kv_heads * shape_of(l).width : 0;
+            attended_ = std::max(attended_, padded(columns.inner));
+            projected_ = std::max(projected_, padded(columns.before_gate + gate + copied));
             channels_ = std::max(channels_, shape.tiles ? shape.channels : 0);
-            places_.push_back(mixer == ATTENTION ? size_t(cached_layers_++) : state_numbers_);
-            if (mixer == ATTENTION) last_attention_ = l;
+            columns_.push_back(columns);
+            places_.push_back(state_numbers_);
             if (mixer == ATTENTION || mixer == NO_MIXER) continue;
             last_recurrent_ = l;
             state_numbers_ += size_t(p.recurrence.kernel - 1) * shape.channels + shape.tiles * tile_numbers();
         }
         if (last_recurrent_ < 0) step_stride_ = 0;
         no_state_.assign(tile_numbers(), 0.f);
+        place_keys();
     }
+
+    // The heads of a layer with attention, and its columns.
+    LayerColumns place_heads(int l) {
+        const Layer& layer = plan_.layers[l];
+        const int width = layer.head_width, group = plan_.heads / layer.kv_heads;
+        size_t i = 0;
+        while (i < head_shapes_.size() && (head_shapes_[i].kv_heads != layer.kv_heads || head_shapes_[i].width != width)) ++i;
+        if (i == head_shapes_.size()) {
+            HeadShape shape{};
+            shape.kv_heads = layer.kv_heads; shape.width = width; shape.head = padded(width, FEATURES); shape.group = group;
+            shape.splits = (group + MAX_QUERIES - 1) / MAX_QUERIES;
+            while (group % shape.splits) ++shape.splits;
+            shape.bytes[0] = plan_.narrow ? key_bytes<Codes>(shape.head) : key_bytes<float>(shape.head);
+            shape.bytes[1] = plan_.narrow ? value_bytes<Codes>(shape.head) : value_bytes<float>(shape.head);
+            head_ = std::max(head_, shape.head);
+            head_shapes_.push_back(shape);
+        }
+        shape_numbers_.resize(plan_.depth);
+        shape_numbers_[l] = int(i);
+        const int queries = plan_.heads * width, kept = layer.kv_heads * width;
+        if (layer.key_layer != l) return {queries, queries, 0};
+        last_kept_ = l;
+        if (!layer.tied_values) return {queries, queries + 2 * kept, queries + kept};
+        return {queries, queries + kept, queries + kept + (layer.gated ? queries : 0)};
+    }
+
+    // Where the keys and values of the layers are.  Without a cache, layers that no other layer reads share one place.
+    void place_keys() {
+        const Plan& p = plan_;
+        for (int which = 0; which < 2; ++which) {
+            std::vector<size_t>& places = kept_places_[which];
+            places.assign(p.depth, 0);
+            size_t shared = 0, end = 0;
+            std::vector<bool> is_read(p.depth, p.block_count > 0);
+            for (int l = 0; l < p.depth; ++l) {
+                if (p.layers[l].mixer == ATTENTION && p.layers[l].key_layer != l) is_read[p.layers[l].key_layer] = true;
+                shared = std::max(shared, layer_bytes(which, l));
+            }
+            if (!p.block_count) end = shared;
+            for (int l = 0; l < p.depth; ++l) {
+                if (p.layers[l].mixer != ATTENTION) continue;
+                if (p.layers[l].key_layer != l) { places[l] = places[p.layers[l].key_layer]; continue; }
+                if (!is_read[l]) continue;
+                places[l] = end;
+                end += layer_bytes(which, l);
+            }
+            block_bytes_[which] = end;
+        }
+    }
+    const HeadShape& shape_of(int l) const { return head_shapes_[shape_numbers_[l]]; }
     size_t tile_numbers() const { return size_t(plan_.recurrence.key_width) * TILE; }
 
     struct alignas(64) Counter { std::atomic<int> n{0}; };
@@ -321,14 +403,9 @@ class Model {
 
     // Plans the step: the tiles of attention, and the blocks of sequences without a cache.
     void plan_step() {
-        const int heads = group_ / splits_, most = std::max(1, MAX_QUERIES / heads);
-        tiles_.clear();
         longest_ = 0;
-        for (int n = 0; n < rows_.sequences; ++n) {
-            const int start = rows_.starts[n], end = rows_.starts[n + 1];
-            longest_ = std::max(longest_, rows_.positions[end - 1] + 1);
-            for (int row = start; row < end; row += most) tiles_.push_back({n, row, std::min(most, end - row)});
-        }
+        for (int n = 0; n < rows_.sequences; ++n)
+            longest_ = std::max(longest_, rows_.positions[rows_.starts[n + 1] - 1] + 1);
         if (!plan_.block_count) {
             local_tables_.clear(); local_starts_.assign(1, 0);
             for (int n = 0, next = 0; n < rows_.sequences; ++n) {
@@ -338,8 +415,8 @@ class Model {
             }
             rows_.block_tables = local_tables_.data();
             rows_.table_starts = local_starts_.data();
-            keys_ = key_scratch_.reserve(local_tables_.size() * plan_.kv_heads * key_bytes_);
-            values_ = value_scratch_.reserve(local_tables_.size() * plan_.kv_heads * value_bytes_);
+            for (int which = 0; which < 2; ++which)
+                kept_[which] = kept_scratch_[which].reserve(local_tables_.size() * block_bytes_[which]);
         }
         sequence_of_.resize(rows_.count);
         for (int n = 0; n < rows_.sequences; ++n)
@@ -350,13 +427,28 @@ class Model {
             for (int row = 0; row < rows_.count; ++row) row_adapters_[row] = rows_.adapters[sequence_of_[row]];
             for (int i = 0; i < rows_.output_count; ++i) last_row_adapters_[i] = row_adapters_[rows_.output_rows[i]];
         }
-        const int items = int(tiles_.size()) * plan_.kv_heads * splits_;
         parts_ = (longest_ + PART - 1) / PART;
-        split_parts_ = parts_ > 1 && items < 4 * team_.size();
-        if (split_parts_) {
-            partial_ = partial_scratch_.reserve(size_t(items) * parts_ * MAX_QUERIES * head_);
-            outcomes_.resize(size_t(items) * parts_ * MAX_QUERIES);
+        size_t most_items = 0, most_numbers = 0;
+        for (HeadShape& shape : head_shapes_) {
+            plan_tiles(shape);
+            if (!shape.split_parts) continue;
+            const size_t items = size_t(shape.items()) * parts_ * MAX_QUERIES;
+            most_items = std::max(most_items, items);
+            most_numbers = std::max(most_numbers, items * shape.head);
         }
+        if (!most_items) return;
+        partial_ = partial_scratch_.reserve(most_numbers);
+        outcomes_.resize(most_items);
+    }
+
+    void plan_tiles(HeadShape& shape) {
+        const int heads = shape.group / shape.splits, most = std::max(1, MAX_QUERIES / heads);
+        shape.tiles.clear();
+        for (int n = 0; n < rows_.sequences; ++n) {
+            const int start = rows_.starts[n], end = rows_.starts[n + 1];
+            for (int row = start; row < end; row += most) shape.tiles.push_back({n, row, std::min(most, end - row)});
+        }
+        shape.split_parts = parts_ > 1 && shape.items() < 4 * team_.size();
     }
 
     // The threads that compute some rows: all of them together, each a share, or this one alone.
@@ -388,6 +480,11 @@ class Model {
         if (plan_.projection.weights) {
             each_panel(thread, rows_.count, counters_[COUNTERS * plan_.depth + 1],
                        [&](const ThreadGroup& group, int a, int b) { project_embeddings(group, a, b); });
+            team_.wait();
+        }
+        if (plan_.layer_embedding) {
+            each_panel(thread, rows_.count, counters_[COUNTERS * plan_.depth + 2],
+                       [&](const ThreadGroup& group, int a, int b) { embed_for_layers(group, a, b); });
             team_.wait();
         }
         for (int l = 0; l < plan_.depth; ++l) {
@@ -442,9 +539,9 @@ class Model {
         }
         if (p.projection.weights) std::fill_n(x_ + size_t(row) * width_ + p.width, width_ - p.width, 0.f);
         if (p.embedding_norm.weight) normalise(NormKind(p.norm), p.embedding_norm, p.eps, x, width, stride, x);
-        const int half = p.rotary_width / 2;
         for (int kind = 0; kind < KINDS; ++kind) {
             const float* f = frequencies_[kind];
+            const int half = rotary_widths_[kind] / 2;
             if (!f) continue;
             float* out = const_cast<float*>(rotation(row, kind));
             for (int d = 0; d < half; ++d) {
@@ -460,6 +557,28 @@ class Model {
         const Operand x = prepare_rows(group, plan_.projection, {nullptr, 0}, b - a, true,
                                        [&](int r) { return embeddings_ + size_t(a + r) * embedded_; });
         product(group, plan_.projection, x, b - a, {x_ + size_t(a) * width_, width_, STORE, 0}, &plan_.layers[0].input);
+    }
+
+    // The embeddings of rows [a, b) for all layers: those of a table, and those projected from the rows.
+    void embed_for_layers(const ThreadGroup& group, int a, int b) {
+        const Plan& p = plan_;
+        const int each = p.layer_embedding, stride = p.layer_projection.outputs;
+        const Operand x = prepare_rows(group, p.layer_projection, {nullptr, 0}, b - a, true,
+                                       [&](int r) { return x_ + size_t(a + r) * width_; });
+        product(group, p.layer_projection, x, b - a, {layer_inputs_ + size_t(a) * stride, stride, STORE, 0}, &p.layers[0].input);
+        const float projected = 1.f / std::sqrt(float(p.width)), own = std::sqrt(float(each)), both = std::sqrt(0.5f);
+        const auto [from, to] = group.share(b - a);
+        for (int row = a + from; row < a + to; ++row) {
+            const size_t token = size_t(rows_.tokens[row]) * p.depth * each;
+            float* out = layer_inputs_ + size_t(row) * stride;
+            for (int i = 0; i < p.depth * each; ++i) out[i] *= projected;
+            for (int l = 0; l < p.depth; ++l)
+                normalise_features(NormKind(p.norm), p.layer_norm.weight, p.layer_norm.bias, p.eps, out + l * each, each);
+            for (int i = 0; i < p.depth * each; ++i) {
+                const float found = p.narrow ? widen(((const bf16*)p.layer_tokens)[token + i]) : ((const float*)p.layer_tokens)[token + i];
+                out[i] = (out[i] + found * own) * both;
+            }
+        }
     }
 
     void norm(const Norm& norm, const float* x, float* out) const {
@@ -554,7 +673,7 @@ class Model {
         });
         product(group, layer.input, x, b - a, {projections_ + size_t(a) * projected_, projected_, STORE, 0}, &layer.output);
         const auto [from, to] = group.share(b - a);
-        const int inner = shapes_[layer.mixer].inner;
+        const int inner = columns_[l].inner;
         for (int r = from; r < to; ++r) {
             float* mixed = attn_ + size_t(a + r) * attended_;
             std::fill(mixed + inner, mixed + layer.output.inputs, 0.f);  // another layer's values may be there
@@ -670,18 +789,20 @@ class Model {
     }
 
     // The mixed values of a row as the output product reads them, `row` of the step: gated and normed if the layer does so.
-    const float* mixed_values(const Layer& layer, const float* mixed, int row, float* out) const {
+    const float* mixed_values(int l, const float* mixed, int row, float* out) const {
+        const Layer& layer = plan_.layers[l];
         const MixerShape& shape = shapes_[layer.mixer];
+        const auto [inner, before_gate, values] = columns_[l];
         const float* projected = projections_ + size_t(row) * projected_;
         if (layer.gated) {
-            for (int i = 0; i < shape.inner; i += LANES)
-                store(out + i, mul(load(mixed + i), logistic(load(projected + shape.columns + i))));
+            for (int i = 0; i < inner; i += LANES)
+                store(out + i, mul(load(mixed + i), logistic(load(projected + before_gate + i))));
         } else if (shape.gate >= 0) {
             gate_features(layer.mixer, plan_.recurrence, layer.recurrent.norm, mixed, projected + shape.gate, shape.inner, out);
         } else {
             return mixed;
         }
-        std::fill(out + shape.inner, out + layer.output.inputs, 0.f);
+        std::fill(out + inner, out + layer.output.inputs, 0.f);
         return out;
     }
 
@@ -692,7 +813,7 @@ class Model {
         float* row = scratch_[group.thread].row.get();
         const Operand in = prepare_rows(group, layer.output, adapter_updates(l, OUTPUT, adapters, a), b - a, true, [&](int r) {
             const int number = of.numbers ? of.numbers[a + r] : a + r;
-            return mixed_values(layer, of.mixed + size_t(a + r) * attended_, number, row);
+            return mixed_values(l, of.mixed + size_t(a + r) * attended_, number, row);
         });
         const Linear* after = layer.mixture ? &layer.mixture->router : &layer.up;
         add_product(group, l, layer.output, in, b - a, of.x + size_t(a) * width_, layer.attention_norm,
@@ -710,12 +831,16 @@ class Model {
         const bool parallel = layer.order == PARALLEL;  // the MLP comes first, while the rows are the layer's input
         auto add_mlp = [&] {
             if (!layer.up.weights) return;
+            float* hidden = scratch_[group.together ? 0 : group.thread].hidden.get();
+            const int written = layer.up.outputs / (plan_.gated ? 2 : 1);
+            const auto [from, to_row] = group.share(count);
+            for (int r = from; r < to_row && written < layer.down.inputs; ++r)  // a wider layer's features may be there
+                std::fill(hidden + size_t(r) * hidden_ + written, hidden + size_t(r) * hidden_ + layer.down.inputs, 0.f);
             Operand in = prepare_rows(group, layer.up, adapter_updates(l, UP, adapters, a), count, true, [&](int r) {
                 if (!norms_before(layer)) return (const float*)at(r);
                 norm(layer.mlp_norm, at(r), row);
                 return (const float*)row;
             });
-            float* hidden = scratch_[group.together ? 0 : group.thread].hidden.get();
             const Target to{hidden, hidden_, plan_.gated ? GATE : ACTIVATE, plan_.activation};
             product(group, layer.up, in, count, to, &layer.down);
             in = prepare_rows(group, layer.down, adapter_updates(l, DOWN, adapters, a), count, true,
@@ -726,6 +851,32 @@ class Model {
         if (parallel) add_mlp();
         add_mixed(group, l, of, adapters, a, b);
         if (!parallel) add_mlp();
+        if (layer.input_gate.weights) add_layer_input(group, l, of, a, b);
+        if (layer.output_scale == 1.f) return;
+        const auto [from, to_row] = group.share(count);
+        for (int r = from; r < to_row; ++r)
+            for (int i = 0; i < width_; i += LANES) store(at(r) + i, mul(load(at(r) + i), all(layer.output_scale)));
+        group.meet();
+    }
+
+    // x [a, b) += the layer's embeddings of the rows, times a gate.
+    void add_layer_input(const ThreadGroup& group, int l, const LayerRows& of, int a, int b) {
+        const Layer& layer = plan_.layers[l];
+        const int each = plan_.layer_embedding, count = b - a;
+        float* rows = of.x + size_t(a) * width_;
+        float* row = scratch_[group.thread].row.get();
+        float* hidden = scratch_[group.together ? 0 : group.thread].hidden.get();
+        Operand in = prepare_rows(group, layer.input_gate, {nullptr, 0}, count, true,
+                                  [&](int r) { return (const float*)rows + size_t(r) * width_; });
+        product(group, layer.input_gate, in, count, {hidden, hidden_, ACTIVATE, plan_.activation}, &layer.input_up);
+        in = prepare_rows(group, layer.input_up, {nullptr, 0}, count, true, [&](int r) {
+            const size_t number = of.numbers ? of.numbers[a + r] : a + r;
+            const float* own = layer_inputs_ + number * plan_.layer_projection.outputs + l * each;
+            for (int i = 0; i < each; ++i) row[i] = hidden[size_t(r) * hidden_ + i] * own[i];
+            std::fill(row + each, row + layer.input_up.inputs, 0.f);
+            return (const float*)row;
+        });
+        add_product(group, l, layer.input_up, in, count, rows, layer.input_norm, layer.input_norm, nullptr);
     }
 
     // As finish_layer, for all `count` rows of a layer with experts, on all threads.  All rows are ready when this returns.
@@ -976,23 +1127,25 @@ class Model {
         group.meet();
     }
 
-    // The index of a head's share of a block, in storage order.
-    size_t place_of(int layer, int block, int head) const {
-        const size_t b = size_t(block);
-        const size_t at = plan_.block_count ? (b / RUN * cached_layers_ + places_[layer]) * RUN + b % RUN : b;
-        return at * plan_.kv_heads + head;
+    // The keys (0) or values (1) of a head in a block.
+    uint8_t* kept_at(int which, int l, int block, int head) const {
+        const HeadShape& shape = shape_of(l);
+        const size_t run = plan_.block_count ? RUN : local_tables_.size(), b = size_t(block);
+        const size_t first = plan_.block_count ? b / RUN : 0, in_run = plan_.block_count ? b % RUN : b;
+        const size_t at = (first * block_bytes_[which] + kept_places_[which][l]) * run;
+        return kept_[which] + at + (in_run * shape.kv_heads + head) * shape.bytes[which];
     }
     template <class T>
-    T* keys_at(size_t index) const { return reinterpret_cast<T*>(keys_ + index * key_bytes_); }
+    T* keys_at(int l, int block, int head) const { return reinterpret_cast<T*>(kept_at(0, l, block, head)); }
     template <class T>
-    T* values_at(size_t index) const { return reinterpret_cast<T*>(values_ + index * value_bytes_); }
+    T* values_at(int l, int block, int head) const { return reinterpret_cast<T*>(kept_at(1, l, block, head)); }
 
     // In place: queries or keys [heads, D] of a row.
-    void norm_heads(const Norm& norm, float* x, int heads) const {
+    void norm_heads(const Norm& norm, float* x, int heads, int head_width) const {
         if (!norm.weight) return;
         const Plan& p = plan_;
         const bool joint = p.head_norms == JOINT;
-        const int count = joint ? 1 : heads, width = joint ? heads * p.head_width : p.head_width;
+        const int count = joint ? 1 : heads, width = joint ? heads * head_width : head_width;
         for (int h = 0; h < count; ++h) {
             const int at = p.head_norms == PER_HEAD ? h * width : 0;
             const float* bias = norm.bias ? norm.bias + at : nullptr;
@@ -1005,33 +1158,36 @@ class Model {
     void store_keys_values(int l, int row) {
         const Plan& p = plan_;
         const Layer& layer = p.layers[l];
-        const int d = p.head_width, position = rows_.positions[row], n = sequence_of_[row];
+        const HeadShape& shape = shape_of(l);
+        const bool own = layer.key_layer == l;
+        const int d = shape.width, kept = own ? shape.kv_heads : 0, position = rows_.positions[row], n = sequence_of_[row];
         float* q = projections_ + size_t(row) * projected_;
         float* k = q + p.heads * d;
-        float* v = k + p.kv_heads * d;
+        float* v = q + columns_[l].values;
         const float* angle = layer.frequencies ? rotation(row, kind_of(layer)) : nullptr;
-        norm_heads(layer.query_norm, q, p.heads);
-        norm_heads(layer.key_norm, k, p.kv_heads);
+        if (own && layer.tied_values) std::copy(k, k + kept * d, v);
+        norm_heads(layer.query_norm, q, p.heads, d);
+        if (own) norm_heads(layer.key_norm, k, kept, d);
+        for (int h = 0; h < kept && layer.value_norm.weight; ++h)
+            normalise_features(RMS_NORM, layer.value_norm.weight, nullptr, p.eps, v + h * d, d);
         if (angle)
-            for (int h = 0; h < p.heads + p.kv_heads; ++h)
-                rotate(q + h * d, angle, angle + p.rotary_width / 2, p.rotary_width);
+            for (int h = 0; h < p.heads + kept; ++h)
+                rotate(q + h * d, angle, angle + layer.rotary_width / 2, layer.rotary_width);
         const int block = rows_.block_tables[rows_.table_starts[n] + position / BLOCK];
-        for (int h = 0; h < p.kv_heads; ++h) {
-            const size_t at = place_of(l, block, h);
-            store_head(keys_at<T>(at), values_at<T>(at), position % BLOCK, k + h * d, v + h * d, d, head_);
-        }
-        if (l == last_attention_) {  // NaN in an earlier layer reaches the last one
+        for (int h = 0; h < kept; ++h)
+            store_head(keys_at<T>(l, block, h), values_at<T>(l, block, h), position % BLOCK, k + h * d, v + h * d, d, shape.head);
+        if (l == last_kept_) {  // NaN in an earlier layer reaches the last one
             float s = 0;
-            for (int i = 0; i < 2 * p.kv_heads * d; ++i) s += k[i] * 0.f;
+            for (int i = 0; i < kept * d; ++i) s += k[i] * 0.f + v[i] * 0.f;
             if (s != 0.f) nonfinite_[row] = 1;
         }
     }
 
     template <class T>
     void attend(int thread, int l) {
-        const int per_tile = plan_.kv_heads * splits_, items = int(tiles_.size()) * per_tile;
+        const int items = shape_of(l).items();
         Counter& next = counters_[COUNTERS * l + TILES];
-        if (!split_parts_) {
+        if (!shape_of(l).split_parts) {
             for (int i; (i = next.n.fetch_add(1, std::memory_order_relaxed)) < items;) attend_tile<T>(thread, l, i, -1);
             return;
         }
@@ -1047,10 +1203,10 @@ class Model {
     void attend_tile(int thread, int l, int item, int only) {
         const Plan& p = plan_;
         const Layer& layer = p.layers[l];
-        const int per_tile = p.kv_heads * splits_;
-        const AttentionTile& tile = tiles_[item / per_tile];
-        const int heads = group_ / splits_, kv = item % per_tile / splits_;
-        const int first = kv * group_ + item % splits_ * heads, queries = tile.count * heads, d = p.head_width;
+        const HeadShape& shape = shape_of(l);
+        const AttentionTile& tile = shape.tiles[item / shape.per_tile()];
+        const int heads = shape.group / shape.splits, kv = item % shape.per_tile() / shape.splits, head_ = shape.head;
+        const int first = kv * shape.group + item % shape.splits * heads, queries = tile.count * heads, d = shape.width;
         ThreadScratch& scratch = scratch_[thread];
         ScoreChange change;
         const bool changes = p.score_cap || p.rates;
@@ -1058,7 +1214,7 @@ class Model {
         change.by_distance = p.rates != nullptr;
         const Queries q{scratch.queries.get(), scratch.query_codes.get(), scratch.query_scales.get(), head_,
                         changes ? &change : nullptr};
-        const float scale = p.score_scale * EXPONENT;
+        const float scale = layer.score_scale * EXPONENT;
         KeyRange<T> range;
         const int length = rows_.positions[rows_.starts[tile.sequence + 1] - 1] + 1;
         int low = length, high = 0;
@@ -1084,9 +1240,9 @@ class Model {
         const T** keys = (const T**)scratch.blocks.reserve(2 * size_t(blocks + AHEAD));
         const T** values = keys + blocks + AHEAD;
         for (int b = low / BLOCK; b < blocks + AHEAD; ++b) {
-            const size_t at = place_of(l, table[std::min(b, blocks - 1)], kv);
-            keys[b] = keys_at<T>(at);
-            values[b] = values_at<T>(at);
+            const int block = table[std::min(b, blocks - 1)];
+            keys[b] = keys_at<T>(l, block, kv);
+            values[b] = values_at<T>(l, block, kv);
         }
         range.keys = keys;
         range.values = values;
@@ -1112,9 +1268,10 @@ class Model {
 
     // Merges the parts of one tile, which were computed separately, in order.
     void merge_parts(int thread, int l, int item) {
-        const int per_tile = plan_.kv_heads * splits_;
-        const AttentionTile& tile = tiles_[item / per_tile];
-        const int heads = group_ / splits_, kv = item % per_tile / splits_, first = kv * group_ + item % splits_ * heads;
+        const HeadShape& shape = shape_of(l);
+        const AttentionTile& tile = shape.tiles[item / shape.per_tile()];
+        const int heads = shape.group / shape.splits, kv = item % shape.per_tile() / shape.splits, head_ = shape.head;
+        const int first = kv * shape.group + item % shape.splits * heads;
         float* mixed = scratch_[thread].mixed.get();
         Outcome outcome[MAX_QUERIES];
         for (int r = 0; r < tile.count * heads; ++r) {
@@ -1132,7 +1289,7 @@ class Model {
     }
 
     void write(int l, const AttentionTile& tile, int first, int heads, float* mixed, Outcome* outcome) {
-        const int d = plan_.head_width;
+        const int d = shape_of(l).width, head_ = shape_of(l).head;
         const float* sinks = plan_.layers[l].sinks;
         for (int r = 0; r < tile.count * heads; ++r) {
             if (sinks) add_sink(outcome[r], mixed + r * head_, sinks[first + r % heads] * EXPONENT, d);
@@ -1191,29 +1348,34 @@ class Model {
     std::vector<ThreadScratch> scratch_;
     std::vector<Counter> counters_;
     Counter claims_[CLAIMS];
-    int width_, embedded_, hidden_, head_;  // padded
+    int width_, embedded_, hidden_, head_ = 0;  // padded; the head is the widest
     int attended_ = 0, projected_ = 0;      // strides of mixed values and of what mixers read, padded
     int channels_ = 0, step_stride_ = 0;    // strides of convolved channels, and of half of a row's steps
     MixerShape shapes_[NO_MIXER + 1];
-    std::vector<size_t> places_;  // of each layer: its number among those with attention, or where its state begins in a slot
+    std::vector<HeadShape> head_shapes_;
+    std::vector<int> shape_numbers_;       // of each layer
+    std::vector<LayerColumns> columns_;    // of each layer
+    std::vector<size_t> places_;           // of each layer: where its state begins in a slot
+    std::vector<size_t> kept_places_[2];   // of each layer: bytes of keys and of values in a block before its own
+    size_t block_bytes_[2] = {};           // of keys and of values in a block, of all layers
     size_t state_numbers_ = 0;    // of a slot
-    int cached_layers_ = 0, last_attention_ = -1, last_recurrent_ = -1;
+    int last_kept_ = -1, last_recurrent_ = -1;
     std::vector<float> no_state_;  // a tile of zeros
     enum SlotUse : uint8_t { UNUSED, READ, WRITTEN };
     std::vector<uint8_t> slot_uses_;  // in the step that is checked
-    int group_, splits_, max_inputs_;
+    int max_inputs_;
     int each_ = 0, inner_ = 0, scored_ = 0;  // of a row: experts, their inner features (0: no experts), router's outputs
     const float* frequencies_[KINDS] = {};
     float magnitudes_[KINDS] = {};
-    size_t key_bytes_, value_bytes_;  // of one head in one block
-    uint8_t *keys_ = nullptr, *values_ = nullptr;
+    int rotary_widths_[KINDS] = {};
+    uint8_t* kept_[2] = {};  // keys and values
     float* slots_ = nullptr;
     bool past_cache_ = false;  // states may be written past the cache
     // The step in progress:
     StepInput rows_;
     float *out_, *x_, *embeddings_, *projections_, *convolved_, *steps_, *attn_, *last_x_, *last_attn_, *rotations_, *partial_;
     int out_stride_, longest_, parts_;
-    bool split_parts_;
+    float* layer_inputs_ = nullptr;
     uint8_t* nonfinite_;
     int32_t* argmax_;
     float *normed_, *logits_, *mixed_;  // of rows in layers with experts
@@ -1225,9 +1387,9 @@ class Model {
     Scratch<float> convolved_scratch_, steps_scratch_;
     Scratch<float> x_scratch_, projections_scratch_, attn_scratch_, last_x_scratch_, last_attn_scratch_, rotations_scratch_;
     Scratch<float> partial_scratch_, embeddings_scratch_;
-    Scratch<uint8_t> key_scratch_, value_scratch_;
+    Scratch<float> layer_inputs_scratch_;
+    Scratch<uint8_t> kept_scratch_[2];
     std::vector<Outcome> outcomes_;
-    std::vector<AttentionTile> tiles_;
     std::vector<int32_t> local_tables_, local_starts_, sequence_of_;
     RowAdapters row_adapters_, last_row_adapters_;  // of each row, of each output row
 };
@@ -1278,6 +1440,7 @@ EXPORT void polyhead_multiply(const Linear* l, const float* x, int rows, float* 
 EXPORT Model* polyhead_open(const Plan* plan, int threads) { return new Model(*plan, threads); }
 EXPORT void polyhead_close(Model* model) { delete model; }
 EXPORT int64_t polyhead_cache_bytes(const Model* model, int which) { return int64_t(model->cache_bytes(which)); }
+EXPORT int64_t polyhead_layer_bytes(const Model* model, int which, int layer) { return int64_t(model->layer_bytes(which, layer)); }
 EXPORT void polyhead_set_cache(Model* model, uint8_t* keys, uint8_t* values, float* states) {
     model->set_cache(keys, values, states);
 }

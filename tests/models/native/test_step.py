@@ -16,7 +16,7 @@ from polyhead.models.native.library import load_library, runnable_targets
 from polyhead.models.native.native_executor import NativeExecutor
 from polyhead.models.native.packed_network import PackedNetwork, Precision
 from polyhead.models.network.heads import LanguageHead
-from polyhead.models.network.model_config import ExpertConfig, ModelConfig, RopeScaling
+from polyhead.models.network.model_config import ExpertConfig, LayerShape, ModelConfig, RopeScaling
 from polyhead.models.network.transformer import Transformer
 
 pytestmark = pytest.mark.skipif(not runnable_targets(), reason="polyhead was installed without a compiler")
@@ -57,6 +57,30 @@ BERT = ModelConfig(
 GENERATORS = {
     "llama": LLAMA,
     "one key head": replace(LLAMA, kv_heads=1, heads=14, head_width=32, width=96),
+    "layers of several sizes": replace(
+        LLAMA,
+        depth=3,
+        heads=4,
+        kv_heads=2,
+        head_width=64,
+        mlp_width=100,
+        layer_shapes=(
+            LayerShape(kv_heads=2, head_width=16, mlp_width=50),
+            LayerShape(kv_heads=1, head_width=64, mlp_width=50),
+            LayerShape(kv_heads=2, head_width=16, mlp_width=100),
+        ),
+        key_layers=(0, 1, 0),
+        tied_values=(False, True, False),
+        value_norm=True,
+        query_key_norm="shared",
+        window=20,
+        windowed=(True, False, True),
+        window_rope_base=500.0,
+        rope_scaling=RopeScaling(kind="share", factor=1.0, share=0.25),
+        norm_order="sandwich",
+        layer_embedding=24,
+        layer_scale=True,
+    ),
     "wide heads": replace(LLAMA, head_width=80, heads=2, kv_heads=1),
     "widest heads": replace(LLAMA, head_width=256, heads=2, kv_heads=2),
     "qwen": replace(LLAMA, qkv_bias=True, query_key_norm="shared", head_width=64),
