@@ -106,7 +106,7 @@ class TensorEntry:
         """Its bytes as they are stored: uint8 [rows, bytes of a row]. Raises and reports as `read`; the numbers are not
         looked at."""
         out = torch.empty(prod(self.shape[:-1]), self.size // prod(self.shape[:-1]), dtype=torch.uint8)
-        left = memoryview(out.numpy()).cast("B")
+        left = memoryview(out.numpy().data).cast("B")
         with self._open() as file:
             while left:
                 if not (count := file.readinto(left[:READ_BYTES])):

@@ -179,12 +179,13 @@ inline void pack_column(const float* w, Scale s, int format, int c, uint8_t* gro
 // What find_scale_4, find_scale_8 or find_shifted_scale would find in the floats of a stored group, where that follows from
 // its codes; `sign` is that of the codes to be packed.  Otherwise false: then the floats must be searched.
 INLINE bool know_scale(int kind, const StoredGroup& g, int format, float unit, Scale& found, int& sign) {
-    int low = g.codes[0], high = low;
-    for (int i = 1; i < GROUP; ++i) low = std::min<int>(low, g.codes[i]), high = std::max<int>(high, g.codes[i]);
+    int8_t low = g.codes[0], high = low;  // in bytes, of which a register has most
+    for (int i = 1; i < GROUP; ++i) low = std::min(low, g.codes[i]);
+    for (int i = 1; i < GROUP; ++i) high = std::max(high, g.codes[i]);
     const auto any = [&](auto is) {
-        int count = 0;
-        for (int i = 0; i < GROUP; ++i) count += is(int(g.codes[i]));
-        return count > 0;
+        int8_t found = 0;
+        for (int i = 0; i < GROUP; ++i) found |= int8_t(is(g.codes[i]));
+        return found != 0;
     };
     const float scale = g.scales[0], size = std::fabs(scale);
     sign = 1;
@@ -193,7 +194,7 @@ INLINE bool know_scale(int kind, const StoredGroup& g, int format, float unit, S
         if (size == 0.f) return false;
         if (low == -8) return true;  // 8 scales are tried first, with the sign for which -8 is enough
         // 7 scales are tried after 8, which are exact only for codes of 0 and of +-7.  The largest weight becomes -7.
-        if (std::max(-low, high) != 7 || !any([](int code) { return code != 0 && code != 7 && code != -7; })) return false;
+        if (std::max<int>(-low, high) != 7 || !any([](int8_t code) { return (code != 0) & (code != 7) & (code != -7); })) return false;
         const bool has_positive = scale > 0.f ? high == 7 : low == -7;
         sign = has_positive == (scale > 0.f) ? -1 : 1;
         found.scale = scale * float(sign);
@@ -203,19 +204,19 @@ INLINE bool know_scale(int kind, const StoredGroup& g, int format, float unit, S
         found = {size / unit, 0.f};  // the search tries 127 scales first, then 16
         sign = scale < 0.f ? -1 : 1;
         if (size == 0.f || widen_half(half(found.scale)) != found.scale) return false;
-        if (kind == Q8_0) return low >= -127 && std::max(-low, high) == 127;
-        return low == -16 && any([](int code) { return code % 16 != 0; });
+        if (kind == Q8_0) return low >= -127 && std::max<int>(-low, high) == 127;
+        return low == -16 && any([](int8_t code) { return (code & 15) != 0; });
     }
     const int levels = kind == Q4_1 || kind == Q4_K ? 15 : 31;
     if (!has_least(kind) || format != (levels == 15 ? INT4_SHIFTED : INT8_SHIFTED)) return false;
     // All levels are tried first.  Fewer fit only codes that are whole multiples of a larger scale, up to a 32nd of it: not
     // if one of 15 levels has no divisor in common with 15, or if two of 31 are not each other's distance from the ends.
     if (low != 0 || high != levels || !(scale >= 0x1p-14f) || !(std::fabs(g.least) <= 32.f * scale)) return false;
-    int one = 0;
+    int8_t one = 0;
     for (int i = 0; i < GROUP; ++i)
         if (g.codes[i] != 0 && g.codes[i] != levels) one = g.codes[i];
     const bool is_full = levels == 15 ? any([](int code) { return code % 3 != 0 && code % 5 != 0; })
-                                      : any([&](int code) { return code != 0 && code != 31 && code != one && code != 31 - one; });
+                                      : any([&](int8_t code) { return (code != 0) & (code != 31) & (code != one) & (code != 31 - one); });
     if (!is_full) return false;
     const float bottom = g.least + 0.f, top = float(levels) * scale + g.least;  // -0 becomes 0, as in the numbers
     found = {widen_half(half((top - bottom) / float(levels))), widen_half(half(bottom))};
@@ -228,7 +229,9 @@ INLINE bool pack_known(int kind, const StoredGroup& g, int format, float unit, i
     int sign;
     if (!know_scale(kind, g, format, unit, s, sign)) return false;
     uint8_t codes[GROUP];
-    for (int i = 0; i < GROUP; ++i) codes[i] = uint8_t(sign * g.codes[i] + added_to_codes(format));
+    const uint8_t added = uint8_t(added_to_codes(format));
+    if (sign > 0) for (int i = 0; i < GROUP; ++i) codes[i] = uint8_t(uint8_t(g.codes[i]) + added);
+    else for (int i = 0; i < GROUP; ++i) codes[i] = uint8_t(added - uint8_t(g.codes[i]));
     write_column(codes, s, format, c, group);
     return true;
 }
