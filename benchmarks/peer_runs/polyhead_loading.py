@@ -44,6 +44,7 @@ def load_model(run: Run, blocks: Callable[[Placement], int] = lambda placement: 
         loaded.load_blocks(part)
         yield
         free_weights(part)
+        trim_heap()  # as the server does: else the allocator keeps the memory of every part
 
     make_deterministic(loaded, chosen, placement)
     count = blocks(placement)
