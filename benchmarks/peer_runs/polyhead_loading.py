@@ -15,8 +15,10 @@ from polyhead.models.native.packed_network import free_weights
 from polyhead.service.config import settings
 from polyhead.service.config.settings import Settings
 from polyhead.service.resources.process_info import trim_heap
-from polyhead.service.runtime.executor_choice import build_executor, make_deterministic
+from polyhead.service.runtime.executor_choice import CacheSize, build_executor, make_deterministic
 from polyhead.service.runtime.placement import Placement, choose_placement
+
+STATES = 64  # slots for the states of recurrent layers: two for each sequence of the work, and more
 
 
 @dataclass(frozen=True)
@@ -39,11 +41,14 @@ def load_model(run: Run, blocks: Callable[[Placement], int] = lambda placement: 
 
     @contextmanager
     def held(part: nn.Module) -> Iterator[None]:
-        loaded.load_weights(part)
+        loaded.load_blocks(part)
         yield
         free_weights(part)
+        trim_heap()  # as the server does: else the allocator keeps the memory of every part
 
     make_deterministic(loaded, chosen, placement)
-    executor = build_executor(loaded, chosen, placement, blocks(placement), held)
+    count = blocks(placement)
+    cache = CacheSize(count, STATES if count and what.decoder_config.is_recurrent else 0)
+    executor = build_executor(loaded, chosen, placement, cache, held)
     trim_heap()
     return LoadedModel(loaded, chosen, placement, executor)

@@ -50,7 +50,8 @@ class Checkpoint:
     """A loaded checkpoint. `max_tokens` includes special tokens; `weight_bytes` counts tied weights once;
     `default_precision` follows from how the weights are stored.
 
-    `load_weights` reads the weights of a part of the network or head that have not been read yet. For an
+    `load_weights` reads the weights of a part of the network or head that have not been read yet; `load_blocks` does it
+    for the compiled step, which packs blocks of a GGUF file as they are (weight_reader.py). For an
     encoder-decoder, `network` is the encoder and `head` the whole model (models.seq2seq.protocol.Seq2Seq); `decoding`
     has its default rules. `both_orders`: a pair is scored in both orders and the scores are added.
     `width` is that of an embedder's vectors, else that of the states; `excludes_prompt`: an embedder does not pool the
@@ -78,6 +79,7 @@ class Checkpoint:
     dtype: str
     default_precision: DefaultPrecision
     load_weights: Callable[[nn.Module], None]
+    load_blocks: Callable[[nn.Module], None]
     width: int
     decoding: DecodingConfig | None = None
     both_orders: bool = False
@@ -178,6 +180,7 @@ def prepare(
         dtype=str(dtype).removeprefix("torch."),
         default_precision=description.default_precision,
         load_weights=partial(weights.load, dtype=dtype, device=torch.device(device)),
+        load_blocks=weights.load_blocks,
         decoding=description.head.decoding,
     )
 

@@ -22,7 +22,7 @@ from torch import Tensor
 
 from ..core.errors import CheckpointError, UnsupportedError, show_value
 from ..core.files import open_regular
-from ..native.library import load_fastest
+from ..native.library import BLOCK_KINDS, load_fastest
 from .tensor_files import (
     FLOAT_ENCODINGS,
     INTEGER_ENCODINGS,
@@ -52,11 +52,6 @@ MAX_VALUES = 1 << 22  # fields, items of lists and tensors, in all; large vocabu
 DECODED_NUMBERS = (
     1 << 17
 )  # numbers of a block format that are decoded at a time; the package takes several times their memory
-COMPILED_FORMATS = {
-    "Q4_0": 0,
-    "Q4_1": 1,
-    "Q8_0": 2,
-}  # as in src/pack.hpp; several times as fast, equal to the bit
 
 
 def block_encoding(kind: str) -> NumberEncoding:
@@ -66,9 +61,9 @@ def block_encoding(kind: str) -> NumberEncoding:
 
     def decode(raw: bytearray, out: Tensor) -> None:
         library = load_fastest()
-        if library and kind in COMPILED_FORMATS and out.dtype == torch.float32 and out.is_cpu:
+        if library and kind in BLOCK_KINDS and out.dtype == torch.float32 and out.is_cpu:  # several times as fast
             given = torch.frombuffer(raw, dtype=torch.uint8)
-            library.polyhead_decode(COMPILED_FORMATS[kind], given.data_ptr(), len(raw) // size, out.data_ptr())
+            library.polyhead_decode(BLOCK_KINDS[kind].code, given.data_ptr(), len(raw) // size, out.data_ptr())
             return
         blocks = numpy.frombuffer(raw, dtype=numpy.uint8).reshape(-1, size)
         step = DECODED_NUMBERS // items

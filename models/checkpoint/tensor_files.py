@@ -7,11 +7,13 @@ piece.
 
 import os
 import struct
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from io import FileIO
 from math import prod
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import orjson
 import torch
@@ -21,6 +23,7 @@ from ..core.errors import CheckpointError, UnsupportedError
 from ..core.files import open_member
 
 PIECE_BYTES = 1 << 20  # bytes of a file in memory at a time
+READ_BYTES = 8 << 20  # bytes that are read between two reports, where they are kept as they are
 MAX_HEADER_BYTES = 16 << 20  # bytes; the specification allows 100 MB, which no network needs
 MAX_HEADER_VALUES = 1 << 21  # values of its JSON
 MAX_DIMENSIONS = 8  # of a tensor
@@ -89,19 +92,42 @@ class TensorEntry:
         assert self.encoding is not None
         out = torch.empty(self.shape, dtype=dtype, device=device)
         flat, done = out.view(-1), 0
+        with self._open() as file:
+            while done < flat.numel():
+                raw = self._read_piece(file.read, flat.numel() - done)
+                filled = flat[done : done + len(raw) // self.encoding.size * self.encoding.items]
+                self.encoding.decode(raw, filled)
+                self._check_finite(filled)
+                done += filled.numel()
+                report_bytes(len(raw))
+        return out
+
+    def read_bytes(self, report_bytes: Callable[[int], None] = ignore_bytes) -> Tensor:
+        """Its bytes as they are stored: uint8 [rows, bytes of a row]. Raises and reports as `read`; the numbers are not
+        looked at."""
+        out = torch.empty(prod(self.shape[:-1]), self.size // prod(self.shape[:-1]), dtype=torch.uint8)
+        left = memoryview(out.numpy().data).cast("B")
+        with self._open() as file:
+            while left:
+                if not (count := file.readinto(left[:READ_BYTES])):
+                    raise CheckpointError("the file ends inside it", file=str(self.file), tensor=self.name)
+                left = left[count:]
+                report_bytes(count)
+        return out
+
+    @contextmanager
+    def _open(self) -> Iterator[FileIO]:
+        """The file at the place of the tensor. CheckpointError if it cannot be read."""
         try:
             with self.file.open("rb", buffering=0) as file:
                 file.seek(self.start)
-                while done < flat.numel():
-                    raw = self._read_piece(file.read, flat.numel() - done)
-                    filled = flat[done : done + len(raw) // self.encoding.size * self.encoding.items]
-                    self.encoding.decode(raw, filled)
-                    self._check_finite(filled)
-                    done += filled.numel()
-                    report_bytes(len(raw))
+                yield file
         except OSError as error:
             raise CheckpointError(f"cannot be read: {error}", file=str(self.file), tensor=self.name) from None
-        return out
+
+    def raise_nonfinite(self) -> NoReturn:
+        message = "holds numbers that are infinite or NaN; copy the file again, or ask who made it"
+        raise CheckpointError(message, file=str(self.file), tensor=self.name)
 
     def _check_finite(self, filled: Tensor) -> None:
         """CheckpointError for infinite numbers or NaN. The sum is checked first: it is finite only if all summands are,
@@ -109,8 +135,7 @@ class TensorEntry:
         if filled.dtype.itemsize == 1 and filled.is_floating_point():
             filled = filled.float()  # torch adds no numbers of eight bits
         if not filled.sum().isfinite() and not filled.isfinite().all():
-            message = "holds numbers that are infinite or NaN; copy the file again, or ask who made it"
-            raise CheckpointError(message, file=str(self.file), tensor=self.name)
+            self.raise_nonfinite()
 
     def _read_piece(self, read: Callable[[int], bytes | None], left: int) -> bytearray:
         assert self.encoding is not None

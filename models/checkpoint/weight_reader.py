@@ -1,13 +1,21 @@
 """Reads the weights of a network and its head part by part. A caller that packs a network loads one part, packs it and
-frees it again, so that never more than the packed weights and one part are in memory."""
+frees it again, so that never more than the packed weights and one part are in memory.
 
-from collections.abc import Callable
+For the compiled step, matrices of a GGUF file are read as the file's blocks: it packs their codes, and no floats are
+made. So each expert is read alone, where a file has those of a layer in one tensor.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from math import prod
 
 import torch
 from torch import Tensor, nn
 
+from ..native.block_weights import BlockWeights
+from ..native.library import BLOCK_KINDS, load_fastest
 from ..network.transformer import Transformer
-from .description import Description, match_entries, translate_shape
+from .description import Description, match_entries
 from .tensor_files import TensorEntry
 from .tensor_slices import read_cut_pieces
 
@@ -23,17 +31,21 @@ class WeightReader:
     def __init__(
         self, description: Description, network: Transformer, head: nn.Module, progress: Callable[[int, int], None]
     ) -> None:
-        self._description, self._progress = description, progress
+        self._description, self._progress, self._table = description, progress, network.tokens
         entries = match_entries(description, network, head)
         self._cuts = description.cut_network(network, head)
         self._owners = parameter_owners(network, head)
         self._parameters = {f"head.{name}": parameter for name, parameter in head.named_parameters()}
         self._parameters |= dict(network.named_parameters())
         self._entries: dict[nn.Parameter, tuple[str, TensorEntry]] = {}
+        self._blocks: dict[nn.Parameter, TensorEntry] = {}  # matrices that can be read as blocks, each as an entry
         for name, entry in entries.items():
-            for ours, _ in translate_shape(description, name, entry):
+            whole = torch.empty(entry.shape, device="meta")
+            pieces = description.translate(name, whole)
+            for ours, _ in pieces:
                 if ours in self._parameters:
                     self._entries[self._parameters[ours]] = name, entry
+            self._blocks |= self._locate_blocks(entry, whole, pieces)
         self._total, self._done = sum(entry.read_size for entry in entries.values()), 0
         progress(0, self._total)
 
@@ -46,21 +58,60 @@ class WeightReader:
         for name, entry in sorted(entries.items(), key=lambda item: (str(item[1].file), item[1].start)):
             self._read(name, entry, dtype, device)
 
+    def load_blocks(self, part: nn.Module) -> None:
+        """As `load`, in float32; matrices whose blocks the compiled step can pack as they are become BlockWeights."""
+        for parameter in list(part.parameters()):
+            if (entry := self._blocks.get(parameter)) is not None:
+                kind = BLOCK_KINDS[entry.kind]
+                blocks = entry.read_bytes(self._report_bytes)
+                library = load_fastest()
+                assert library is not None, "without it nothing is located"
+                if not library.polyhead_are_finite(kind.code, blocks.data_ptr(), blocks.numel() // kind.size):
+                    entry.raise_nonfinite()
+                self._register(parameter, BlockWeights(blocks, entry.kind))
+        self.load(part, torch.float32, torch.device("cpu"))
+
+    def _locate_blocks(
+        self, entry: TensorEntry, whole: Tensor, pieces: Sequence[tuple[str, Tensor]]
+    ) -> dict[nn.Parameter, TensorEntry]:
+        """The matrices that `whole`, a tensor of a file without memory, becomes: each with its rows in the file. Empty
+        unless the library decodes its blocks and all its pieces are matrices of whole rows, in their order."""
+        columns = entry.shape[-1]
+        if type(entry) is not TensorEntry or entry.kind not in BLOCK_KINDS or self._cuts or load_fastest() is None:
+            return {}
+        found: dict[nn.Parameter, TensorEntry] = {}
+        for ours, piece in pieces:
+            if ours not in self._parameters or piece.dim() != 2 or piece.size(1) != columns or not piece.numel():
+                return {}
+            if piece.untyped_storage() is not whole.untyped_storage() or piece.stride() != (columns, 1):
+                return {}
+            parameter = self._parameters[ours]
+            is_matrix = [isinstance(each, nn.Linear) or each is self._table for each, _ in self._owners[parameter]]
+            if not all(is_matrix) or piece.storage_offset() % columns:
+                return {}
+            row_bytes = entry.size // prod(entry.shape[:-1])
+            start = entry.start + int(piece.storage_offset()) // columns * row_bytes
+            found[parameter] = replace(entry, shape=tuple(piece.shape), start=start)
+        return found
+
+    def _report_bytes(self, size: int) -> None:
+        self._done += size
+        self._progress(self._done, self._total)
+
+    def _register(self, parameter: nn.Parameter, loaded: nn.Parameter) -> None:
+        """Put `loaded` in the place of a parameter without memory, at all places where it is used."""
+        for owner, leaf in self._owners[parameter]:
+            owner.register_parameter(leaf, loaded)
+
     def _read(self, name: str, entry: TensorEntry, dtype: torch.dtype, device: torch.device) -> None:
         before = self._done
 
-        def report_bytes(size: int) -> None:
-            self._done += size
-            self._progress(self._done, self._total)
-
         def read(some: TensorEntry) -> Tensor:
-            return some.read(dtype, device, report_bytes)
+            return some.read(dtype, device, self._report_bytes)
 
         for ours, piece in read_cut_pieces(self._description, name, entry, self._cuts, read):
             if ours in self._parameters:
-                parameter = nn.Parameter(piece.contiguous())
-                for owner, leaf in self._owners[self._parameters[ours]]:
-                    owner.register_parameter(leaf, parameter)
+                self._register(self._parameters[ours], nn.Parameter(piece.contiguous()))
         self._done = before + entry.read_size
 
 

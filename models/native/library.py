@@ -8,6 +8,7 @@ import ctypes
 from ctypes import POINTER, Structure, c_char_p, c_double, c_float, c_int, c_int32, c_int64, c_void_p
 from functools import cache
 from pathlib import Path
+from typing import NamedTuple
 
 from . import build
 
@@ -33,6 +34,31 @@ STEP_ERRORS = (
     "the cache",
     "states",
 )
+
+
+class BlockKind(NamedTuple):
+    """A format of blocks in GGUF files: its number in src/blocks.hpp, and the numbers and bytes of a block."""
+
+    code: int
+    numbers: int
+    size: int
+
+
+FLOATS = 0  # the number of rows that are float32
+BLOCK_KINDS: dict[str, BlockKind] = {
+    "Q4_0": BlockKind(1, 32, 18),
+    "Q4_1": BlockKind(2, 32, 20),
+    "Q5_0": BlockKind(3, 32, 22),
+    "Q5_1": BlockKind(4, 32, 24),
+    "Q8_0": BlockKind(5, 32, 34),
+    "Q4_K": BlockKind(6, 256, 144),
+    "Q5_K": BlockKind(7, 256, 176),
+    "Q6_K": BlockKind(8, 256, 210),
+}  # those that the library decodes; equal to the bit to the gguf package
+
+
+class SourceStruct(Structure):
+    _fields_ = (("rows", c_void_p), ("kinds", c_void_p))
 
 
 class Norm(Structure):
@@ -207,7 +233,7 @@ def load_fastest() -> ctypes.CDLL | None:
 def open_library(path: Path) -> ctypes.CDLL:
     """Load a library. Raises OSError if the file is missing, or its structures have other sizes."""
     loaded = ctypes.CDLL(str(path))
-    mirrors = (Plan, Layer, Linear, StepStruct, LowRankStruct, SampleStruct, Routing, Expert, Mixture)
+    mirrors = (Plan, Layer, Linear, StepStruct, LowRankStruct, SampleStruct, Routing, Expert, Mixture, SourceStruct)
     for which, mirror in enumerate(mirrors):
         if loaded.polyhead_sizes(which) != ctypes.sizeof(mirror):
             raise OSError(f"{path} does not fit: it was compiled from other sources")
@@ -223,8 +249,11 @@ def open_library(path: Path) -> ctypes.CDLL:
     loaded.polyhead_step.restype = c_int
     loaded.polyhead_step.argtypes = [c_void_p, POINTER(StepStruct), c_void_p, c_int, c_void_p, c_void_p]
     loaded.polyhead_multiply.argtypes = [POINTER(Linear), c_void_p, c_int, c_void_p]
-    loaded.polyhead_pack.argtypes = [c_void_p, c_int, c_int, c_int, c_int, c_float, c_int, c_void_p]
+    loaded.polyhead_pack.argtypes = [POINTER(SourceStruct), c_int, c_int, c_int, c_int, c_float, c_int, c_void_p]
     loaded.polyhead_decode.argtypes = [c_int, c_void_p, c_int64, c_void_p]
+    loaded.polyhead_are_finite.argtypes = [c_int, c_void_p, c_int64]
+    loaded.polyhead_largest.restype = c_float
+    loaded.polyhead_largest.argtypes = [c_int, c_void_p, c_int64]
     loaded.polyhead_open_sampler.restype = c_void_p
     loaded.polyhead_open_sampler.argtypes = [c_int]
     loaded.polyhead_close_sampler.argtypes = [c_void_p]

@@ -6,9 +6,10 @@ up) are packed as one matrix, so a layer has at most four products.
 
 import ctypes
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
 from typing import Any, Literal, cast
 
 import numpy as np
@@ -25,8 +26,22 @@ from ..network.model_config import ExpertConfig, MixerConfig, MixerName, ModelCo
 from ..network.positions import LearnedPositions, LinearBias, Rotary, SinusoidalPositions
 from ..network.recurrent_mixers import DeltaNet, RecurrentMixer, ShortConvolution, StateSpace
 from ..network.transformer import PreBlock, SandwichBlock, ScaledSandwichBlock, Transformer
+from .block_weights import BlockWeights
 from .large_pages import PageAllocator
-from .library import Expert, Layer, Linear, Mixture, Norm, Plan, Recurrence, RecurrentWeights, Routing
+from .library import (
+    BLOCK_KINDS,
+    FLOATS,
+    Expert,
+    Layer,
+    Linear,
+    Mixture,
+    Norm,
+    Plan,
+    Recurrence,
+    RecurrentWeights,
+    Routing,
+    SourceStruct,
+)
 
 Precision = Literal["float32", "int8", "int4"]
 FLOAT32, INT8, INT4, INT4_SHIFTED, INT8_SHIFTED = range(5)  # formats of weights, as in src/gemm.hpp
@@ -47,6 +62,7 @@ COLUMNS, HALF, PADDING = 32, 16, 64  # as in src/gemm.hpp
 BLOCK_TOKENS = 16  # tokens, as in src/attention.hpp
 RUN_BLOCKS = 16  # blocks, as in src/step.cpp
 TILE = 32  # columns of a state, as in src/recurrent.hpp
+TABLE_ROWS = 4096  # of token embeddings that are decoded at a time
 
 Array = NDArray[Any]
 # Inside the context, a part of the network has its weights.
@@ -124,11 +140,25 @@ class PackedNetwork:
 
     def pack_table(self, weight: Tensor) -> Array:
         """Embeddings of tokens: bfloat16 if weights are narrow."""
-        narrow = self.precision != "float32"
-        out = self.memory.zeros(weight.numel(), np.int16 if narrow else np.float32)
+        narrow, inputs = self.precision != "float32", input_count(weight)
+        out = self.memory.zeros(len(weight) * inputs, np.int16 if narrow else np.float32)
         kept = torch.from_numpy(out)
-        (kept.view(torch.bfloat16) if narrow else kept).view(weight.shape).copy_(weight.detach())
+        table = (kept.view(torch.bfloat16) if narrow else kept).view(-1, inputs)
+
+        def fill(first: int) -> None:
+            table[first : first + TABLE_ROWS].copy_(self._floats(weight, first, first + TABLE_ROWS))
+
+        list(self.pool.map(fill, range(0, len(weight), TABLE_ROWS)))  # waits for all threads
         self._keep_array(out)
+        return out
+
+    def _floats(self, weight: Tensor, first: int, last: int) -> Tensor:
+        """Rows [first, last) of a matrix, whatever it is stored as."""
+        rows = weight.detach()[first:last]
+        if not isinstance(weight, BlockWeights):
+            return rows
+        kind, out = BLOCK_KINDS[weight.kind], torch.empty(len(rows), weight.inputs)
+        self.library.polyhead_decode(kind.code, rows.data_ptr(), rows.numel() // kind.size, out.data_ptr())
         return out
 
     def pack_linear(
@@ -136,53 +166,63 @@ class PackedNetwork:
     ) -> Linear:
         """Several linear layers packed as one; `gated`: two, whose outputs alternate by HALF. `formats`: None for those
         of the network's precision."""
-        weights = [module.weight.detach().float().cpu().contiguous() for module in modules]
-        inputs = weights[0].size(1)
-        rows = [weight.data_ptr() + np.arange(weight.size(0), dtype=np.uint64) * 4 * inputs for weight in weights]
-        ordered = interleave(rows) if gated else np.concatenate(rows)
-        addresses = np.pad(ordered, (0, -len(ordered) % COLUMNS))
-        k = -(-inputs // PADDING) * PADDING
-        unit = scale_unit(max(map(largest_magnitude, weights)))
-        shape = addresses, inputs, k
-        format, out = self._choose_format(shape, unit, self.formats if formats is None else formats)
+        weights = [
+            weight if isinstance(weight, BlockWeights) else weight.detach().float().cpu().contiguous()
+            for weight in (module.weight for module in modules)
+        ]
+        rows = StoredRows.of(weights, gated)
+        format, unit, out = self._choose_format(rows, weights, self.formats if formats is None else formats)
         return Linear(
             weights=self._keep_array(out),
-            bias=self._pack_bias(modules, gated, len(addresses)),
-            inputs=k,
-            outputs=len(addresses),
+            bias=self._pack_bias(modules, gated, len(rows.addresses)),
+            inputs=rows.padded_inputs,
+            outputs=len(rows.addresses),
             format=format,
             unit=unit,
         )
 
+    def _largest_magnitude(self, weight: Tensor) -> float:
+        """The largest magnitude, computed without a copy of the matrix."""
+        if not isinstance(weight, BlockWeights):
+            return max(map(abs, map(float, weight.aminmax()))) if weight.numel() else 0.0
+        kind = BLOCK_KINDS[weight.kind]
+
+        def share(rows: Tensor) -> float:
+            return float(self.library.polyhead_largest(kind.code, rows.data_ptr(), rows.numel() // kind.size))
+
+        return max(self.pool.map(share, weight.detach().chunk(self.threads)), default=0.0)
+
     def _choose_format(
-        self, shape: tuple[NDArray[np.uint64], int, int], unit: float, formats: tuple[int, ...]
-    ) -> tuple[int, Array]:
-        """The format and the packed weights: the smallest of `formats` that stores them exactly, else INT8, which
-        rounds them. FLOAT32 stores any weights."""
+        self, rows: "StoredRows", weights: Sequence[Tensor], formats: tuple[int, ...]
+    ) -> tuple[int, float, Array]:
+        """The format, the unit of its scales and the packed weights: the smallest of `formats` that stores them
+        exactly, else INT8, which rounds them. FLOAT32 stores any weights."""
         if FLOAT32 in formats:
-            return FLOAT32, self._pack(shape, FLOAT32, unit, only_found=False)[0]
+            return FLOAT32, 1.0, self._pack(rows, FLOAT32, 1.0, only_found=False)[0]
+        unit = 1.0  # INT8 alone has another
         for format in sorted(
             formats, key=WEIGHT_BITS.__getitem__
         ):  # each overwrites the whole result of the one before
-            out, found = self._pack(shape, format, unit, only_found=True)
+            if format == INT8:
+                unit = scale_unit(max(map(self._largest_magnitude, weights)))
+            out, found = self._pack(rows, format, unit, only_found=True)
             if found:
-                return format, out
+                return format, unit, out
             self.memory.release_last(out)
-        return INT8, self._pack(shape, INT8, unit, only_found=False)[0]
+        return INT8, unit, self._pack(rows, INT8, unit, only_found=False)[0]
 
-    def _pack(
-        self, shape: tuple[NDArray[np.uint64], int, int], format: int, unit: float, *, only_found: bool
-    ) -> tuple[Array, bool]:
+    def _pack(self, rows: "StoredRows", format: int, unit: float, *, only_found: bool) -> tuple[Array, bool]:
         """Packed weights, each thread packing a share of the outputs, and whether they are stored exactly."""
-        addresses, inputs, k = shape
-        out = self.memory.zeros(int(len(addresses) * k * WEIGHT_BITS[format] / 8), np.uint8)
+        k = rows.padded_inputs
+        out = self.memory.zeros(int(len(rows.addresses) * k * WEIGHT_BITS[format] / 8), np.uint8)
 
         def share(a: int, b: int) -> bool:
             place = out[len(out) * a // count :].ctypes.data
-            arguments = (b - a) * COLUMNS, inputs, k, format, unit, only_found, place
-            return bool(self.library.polyhead_pack(addresses[a * COLUMNS :].ctypes.data, *arguments))
+            source = SourceStruct(*(each[a * COLUMNS :].ctypes.data for each in (rows.addresses, rows.kinds)))
+            arguments = (b - a) * COLUMNS, rows.inputs, k, format, unit, only_found, place
+            return bool(self.library.polyhead_pack(ctypes.byref(source), *arguments))
 
-        count = len(addresses) // COLUMNS
+        count = len(rows.addresses) // COLUMNS
         bounds = [count * thread // self.threads for thread in range(self.threads + 1)]
         return out, all([*self.pool.map(share, bounds[:-1], bounds[1:])])  # waits for all threads
 
@@ -200,9 +240,36 @@ class PackedNetwork:
         return array.ctypes.data
 
 
-def largest_magnitude(weight: Tensor) -> float:
-    """The largest magnitude, computed without a copy of the matrix."""
-    return max(map(abs, map(float, weight.aminmax()))) if weight.numel() else 0.0
+@dataclass(frozen=True)
+class StoredRows:
+    """The rows of matrices that are packed as one, padded to whole blocks of COLUMNS outputs: the address of each row's
+    weights, 0 for padding, and how it is stored (BLOCK_KINDS, or FLOATS). The matrices must outlive it."""
+
+    addresses: NDArray[np.uint64]
+    kinds: NDArray[np.uint8]
+    inputs: int
+
+    @classmethod
+    def of(cls, weights: Sequence[Tensor], gated: bool) -> "StoredRows":
+        [inputs] = {input_count(weight) for weight in weights}
+        addresses, kinds = [], []
+        for weight in weights:
+            stride = np.uint64(weight.stride(0) * weight.element_size())
+            addresses.append(np.uint64(weight.data_ptr()) + np.arange(len(weight), dtype=np.uint64) * stride)
+            code = BLOCK_KINDS[weight.kind].code if isinstance(weight, BlockWeights) else FLOATS
+            kinds.append(np.full(len(weight), code, np.uint8))
+        ordered, kind = (interleave(each) if gated else np.concatenate(each) for each in (addresses, kinds))
+        padding = 0, -len(ordered) % COLUMNS
+        return cls(np.pad(ordered, padding), np.pad(kind, padding), inputs)
+
+    @property
+    def padded_inputs(self) -> int:
+        return -(-self.inputs // PADDING) * PADDING
+
+
+def input_count(weight: Tensor) -> int:
+    """K of a matrix [N, K], whatever it is stored as."""
+    return weight.inputs if isinstance(weight, BlockWeights) else weight.size(1)
 
 
 def scale_unit(most: float) -> float:

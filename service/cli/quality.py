@@ -204,7 +204,7 @@ class QualityMeasurement:
 
         @contextmanager
         def load_part(part: nn.Module) -> Iterator[None]:
-            loaded.load_weights(part)
+            loaded.load_blocks(part)
             yield
             free_weights(part)
 

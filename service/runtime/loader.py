@@ -476,7 +476,7 @@ class Loader:
 
         @contextmanager
         def load_part(module: nn.Module) -> Iterator[None]:
-            loaded.load_weights(module)
+            loaded.load_blocks(module)
             yield
             free_weights(module)
             trim_heap()  # else the allocator keeps the memory of every part

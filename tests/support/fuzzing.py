@@ -28,7 +28,14 @@ from polyhead.models.core.errors import StepInputError
 from polyhead.models.executors.bounds import INT32_LIMIT, TABLE_POSITIONS, Bounds, StepArrays
 from polyhead.models.executors.contract import StateUse, StepInput
 from polyhead.models.native import library
-from polyhead.models.native.packed_network import unsupported_reason
+from polyhead.models.native.block_weights import BlockWeights
+from polyhead.models.native.packed_network import (
+    COLUMNS,
+    PRECISION_FORMATS,
+    PackedNetwork,
+    Precision,
+    unsupported_reason,
+)
 from polyhead.models.network.heads import LanguageHead
 from polyhead.models.network.model_config import (
     ExpertConfig,
@@ -480,10 +487,23 @@ def draw(number: int, instructions: str) -> None:
 def decode(number: int, instructions: str) -> None:
     """Decode blocks of GGUF files with random bytes."""
     choice = random.Random(number)
-    kind, count = choice.randrange(3), choice.choice((1, 2, 7, 100))
-    raw = np.frombuffer(choice.randbytes(count * (18, 20, 34)[kind]), np.uint8).copy()
-    out = np.empty(count * 32, np.float32)
-    library.load_library(instructions).polyhead_decode(kind, raw.ctypes.data, count, out.ctypes.data)
+    kind, count = choice.choice(list(library.BLOCK_KINDS.values())), choice.choice((1, 2, 7, 100))
+    raw = np.frombuffer(choice.randbytes(count * kind.size), np.uint8).copy()
+    out = np.empty(count * kind.numbers, np.float32)
+    compiled, blocks = library.load_library(instructions), (kind.code, raw.ctypes.data, count)
+    compiled.polyhead_decode(*blocks, out.ctypes.data)
+    assert bool(compiled.polyhead_are_finite(*blocks)) == bool(np.isfinite(out).all())
+    compiled.polyhead_largest(*blocks)
+    pack_blocks(raw.reshape(1, -1).repeat(COLUMNS, 0), kind, choice.choice(tuple(PRECISION_FORMATS)), instructions)
+
+
+def pack_blocks(raw: NDArray[np.uint8], kind: library.BlockKind, precision: Precision, instructions: str) -> None:
+    """Pack rows of blocks [N, bytes], whatever is in them."""
+    [name] = [name for name, each in library.BLOCK_KINDS.items() if each == kind]
+    linear = torch.nn.Linear(1, 1, bias=False)
+    linear.weight = BlockWeights(torch.from_numpy(raw), name)
+    config = ModelConfig(vocab_size=1, width=1, depth=1, heads=1, kv_heads=1, head_width=1, mlp_width=1)
+    PackedNetwork(library.load_library(instructions), config, precision).pack_linear([linear])
 
 
 def drive(instructions: str, first: int, seconds: float, rounds: int = 1) -> str:

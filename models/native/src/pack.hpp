@@ -1,24 +1,43 @@
-// Weights from floats to the layouts of gemm.hpp.  Rows are outputs, as checkpoints have them.
+// Weights from floats, or from blocks of GGUF files, to the layouts of gemm.hpp.  Rows are outputs, as checkpoints have them.
 //
 // Weights that a file stores as whole multiples of a scale for 32 of them (GGUF's Q8_0, Q5_0, Q4_0; with a least weight
 // Q5_1, Q5_K, Q4_1, Q4_K; calibrated weights, models/quantization/quantize.py) are recognised in the floats, and packed with
 // the same codes and scales.  Other weights are rounded to INT8, where the largest magnitude of a group becomes 127.  Padding
-// is zeros.
+// is zeros.  Blocks are packed to the same bits as their floats would be; what the search would find is mostly known from
+// their own codes and scales.
 #pragma once
 
 #include <algorithm>
 #include <vector>
 
-#include "gemm.hpp"
+#include "blocks.hpp"
 
-// The rows of an [N, K] matrix of floats, one pointer for each output.
-using Source = const float* const*;  // [N rounded up], null for padding
+// The rows of an [N, K] matrix: the address of each output's weights, null for padding, and how they are stored (Kind).
+struct Source {
+    const uint8_t* const* rows;  // [N rounded up]
+    const uint8_t* kinds;        // [N rounded up]
+};
 
-inline void pack_float32(Source rows, int outputs, int inputs, int k, float* out) {
+// Inputs [g * GROUP, (g + 1) * GROUP) of a row, as floats.
+INLINE void load_group(int kind, const uint8_t* row, int g, float* out) {
+    if (kind == FLOATS) { memcpy(out, row + sizeof(float) * GROUP * size_t(g), sizeof(float) * GROUP); return; }
+    StoredGroup group;
+    read_group(kind, row, g, group);
+    widen_group(kind, group, out);
+}
+
+inline void pack_float32(const Source& source, int outputs, int inputs, int k, float* out) {
+    std::vector<float> numbers(k);
     for (int b = 0; b < outputs / COLUMNS; ++b, out += size_t(k) * COLUMNS)
         for (int c = 0; c < COLUMNS; ++c) {
-            const float* row = rows[b * COLUMNS + c];
-            for (int i = 0; i < k; ++i) out[size_t(i) * COLUMNS + c] = row && i < inputs ? row[i] : 0.f;
+            const uint8_t* row = source.rows[b * COLUMNS + c];
+            const int kind = source.kinds[b * COLUMNS + c];
+            const float* weights = (const float*)row;
+            if (row && kind != FLOATS) {
+                for (int g = 0; g < inputs / GROUP; ++g) load_group(kind, row, g, numbers.data() + g * GROUP);
+                weights = numbers.data();
+            }
+            for (int i = 0; i < k; ++i) out[size_t(i) * COLUMNS + c] = row && i < inputs ? weights[i] : 0.f;
         }
 }
 
@@ -131,39 +150,120 @@ inline Scale find_shifted_scale(const float* w, int levels) {
     return {NAN, NAN};
 }
 
-// Packs column `c` of a block's group: codes and scale.
-inline void pack_column(const float* w, Scale s, int format, int c, uint8_t* group) {
+// Writes the codes [GROUP] of column `c` of a block's group, with what the format adds to them, and the scale.
+INLINE void write_column(const uint8_t* codes, Scale s, int format, int c, uint8_t* group) {
     fp16* scales = (fp16*)(group + code_bytes(format));
     scales[c] = s.scale == s.scale ? half(s.scale) : NAN_HALF;
     if (is_shifted(format)) scales[COLUMNS + c] = half(s.least);
-    const int added = format == INT8 ? 128 : format == INT4 ? 8 : 0;
-    const float inverse = s.scale * s.scale > 0.f ? 1.f / s.scale : 0.f, least = is_shifted(format) ? s.least : 0.f;
-    uint8_t codes[GROUP];
-    for (int i = 0; i < GROUP; ++i)
-        codes[i] = uint8_t(int(inverse != 0.f ? nearest_whole((w[i] - least) * inverse) : 0.f) + added);
     if (is_8_bit(format))
         for (int u = 0; u < GROUP / 4; ++u) memcpy(group + (u * COLUMNS + c) * 4, codes + 4 * u, 4);
     else
-        for (int i = 0; i < GROUP / 2; ++i)
-            group[(i / 4 * COLUMNS + c) * 4 + i % 4] = uint8_t(codes[i / 4 * 8 + i % 4] | codes[i / 4 * 8 + 4 + i % 4] << 4);
+        for (int u = 0; u < GROUP / 8; ++u) {
+            uint32_t low, high; memcpy(&low, codes + 8 * u, 4); memcpy(&high, codes + 8 * u + 4, 4);
+            const uint32_t both = low | high << 4;
+            memcpy(group + (u * COLUMNS + c) * 4, &both, 4);
+        }
+}
+
+constexpr int added_to_codes(int format) { return format == INT8 ? 128 : format == INT4 ? 8 : 0; }
+
+// Packs column `c` of a block's group: codes and scale.
+inline void pack_column(const float* w, Scale s, int format, int c, uint8_t* group) {
+    const float inverse = s.scale * s.scale > 0.f ? 1.f / s.scale : 0.f, least = is_shifted(format) ? s.least : 0.f;
+    uint8_t codes[GROUP];
+    for (int i = 0; i < GROUP; ++i)
+        codes[i] = uint8_t(int(inverse != 0.f ? nearest_whole((w[i] - least) * inverse) : 0.f) + added_to_codes(format));
+    write_column(codes, s, format, c, group);
+}
+
+// What find_scale_4, find_scale_8 or find_shifted_scale would find in the floats of a stored group, where that follows from
+// its codes; `sign` is that of the codes to be packed.  Otherwise false: then the floats must be searched.
+INLINE bool know_scale(int kind, const StoredGroup& g, int format, float unit, Scale& found, int& sign) {
+    int8_t low = g.codes[0], high = low;  // in bytes, of which a register has most
+    for (int i = 1; i < GROUP; ++i) low = std::min(low, g.codes[i]);
+    for (int i = 1; i < GROUP; ++i) high = std::max(high, g.codes[i]);
+    const auto any = [&](auto is) {
+        int8_t found = 0;
+        for (int i = 0; i < GROUP; ++i) found |= int8_t(is(g.codes[i]));
+        return found != 0;
+    };
+    const float scale = g.scales[0], size = std::fabs(scale);
+    sign = 1;
+    if (format == INT4 && kind == Q4_0) {
+        found = {scale, 0.f};
+        if (size == 0.f) return false;
+        if (low == -8) return true;  // 8 scales are tried first, with the sign for which -8 is enough
+        // 7 scales are tried after 8, which are exact only for codes of 0 and of +-7.  The largest weight becomes -7.
+        if (std::max<int>(-low, high) != 7 || !any([](int8_t code) { return (code != 0) & (code != 7) & (code != -7); })) return false;
+        const bool has_positive = scale > 0.f ? high == 7 : low == -7;
+        sign = has_positive == (scale > 0.f) ? -1 : 1;
+        found.scale = scale * float(sign);
+        return true;
+    }
+    if (format == INT8 && (kind == Q8_0 || kind == Q5_0)) {
+        found = {size / unit, 0.f};  // the search tries 127 scales first, then 16
+        sign = scale < 0.f ? -1 : 1;
+        if (size == 0.f || widen_half(half(found.scale)) != found.scale) return false;
+        if (kind == Q8_0) return low >= -127 && std::max<int>(-low, high) == 127;
+        return low == -16 && any([](int8_t code) { return (code & 15) != 0; });
+    }
+    const int levels = kind == Q4_1 || kind == Q4_K ? 15 : 31;
+    if (!has_least(kind) || format != (levels == 15 ? INT4_SHIFTED : INT8_SHIFTED)) return false;
+    // All levels are tried first.  Fewer fit only codes that are whole multiples of a larger scale, up to a 32nd of it: not
+    // if one of 15 levels has no divisor in common with 15, or if two of 31 are not each other's distance from the ends.
+    if (low != 0 || high != levels || !(scale >= 0x1p-14f) || !(std::fabs(g.least) <= 32.f * scale)) return false;
+    int8_t one = 0;
+    for (int i = 0; i < GROUP; ++i)
+        if (g.codes[i] != 0 && g.codes[i] != levels) one = g.codes[i];
+    const bool is_full = levels == 15 ? any([](int code) { return code % 3 != 0 && code % 5 != 0; })
+                                      : any([&](int8_t code) { return (code != 0) & (code != 31) & (code != one) & (code != 31 - one); });
+    if (!is_full) return false;
+    const float bottom = g.least + 0.f, top = float(levels) * scale + g.least;  // -0 becomes 0, as in the numbers
+    found = {widen_half(half((top - bottom) / float(levels))), widen_half(half(bottom))};
+    return found.scale != 0.f;
+}
+
+// Packs a stored group as column `c`, if its scale is known without a search.
+INLINE bool pack_known(int kind, const StoredGroup& g, int format, float unit, int c, uint8_t* group) {
+    Scale s;
+    int sign;
+    if (!know_scale(kind, g, format, unit, s, sign)) return false;
+    uint8_t codes[GROUP];
+    const uint8_t added = uint8_t(added_to_codes(format));
+    if (sign > 0) for (int i = 0; i < GROUP; ++i) codes[i] = uint8_t(uint8_t(g.codes[i]) + added);
+    else for (int i = 0; i < GROUP; ++i) codes[i] = uint8_t(added - uint8_t(g.codes[i]));
+    write_column(codes, s, format, c, group);
+    return true;
 }
 
 // Packs weights in a narrow format.  Returns whether all groups are stored exactly.  INT8 takes any weights, with scales in
 // `unit`.  With `only_found`, and always in the other formats, a group that is not exact ends the packing, and the output
 // is invalid.
-inline bool pack_narrow(Source rows, int outputs, int inputs, int k, int format, float unit, bool only_found, uint8_t* out) {
+inline bool pack_narrow(const Source& source, int outputs, int inputs, int k, int format, float unit, bool only_found,
+                        uint8_t* out) {
     const size_t bytes = group_bytes(format);
+    const float divided = format == INT8 ? 1.f / unit : 1.f;  // exact: a power of two
     bool found = true;
     for (int b = 0; b < outputs / COLUMNS; ++b)
         for (int g = 0; g < k / GROUP; ++g, out += bytes)
             for (int c = 0; c < COLUMNS; ++c) {
-                const float* row = rows[b * COLUMNS + c];
-                const float divided = format == INT8 ? 1.f / unit : 1.f;  // exact: a power of two
+                const uint8_t* row = source.rows[b * COLUMNS + c];
+                const int kind = source.kinds[b * COLUMNS + c];
                 float w[GROUP];
                 const int left = row ? inputs - g * GROUP : 0;
-                if (left >= GROUP) for (int i = 0; i < GROUP; ++i) w[i] = row[g * GROUP + i] * divided;
-                else for (int i = 0; i < GROUP; ++i)  // repeat the last weight of a row: the padding inputs are zeros
-                    w[i] = left > 0 ? row[g * GROUP + std::min(i, left - 1)] * divided : 0.f;
+                if (left >= GROUP && kind != FLOATS) {
+                    StoredGroup stored;
+                    read_group(kind, row, g, stored);
+                    if (pack_known(kind, stored, format, unit, c, out)) continue;
+                    widen_group(kind, stored, w);
+                    for (int i = 0; i < GROUP; ++i) w[i] *= divided;
+                } else if (left >= GROUP) {
+                    const float* weights = (const float*)row + size_t(g) * GROUP;
+                    for (int i = 0; i < GROUP; ++i) w[i] = weights[i] * divided;
+                } else {  // repeat the last weight of a row: the padding inputs are zeros
+                    for (int i = 0; i < GROUP; ++i)
+                        w[i] = left > 0 ? ((const float*)row)[g * GROUP + std::min(i, left - 1)] * divided : 0.f;
+                }
                 Scale s{0.f, 0.f};
                 if (format == INT8) s.scale = find_scale_8(w, found);
                 else if (format == INT4) s.scale = find_scale_4(w);
@@ -173,30 +273,4 @@ inline bool pack_narrow(Source rows, int outputs, int inputs, int k, int format,
                 pack_column(w, s, format, c, out);
             }
     return found;
-}
-
-enum Kind : int32_t { Q4_0 = 0, Q4_1 = 1, Q8_0 = 2 };  // GGUF's blocks of 32 numbers
-constexpr int BLOCK_SIZES[] = {18, 20, 34};
-
-// `count` blocks to floats [count * 32].  A code times a half is exact, so every decoder gives the same floats.
-inline void decode(int kind, const uint8_t* blocks, int64_t count, float* out) {
-    for (int64_t b = 0; b < count; ++b, blocks += BLOCK_SIZES[kind], out += 32) {
-        fp16 halves[2]; memcpy(halves, blocks, 4);
-        const float scale = widen_half(halves[0]);
-        if (kind == Q8_0) {
-            const int8_t* codes = (const int8_t*)blocks + 2;
-            for (int i = 0; i < 32; ++i) out[i] = float(codes[i]) * scale;
-        } else if (kind == Q4_0) {
-            for (int i = 0; i < 16; ++i) {
-                out[i] = float((blocks[2 + i] & 15) - 8) * scale;
-                out[16 + i] = float((blocks[2 + i] >> 4) - 8) * scale;
-            }
-        } else {
-            const float least = widen_half(halves[1]);
-            for (int i = 0; i < 16; ++i) {
-                out[i] = float(blocks[4 + i] & 15) * scale + least;
-                out[16 + i] = float(blocks[4 + i] >> 4) * scale + least;
-            }
-        }
-    }
 }

@@ -1410,20 +1410,27 @@ EXPORT const char* polyhead_made_of() { return MADE_OF; }
 // The sizes that Python's mirrors of the structures must have.
 EXPORT int polyhead_sizes(int which) {
     const size_t sizes[] = {sizeof(Plan), sizeof(Layer), sizeof(Linear), sizeof(StepInput), sizeof(LowRank), sizeof(Sample),
-                            sizeof(Routing), sizeof(Expert), sizeof(Mixture)};
+                            sizeof(Routing), sizeof(Expert), sizeof(Mixture), sizeof(Source)};
     return int(sizes[which]);
 }
 
 // Whether all weights are stored exactly in `format`; see pack_narrow.
-EXPORT int polyhead_pack(const float* const* rows, int outputs, int inputs, int k, int format, float unit, int only_found,
+EXPORT int polyhead_pack(const Source* source, int outputs, int inputs, int k, int format, float unit, int only_found,
                          void* out) {
-    if (format != FLOAT32) return pack_narrow(rows, outputs, inputs, k, format, unit, only_found, static_cast<uint8_t*>(out));
-    pack_float32(rows, outputs, inputs, k, static_cast<float*>(out));
+    if (format != FLOAT32) return pack_narrow(*source, outputs, inputs, k, format, unit, only_found, static_cast<uint8_t*>(out));
+    pack_float32(*source, outputs, inputs, k, static_cast<float*>(out));
     return 1;
 }
 
+// Blocks of a GGUF file, of one Kind.
 EXPORT void polyhead_decode(int kind, const void* blocks, int64_t count, float* out) {
     decode(kind, static_cast<const uint8_t*>(blocks), count, out);
+}
+EXPORT int polyhead_are_finite(int kind, const void* blocks, int64_t count) {
+    return are_finite(kind, static_cast<const uint8_t*>(blocks), count);
+}
+EXPORT float polyhead_largest(int kind, const void* blocks, int64_t count) {
+    return largest_stored(kind, static_cast<const uint8_t*>(blocks), count);
 }
 
 // [rows, K] floats times packed weights, on the caller's thread.

@@ -3,9 +3,11 @@
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from itertools import pairwise
 from pathlib import Path
 from typing import Any, cast
 
+import numpy
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
@@ -20,6 +22,8 @@ from polyhead.models.native.library import runnable_targets
 from polyhead.models.native.native_executor import NativeExecutor
 from polyhead.models.native.packed_network import Precision, free_weights
 from polyhead.models.network.heads import LanguageHead
+from tests.support import gguf_files
+from tests.support.checkpoints import byte_level_bpe
 
 pytestmark = pytest.mark.skipif(not runnable_targets(), reason="polyhead was installed without a compiler")
 
@@ -116,3 +120,86 @@ def test_weights_that_are_not_finite_are_refused_by_name(tiny_generator: Path, t
     loaded = prepared(tmp_path)
     with pytest.raises(CheckpointError, match=rf"model\.safetensors.*{name}"):
         packed(loaded, "int8", lambda part: None)
+
+
+WIDTH, INNER, EXPERTS = 64, 96, 5
+
+
+def write_mixture(path: Path, kind: str = "Q4_0", tied: bool = False, broken: str = "") -> Path:
+    """A GGUF file of OLMoE: a layer with EXPERTS, whose matrices are one tensor. A scale of `broken` is infinite."""
+    fields = gguf_files.byte_level_metadata(byte_level_bpe())
+    vocabulary, torch_seed = len(fields[".tokenizer.ggml.tokens"]), torch.Generator().manual_seed(0)
+    fields |= {"block_count": 1, "context_length": 64, "embedding_length": WIDTH, "feed_forward_length": INNER}
+    fields |= {"attention.head_count": 4, "attention.head_count_kv": 4, "attention.layer_norm_rms_epsilon": 1e-5}
+    fields |= {"expert_count": EXPERTS, "expert_used_count": 2}
+    shapes: dict[str, tuple[int, ...]] = {"token_embd.weight": (vocabulary, WIDTH), "output_norm.weight": (WIDTH,)}
+    shapes |= {} if tied else {"output.weight": (vocabulary, WIDTH)}
+    for name in ("attn_q", "attn_k", "attn_v", "attn_output"):
+        shapes[f"blk.0.{name}.weight"] = WIDTH, WIDTH
+    for name in ("attn_norm", "attn_q_norm", "attn_k_norm", "ffn_norm"):
+        shapes[f"blk.0.{name}.weight"] = (WIDTH,)
+    shapes["blk.0.ffn_gate_inp.weight"] = EXPERTS, WIDTH
+    shapes |= {f"blk.0.ffn_{name}_exps.weight": (EXPERTS, INNER, WIDTH) for name in ("gate", "up")}
+    shapes["blk.0.ffn_down_exps.weight"] = EXPERTS, WIDTH, INNER
+    tensors = {name: torch.randn(shape, generator=torch_seed) for name, shape in shapes.items()}
+    if broken:
+        tensors[broken][-1, -1, -1] = torch.inf
+    plain = lambda name, tensor: "F32" if tensor.dim() == 1 or "gate_inp" in name else kind  # noqa: E731
+    return gguf_files.write(path, "olmoe", fields, tensors, plain)
+
+
+def packed_blocks(loaded: Checkpoint, precision: Precision, *, from_blocks: bool) -> NativeExecutor:
+    @contextmanager
+    def held(part: nn.Module) -> Iterator[None]:
+        (loaded.load_blocks if from_blocks else loaded.load_weights)(part)
+        yield
+        free_weights(part)
+
+    head = cast(LanguageHead, loaded.head)
+    return NativeExecutor(loaded.network, head, precision=precision, block_count=4, load_part=held)
+
+
+@pytest.mark.parametrize("precision", ["int4", "int8", "float32"])
+@pytest.mark.parametrize(("kind", "tied"), [("Q4_0", True), ("Q4_1", False), ("Q8_0", True)])
+def test_a_file_of_blocks_is_packed_to_the_same_bits(
+    tmp_path: Path, kind: str, tied: bool, precision: Precision
+) -> None:
+    """As from floats; progress goes from 0 to the total, and each expert is read alone."""
+    calls: list[tuple[int, int]] = []
+    path = write_mixture(tmp_path / "mixture.gguf", kind, tied)
+    one = packed_blocks(prepared(path, lambda done, total: calls.append((done, total))), precision, from_blocks=True)
+    other = packed_blocks(prepared(path), precision, from_blocks=False)
+    assert torch.equal(logits(one), logits(other))
+    assert calls == sorted(calls)
+    assert calls[0][0] == 0
+    assert calls[-1][0] == calls[-1][1] == prepared_total(path)
+    steps = [after - before for (before, _), (after, _) in pairwise(calls)]
+    assert max(steps) <= max(size for size in read_sizes(path) if size)
+
+
+def prepared_total(path: Path) -> int:
+    return sum(entry.size for entry in checkpoint.describe_source(str(path)).entries.values())
+
+
+def read_sizes(path: Path) -> list[int]:
+    """Bytes of each tensor, of each expert's for those of experts."""
+    entries = checkpoint.describe_source(str(path)).entries.values()
+    return [entry.size // (EXPERTS if len(entry.shape) == 3 else 1) for entry in entries]
+
+
+@pytest.mark.parametrize("kind", ["Q4_0", "Q8_0"])
+def test_blocks_that_are_not_finite_are_refused_by_name(tmp_path: Path, kind: str) -> None:
+    name = "blk.0.ffn_up_exps.weight"
+    with numpy.errstate(all="ignore"):
+        path = write_mixture(tmp_path / "mixture.gguf", kind, broken=name)
+    with pytest.raises(CheckpointError, match=rf"mixture\.gguf.*{name}.*infinite or NaN"):
+        packed_blocks(prepared(path), "int4", from_blocks=True)
+
+
+def test_a_file_that_ends_inside_a_tensor_of_blocks_is_refused(tmp_path: Path) -> None:
+    path = write_mixture(tmp_path / "mixture.gguf")
+    loaded = prepared(path)  # the header was compared with the length already
+    with path.open("r+b") as file:
+        file.truncate(path.stat().st_size - 1000)
+    with pytest.raises(CheckpointError, match=r"mixture\.gguf.*the file ends inside it"):
+        packed_blocks(loaded, "int4", from_blocks=True)

@@ -15,9 +15,9 @@ from torch import Tensor, nn
 
 from polyhead.models.checkpoint import gguf_header as metadata
 from polyhead.models.checkpoint import load
-from polyhead.models.checkpoint.gguf_header import COMPILED_FORMATS, ENCODINGS
+from polyhead.models.checkpoint.gguf_header import ENCODINGS
 from polyhead.models.executors.torch_executor import TorchExecutor
-from polyhead.models.native.library import load_library, runnable_targets
+from polyhead.models.native.library import BLOCK_KINDS, load_library, runnable_targets
 from polyhead.models.native.native_executor import NativeExecutor
 from polyhead.models.native.packed_network import INT4, INT4_SHIFTED, INT8, PackedNetwork, Precision
 from polyhead.models.network.attention import Scoring, attend
@@ -271,10 +271,10 @@ def test_threads_pack_the_same(precision: Precision, count: int) -> None:
     assert packed(1) == packed(3)
 
 
-@pytest.mark.parametrize("kind", COMPILED_FORMATS)
+@pytest.mark.parametrize("kind", BLOCK_KINDS)
 def test_blocks_are_decoded_to_the_bit(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """The library decodes as the gguf package does, on every instruction set."""
-    rows, columns = 3, 320
+    rows, columns = 3, 512
     raw = gguf_files.random_blocks(kind, rows, columns)
     expected = torch.from_numpy(dequantize(raw, GGMLQuantizationType[kind])).view(-1)
     for name in SETS:

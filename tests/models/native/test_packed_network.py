@@ -13,7 +13,8 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from polyhead.models.checkpoint import load_estimate as estimate
-from polyhead.models.native.library import Linear, load_library
+from polyhead.models.native.block_weights import BlockWeights
+from polyhead.models.native.library import BLOCK_KINDS, Linear, load_library
 from polyhead.models.native.packed_network import (
     COLUMNS,
     INT4,
@@ -261,3 +262,57 @@ def test_what_the_compiled_step_cannot_compute_is_named() -> None:
         found = unsupported_reason(replace(LLAMA, **changes))  # type: ignore[arg-type]
         assert reason in found
         assert bool(reason) == bool(found)
+
+
+def packed_bits(linear: nn.Linear, precision: Precision, instructions: str) -> tuple[int, float, bytes]:
+    """Format, unit and all bytes of a packed matrix."""
+    pack = PackedNetwork(load_library(instructions), LLAMA, precision, threads=2)
+    packed = pack.pack_linear([linear])
+    return packed.format, packed.unit, b"".join(array.tobytes() for array in pack.arrays)
+
+
+def varied_blocks(kind: str, style: str) -> NDArray[numpy.uint8]:
+    """Blocks [77, bytes] in which the search of a scale goes other ways than in random ones."""
+    size, choice = BLOCK_KINDS[kind].size, numpy.random.default_rng(0)
+    raw = gguf_files.random_blocks(kind, 77, 512).reshape(-1, size).copy()
+    scales = raw[:, :2].copy().view(numpy.float16)
+    if style == "few codes":
+        few = numpy.array([0x88, 0xF8, 0x1F, 0x44, 0x77, 0x99, 0xFF, 0x11], numpy.uint8)
+        raw[:, -16:] = choice.choice(few, (len(raw), 16))
+    elif style == "negative scales":
+        raw[:, :2] = (-scales).view(numpy.uint8)
+    elif style == "small scales":
+        factors = choice.choice([0, 1e-6, 1e-3, 1], scales.shape)
+        raw[:, :2] = (scales * factors).astype(numpy.float16).view(numpy.uint8)
+    return raw.reshape(77, -1)
+
+
+@pytest.mark.parametrize("precision", ["int4", "int8", "float32"])
+@pytest.mark.parametrize(
+    ("kind", "style"),
+    [(kind, "random") for kind in BLOCK_KINDS]
+    + [(kind, style) for kind in OWN_FORMATS for style in ("few codes", "negative scales", "small scales")],
+)
+def test_blocks_are_packed_to_the_bits_of_their_floats(kind: str, style: str, precision: Precision) -> None:
+    """What is known from a block's own codes is what a search in its floats finds."""
+    raw = varied_blocks(kind, style)
+    weights = torch.from_numpy(dequantize(raw, GGMLQuantizationType[kind]).astype(numpy.float32))
+    blocks = nn.Linear(1, 1, bias=False)
+    blocks.weight = BlockWeights(torch.from_numpy(raw), kind)
+    for instructions in SETS:
+        assert packed_bits(blocks, precision, instructions) == packed_bits(linear_of(weights), precision, instructions)
+
+
+def test_floats_and_blocks_are_packed_as_one_matrix() -> None:
+    """As where queries are stored in another format than values; the token table is decoded to the same numbers."""
+    raw = gguf_files.random_blocks("Q5_K", 5000, 256)
+    weights = torch.from_numpy(dequantize(raw, GGMLQuantizationType["Q5_K"]))
+    blocks, plain = nn.Linear(1, 1, bias=False), linear_of(torch.randn(40, 256))
+    blocks.weight = BlockWeights(torch.from_numpy(raw), "Q5_K")
+    found: list[list[bytes]] = []
+    for stored in (blocks, linear_of(weights)):
+        pack = PackedNetwork(load_library(SETS[0]), LLAMA, "int4", threads=2)
+        pack.pack_linear([plain, stored, plain])
+        pack.pack_table(stored.weight)
+        found.append([array.tobytes() for array in pack.arrays])
+    assert found[0] == found[1]

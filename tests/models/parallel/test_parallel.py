@@ -34,6 +34,7 @@ from polyhead.service.engine.generator_worker import GeneratorWorker
 from polyhead.service.runtime.memory_budget import MemoryNeed, measure_model
 from polyhead.service.runtime.placement import choose_placement
 from polyhead.service.runtime.rank_processes import RankProcesses, check_adapter_allowed
+from tests.models.native.test_recurrent_layers import RECURRENT
 from tests.support import checkpoints, translators
 from tests.support.edits import edited, with_tensors
 from tests.support.engine_fakes import ask, finish, generate
@@ -274,6 +275,15 @@ def test_key_heads_are_split_or_replicated(tiny_generator: Path) -> None:
     )
     with pytest.raises(UnsupportedError, match="among 5"):
         share_config(config, Share(0, 5))
+
+
+@pytest.mark.parametrize("name", RECURRENT)
+def test_recurrent_networks_are_refused(name: str) -> None:
+    """Their states are not split: each process would need the whole network."""
+    config = replace(RECURRENT[name], experts=None)
+    assert split_problem(config, 1) == ""
+    with pytest.raises(UnsupportedError, match="it has recurrent layers, which are not split"):
+        share_config(config, Share(0, 2))
 
 
 @pytest.mark.parametrize("name", ["fused and transposed", "one key head"])
