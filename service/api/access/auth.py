@@ -104,7 +104,8 @@ def read_authorization(headers: Mapping[str, str], path: str) -> str:
 
 
 def is_anthropic_path(path: str) -> bool:
-    return f"{path}/".startswith("/v1/messages/")
+    below_model = path.startswith("/models/") and "/v1/messages/" in f"{path}/"
+    return below_model or f"{path}/".startswith("/v1/messages/")
 
 
 class Keys:

@@ -145,6 +145,7 @@ class TextRequest(OipTextOptions):
 
 
 class InferRequest(Wire):
+    model_name: str = ""  # KServe's client repeats the name in the path
     id: Annotated[str, Field(max_length=1000)] = ""
     parameters: TensorParameters = TensorParameters()
     inputs: Annotated[list[InferInput], Field(min_length=1), max_items(MAX_TENSORS)]

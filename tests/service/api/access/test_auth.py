@@ -243,6 +243,13 @@ SENTENCES = {"inputs": {"source_sentence": "a", "sentences": ["b"]}}
 TALKED: dict[str, Any] = {"messages": TALK, "max_tokens": 2}
 BODIES: dict[str, Any] = {
     "/v1/completions": {"model": "shut", "prompt": "The fox"},
+    "/models/shut/v1/completions": {"prompt": "The fox"},
+    "/models/shut/v1/chat/completions": TALKED,
+    "/models/shut/v1/responses": {"input": "The fox"},
+    "/models/shut/v1/messages": TALKED,
+    "/models/shut/v1/messages/count_tokens": {"messages": TALK},
+    "/models/vectors/v1/embeddings": {"input": "The fox"},
+    "/models/ranker/v1/rerank": {"query": "a", "documents": ["b"]},
     "/v1/chat/completions": {"model": "shut", **TALKED},
     "/v1/chat/template": {"model": "shut", **TALKED},
     "/v1/responses": {"model": "shut", "input": "The fox"},
@@ -288,7 +295,13 @@ NAMELESS: dict[str, tuple[str, Any]] = {  # without a model name: the only model
     "/rerank": ("ranker", PASSAGES),
     "/similarity": ("vectors", SENTENCES),
 }
-READ_ONLY = ("/v1/models/shut", "/models/judge/info", "/v2/models/shut", "/v2/models/shut/ready")
+READ_ONLY = (
+    "/v1/models/shut",
+    "/models/shut/v1/models",
+    "/models/judge/info",
+    "/v2/models/shut",
+    "/v2/models/shut/ready",
+)
 READ_ONLY += ("/v2/models/shut/versions/1", "/v2/models/shut/versions/1/ready")
 
 
@@ -446,7 +459,7 @@ def test_a_key_over_its_limit_gets_retry_after(served: list[Model], tmp_path: Pa
             assert answer.status_code == 429, path
             assert f"the key {key!r} may spend {what}, and has none left" in message(path, answer)
             assert 1 <= int(answer.headers["retry-after"]) <= 600
-            prefix = "anthropic-ratelimit" if path.startswith("/v1/messages") else "x-ratelimit"
+            prefix = "anthropic-ratelimit" if "/v1/messages" in path else "x-ratelimit"
             assert any(name.startswith(prefix) for name in answer.headers)
         [listed] = asked(app, ("GET", "/v1/models", bearer(key)))
         assert listed.status_code == 200, "routes without a key are not limited"
