@@ -37,6 +37,8 @@ ACCESS_RULES: Mapping[str, Access] = {
     "/readyz": "public",
     "/startupz": "public",
     "/health": "public",
+    "/healthz": "public",
+    "/ping": "public",
     "/metrics": "metrics",
     "/docs": "public",
     "/openapi.json": "models",

@@ -155,7 +155,7 @@ def test_the_rule_of_a_request_is_found_once(app: FastAPI, monkeypatch: pytest.M
 
 def test_the_table_has_exactly_the_routes_of_the_application(app: FastAPI) -> None:
     """A new route has to be added to the table here."""
-    public = {"/", "/livez", "/startupz", "/readyz", "/health", "/docs", "/docs/{name}"}
+    public = {"/", "/livez", "/startupz", "/readyz", "/health", "/healthz", "/ping", "/docs", "/docs/{name}"}
     public |= {"/v2/health/live", "/v2/health/ready", "/web/{name}"}
     found = {(method, route.path): required_access(route.path, method) for method, route in routes(app)}
     assert {path for (method, path), kind in found.items() if kind == "public"} == public
