@@ -62,6 +62,14 @@ def test_official_clients_below_a_model(server: Process) -> None:
         claude.messages.create(model="chat", max_tokens=3, messages=TALK, extra_body={"temperature": 9})
 
 
+def test_models_are_listed_for_the_clients_of_anthropic(server: Process) -> None:
+    client = anthropic.Anthropic(base_url=server.url, api_key="none", max_retries=0)
+    [chat, vectors] = client.models.list()
+    assert (chat.id, chat.type, chat.display_name, vectors.id) == ("chat", "model", "chat", "vectors")
+    assert client.models.retrieve("chat").created_at == chat.created_at
+    assert chat.created_at.year >= 2024
+
+
 def test_a_context_that_is_too_long_is_refused_in_words_that_clients_know(server: Process) -> None:
     client = openai.OpenAI(base_url=f"{server.url}/v1", api_key="none", max_retries=0)
     with pytest.raises(openai.BadRequestError, match="This model's maximum context length is 256 tokens") as caught:

@@ -89,6 +89,7 @@ class FormattedRequest(EngineRequest):
     guided_regex: Regex = ""
     guided_choice: Choices = Field(default_factory=list)
     guided_grammar: GrammarSource = ""
+    guided_decoding_backend: Annotated[str, Field(max_length=256)] = ""  # ignored: there is one implementation
 
 
 def read_grammar(wire: FormattedRequest) -> Grammar | None:

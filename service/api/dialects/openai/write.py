@@ -4,6 +4,7 @@ import base64
 import struct
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from datetime import UTC, datetime
 from hashlib import blake2b
 from typing import Any, Literal
 
@@ -158,10 +159,16 @@ def encode_base64(values: list[float]) -> str:
 
 
 def write_models(models: Sequence[Model], *, explained: bool) -> dict[str, Any]:
-    return {"object": "list", "data": [write_openai_model(model, explained=explained) for model in models]}
+    """A list of all models, with the fields of OpenAI's lists and of Anthropic's, which have the same path."""
+    names = [model.name for model in models]
+    pages = {"has_more": False, "first_id": names[0] if names else None, "last_id": names[-1] if names else None}
+    return {"object": "list", "data": [write_openai_model(model, explained=explained) for model in models], **pages}
 
 
 def write_openai_model(model: Model, *, explained: bool) -> dict[str, Any]:
-    """A model.  The fields from `task` on are an extension, which OpenAI's clients ignore."""
+    """A model, with the fields of OpenAI and of Anthropic.  Those from `task` on are an extension, which clients
+    ignore."""
     known = {"id": model.name, "object": "model", "created": model.created, "owned_by": "polyhead"}
-    return {**known, **describe_model(model, explained=explained)}
+    created = datetime.fromtimestamp(model.created, UTC).isoformat().replace("+00:00", "Z")
+    anthropic = {"type": "model", "display_name": model.name, "created_at": created}
+    return {**known, **anthropic, **describe_model(model, explained=explained)}

@@ -204,8 +204,10 @@ def test_anthropics_header_opens_its_own_paths_alone(app: FastAPI, path: str) ->
         ("POST", path, {"x-api-key": "no-inference"}),
         ("POST", path, {"x-api-key": "wrong"}),
         ("POST", "/v1/completions", {"x-api-key": "all"}),
+        ("GET", "/v1/models", {"x-api-key": "all"}),
+        ("GET", "/v1/models/open", {"x-api-key": "wrong"}),
     )
-    assert [answer.status_code for answer in answers] == [400, 403, 401, 401]
+    assert [answer.status_code for answer in answers] == [400, 403, 401, 401, 200, 401]
 
 
 @pytest.mark.parametrize("key", ["", "wrong", "no-inference"])
