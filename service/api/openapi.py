@@ -40,7 +40,9 @@ MEDIA_TYPES: Mapping[str, Sequence[str]] = {
     "/api/generate": ("application/json", JSON_LINES),
     "/metrics": (PLAIN_TEXT, "application/openmetrics-text"),
 }
-PROBE_PATHS = frozenset({"/livez", "/readyz", "/startupz", "/health", "/v2/health/live", "/v2/health/ready"})
+PROBE_PATHS = frozenset(
+    {"/livez", "/healthz", "/readyz", "/startupz", "/health", "/ping", "/v2/health/live", "/v2/health/ready"}
+)
 # Errors that no client receives, or that belong to no operation.
 UNDOCUMENTED_ERRORS = frozenset({ClientGone, MethodNotAllowed, UnreadableRequest})
 ADMIN_ERRORS = frozenset({Conflict, InsufficientMemory})  # raised only by operations that change the served models

@@ -15,7 +15,7 @@ PolyheadError
 ├── BodyTooLarge        413  the body exceeds the limit
 ├── AnswerTooLarge      413  the answer would exceed what is written, or computed, at once
 ├── SlowBody            408  the body took longer than the limit
-├── UnsupportedType     415  the body has a type that any web page can send; it must be JSON
+├── UnsupportedType     415  the body has a type that any web page can send, or an unknown coding; it must be JSON
 ├── MisdirectedRequest  421  the header Host names another server; see the setting `allowed_hosts`
 ├── UnreadableRequest   ...  the bytes are no HTTP request, or one that is not supported; has its own status
 ├── Conflict            409  another change of the served models is going on, or it contradicts what is served

@@ -17,6 +17,11 @@ def input_label(field: str, index: int, count: int) -> str:
     return field if count == 1 else f"{field}[{index}]"
 
 
+def context_words(limit: int) -> str:
+    """The sentence of OpenAI's and vLLM's servers, by which clients recognise a text that is too long."""
+    return f"This model's maximum context length is {limit} tokens"
+
+
 def check_characters(model: Model, characters: int, where: str, before: int = 0) -> None:
     """Raise TooLong for a text that is too long to be tokenised, before any time is spent on it.
 
@@ -26,10 +31,10 @@ def check_characters(model: Model, characters: int, where: str, before: int = 0)
     if before + characters > most:
         with_prompt = f" with its prompt of {before}" if before else ""
         length = f"has {before + characters} characters{with_prompt}"
-        why = f"the model takes {model.max_tokens} tokens"
+        why = context_words(model.max_tokens)
         if most < CHARS_PER_TOKEN * model.max_tokens:
-            why = f"its tokenizer may make {model.tokenizer.growth:g} characters of one"
-        raise TooLong(f"{where}: {length}, at most {most} are read: {why}", param=where)
+            why = f"Its tokenizer may make {model.tokenizer.growth:g} characters of one"
+        raise TooLong(f"{where}: {length}, at most {most} are read. {why}", param=where)
 
 
 def check_token_ids(model: Model, ids: Sequence[int], where: str) -> list[int]:

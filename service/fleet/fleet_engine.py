@@ -138,8 +138,8 @@ class Fleet:
     def resolve(self, name: str, tasks: Collection[Task]) -> Model:
         return self.replicas.resolver().resolve(name, tasks)
 
-    def expand(self, name: str) -> str:
-        return self.replicas.resolver().expand(name)
+    def expand(self, name: str, tasks: Collection[Task]) -> str:
+        return self.replicas.resolver().expand(name, tasks)
 
     def resolve_only(self, tasks: Collection[Task]) -> Model:
         return self.replicas.resolver().resolve_only(tasks)

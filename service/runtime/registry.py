@@ -120,13 +120,13 @@ class ModelRegistry:
     def resolve(self, name: str, tasks: Collection[Task]) -> Model:
         """Return the model called `name` if it is ready and does one of `tasks`. The error says what would be right.
 
-        If a single model is served, the placeholder names stand for it.
+        A placeholder stands for the only model that does one of `tasks`.
         """
         return self._resolver().resolve(name, tasks)
 
-    def expand(self, name: str) -> str:
-        """Return the name of the only served model if `name` is a placeholder and not an alias; else `name`."""
-        return self._resolver().expand(name)
+    def expand(self, name: str, tasks: Collection[Task]) -> str:
+        """Return the name of the only model that does one of `tasks` if `name` is a placeholder; else `name`."""
+        return self._resolver().expand(name, tasks)
 
     def resolve_only(self, tasks: Collection[Task]) -> Model:
         """Return the one model that does one of `tasks`, for routes without a model name."""

@@ -18,7 +18,7 @@ from ..concurrency.time_slices import LazySequence, split_in_slices
 from ..core.errors import AnswerTooLarge, BadRequest, EmptyInput, TooLong, TooMany
 from ..core.model import Model
 from ..core.request import Encode, OutputForm, Task, Terms
-from ..core.text_limits import check_characters, check_token_ids, input_label, truncate_rows
+from ..core.text_limits import check_characters, check_token_ids, context_words, input_label, truncate_rows
 from .answer_spans import SpanOptions
 from .entities import Aggregation
 from .label_spans import SpanSearch
@@ -554,7 +554,7 @@ def select_rows(model: Model, request: EncodingRequest, row: InputRow, index: in
     if request.windows is not None:
         return window_rows(row.texts, limit, request.windows.overlap, last=int(pair), where=where)
     if not request.truncate:
-        message = f"{where}: the input has {len(row)} tokens, the model takes {limit}"
+        message = f"{where}: the input has {len(row)} tokens. {context_words(limit)}"
         raise TooLong(f"{message}; {request.truncation_hint}" if request.truncation_hint else message, param=where)
     return [truncate_rows(row.special, limit, side=request.truncate, pair=pair)]
 

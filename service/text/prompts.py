@@ -11,7 +11,7 @@ from ..core.errors import BadRequest, EmptyInput, TooLong, TooMany
 from ..core.grammar import Thinking
 from ..core.model import Model
 from ..core.request import BeamSearchOptions, Generate, Sampling, Terms
-from ..core.text_limits import check_characters, check_token_ids, input_label
+from ..core.text_limits import check_characters, check_token_ids, context_words, input_label
 from .generation_request import ChatMessages, FillInMiddle, GenerationRequest, Prompt
 
 SEED_LIMIT = 1 << 63
@@ -179,7 +179,7 @@ def end_tokens(model: Model, request: GenerationRequest) -> frozenset[int]:
 
 def check_length(model: Model, length: int, where: str) -> None:
     if length > model.max_tokens:
-        raise TooLong(f"{where}: the prompt has {length} tokens, the model takes {model.max_tokens}", param=where)
+        raise TooLong(f"{where}: the prompt has {length} tokens. {context_words(model.max_tokens)}", param=where)
 
 
 def render_chat(model: Model, prompt: ChatMessages, where: str) -> str:
@@ -251,12 +251,12 @@ def max_new_tokens(model: Model, length: int, request: GenerationRequest, where:
         return 0
     if length == limit:
         raise TooLong(
-            f"{where}: the prompt has {length} tokens of the {limit} the model takes, none is left", param=where
+            f"{where}: the prompt has {length} tokens, none is left for an answer. {context_words(limit)}", param=where
         )
     if length + wanted > limit and not request.fits_context:
         raise TooLong(
-            f"{request.limit_field}: the prompt has {length} tokens and {wanted} more are asked for, "
-            f"the model takes {limit}",
+            f"{request.limit_field}: the prompt has {length} tokens and {wanted} more are asked for. "
+            f"{context_words(limit)}",
             param=request.limit_field,
         )
     return min(request.token_limit or limit, limit - length)

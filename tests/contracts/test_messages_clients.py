@@ -113,7 +113,7 @@ def test_errors_have_the_client_s_exception_classes(claude: anthropic.Anthropic,
     image: Any = {"type": "image", "source": {"type": "url", "url": "x"}}
     with pytest.raises(anthropic.BadRequestError, match=r'messages\[0\].content\[0\].type: "image" is not supported'):
         claude.messages.create(**TALK | {"messages": [{"role": "user", "content": [image]}]})
-    with pytest.raises(anthropic.BadRequestError, match="the model takes 16384"):
+    with pytest.raises(anthropic.BadRequestError, match="maximum context length is 16384"):
         claude.messages.create(**TALK | {"messages": [{"role": "user", "content": "fox " * 10_000}]})
     stranger = anthropic.Anthropic(base_url=server.url, api_key="wrong", max_retries=0)
     with pytest.raises(anthropic.AuthenticationError):
@@ -187,5 +187,5 @@ def test_errors_of_responses(client: openai.OpenAI) -> None:
     assert caught.value.param == "store"
     with pytest.raises(openai.BadRequestError, match=r"tools\[0\].type: \"web_search\" is not supported"):
         client.responses.create(**ASK, tools=[{"type": "web_search"}])
-    with pytest.raises(openai.BadRequestError, match="the model takes 16384"):
+    with pytest.raises(openai.BadRequestError, match="maximum context length is 16384"):
         client.responses.create(model="chat", input="fox " * 10_000)

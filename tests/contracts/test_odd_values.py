@@ -20,7 +20,9 @@ from tests.support.odd_values import ROUTES, UNHASHABLE, VALUES, Place, Route, i
 
 ANSWERS = ("contradiction", "neutral", "entailment")
 LEAST = 4000  # bodies over HTTP
-TOO_LONG = re.compile("context_length_exceeded|answer_too_large|the model takes [0-9]+")  # the value was read
+TOO_LONG = re.compile(
+    "context_length_exceeded|answer_too_large|the model takes [0-9]+|maximum context length is [0-9]+"
+)  # the value was read
 READS = "{% if documents %}{{ documents[0].text }}{{ enable_thinking }}{% endif %}"
 FIELD = re.compile(r"([^:.\[]*)")
 REFUSED = (400, 422)

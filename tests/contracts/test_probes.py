@@ -104,7 +104,7 @@ def slowest(server: Process, content: bytes, seconds: float) -> float:
             answer = tokenised(server, content, seconds)
         finally:
             enough.set()
-    assert not answer or b" tokens, the model takes 400000" in answer, answer
+    assert not answer or b" tokens. This model's maximum context length is 400000" in answer, answer
     parts = {}
     for path, probe in probes.items():
         times = probe.result()

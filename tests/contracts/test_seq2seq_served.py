@@ -128,7 +128,7 @@ def test_completions_stream_and_count(server: Process, folders: dict[str, Path])
 def test_an_input_that_is_too_long_is_rejected(server: Process) -> None:
     answer = httpx.post(f"{server.url}/models/bart", json={"inputs": "fox " * 200}, timeout=60, verify=False)
     assert answer.status_code == 400
-    assert "the model takes" in answer.json()["error"]
+    assert "maximum context length is" in answer.json()["error"]
     chat = {"model": "t5", "messages": [{"role": "user", "content": "a"}]}
     answer = httpx.post(f"{server.url}/v1/chat/completions", json=chat, timeout=60, verify=False)
     assert answer.status_code == 400

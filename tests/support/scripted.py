@@ -135,7 +135,7 @@ class Registry:
     def states(self) -> Mapping[str, LoadState]:
         return dict.fromkeys(self.served, LoadState("ready", 1.0))
 
-    def expand(self, name: str) -> str:
+    def expand(self, name: str, tasks: Collection[Task]) -> str:
         return name
 
     def resolve(self, name: str, tasks: Collection[Task]) -> Model:

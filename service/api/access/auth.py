@@ -37,6 +37,8 @@ ACCESS_RULES: Mapping[str, Access] = {
     "/readyz": "public",
     "/startupz": "public",
     "/health": "public",
+    "/healthz": "public",
+    "/ping": "public",
     "/metrics": "metrics",
     "/docs": "public",
     "/openapi.json": "models",
@@ -98,15 +100,21 @@ def required_access(path: str, method: str = "GET") -> Access:
 def read_authorization(headers: Mapping[str, str], path: str) -> str:
     """The value of the header Authorization.
 
-    Anthropic's clients send the key in X-Api-Key, which is accepted on their paths.
+    Anthropic's clients send the key in X-Api-Key, which is accepted on their paths and for lists of models.
     """
     header = headers.get("authorization", "")
     key = headers.get("x-api-key", "")
-    return f"Bearer {key}" if key and not header and is_anthropic_path(path) else header
+    return f"Bearer {key}" if key and not header and is_read_by_anthropic(path) else header
+
+
+def is_read_by_anthropic(path: str) -> bool:
+    """Whether Anthropic's clients ask for `path`."""
+    return is_anthropic_path(path) or f"{path}/".startswith("/v1/models/")
 
 
 def is_anthropic_path(path: str) -> bool:
-    return f"{path}/".startswith("/v1/messages/")
+    below_model = path.startswith("/models/") and "/v1/messages/" in f"{path}/"
+    return below_model or f"{path}/".startswith("/v1/messages/")
 
 
 class Keys:

@@ -27,7 +27,7 @@ class ModelLookup(Protocol):
 class Resolver(ModelLookup, Protocol):
     """A lookup that also replaces a placeholder, such as "default", by the name of the model it stands for."""
 
-    def expand(self, name: str) -> str: ...
+    def expand(self, name: str, tasks: Collection[Task]) -> str: ...
 
 
 @dataclass(frozen=True)
@@ -42,7 +42,7 @@ class AuthorizedModels:
 
     def resolve(self, name: str, tasks: Collection[Task]) -> Model:
         """The model called `name`.  Raises Forbidden if the key may not use that name, whether it is served or not."""
-        named = self.registry.expand(name)
+        named = self.registry.expand(name, tasks)
         try:
             model = self.registry.resolve(named, tasks)
         except PolyheadError as error:

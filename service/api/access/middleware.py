@@ -20,6 +20,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from ...core.errors import BodyTooLarge, Overloaded, PolyheadError, SlowBody, Stopped
 from ...resources.request_memory import BYTES_PER_BODY_BYTE, MemoryClaim
 from ..http.body_limits import IncomingBody
+from ..http.content_coding import ContentDecoder, make_decoder
 from ..http.request_head import REQUEST_ID_HEADERS
 from .access_log import NO_TRACING, RequestRecord, Trace
 from .admission import Permit
@@ -110,6 +111,7 @@ class AccessMiddleware:
                 await self.app(scope, receive, send)
                 return
             check_content_type(headers)
+            decoder = make_decoder(headers.getlist("content-encoding"))
             if scope_name == "inference":
                 self.server.quotas.quota_of(context.key).take_request()
             self.set_deadline(context, headers)
@@ -118,7 +120,7 @@ class AccessMiddleware:
             with ExitStack() as stack:
                 permit = None if is_admin else stack.enter_context(self.server.admission.open_permit(context.owner))
                 body = stack.enter_context(self.server.incoming_bodies.open_body())
-                receiver = BodyReceiver(self.server, context, body, permit)
+                receiver = BodyReceiver(self.server, context, body, permit, decoder)
                 context.admitted = time.perf_counter()
                 await self.app(scope, receiver.limit_receive(receive), send)
         except PolyheadError as error:
@@ -158,10 +160,18 @@ def check_content_length(announced: str, limit: int) -> None:
 
 
 class BodyReceiver:
-    """Receives the body of one admitted request."""
+    """Receives the body of one admitted request, and decodes it if it was sent compressed."""
 
-    def __init__(self, server: AppState, context: RequestContext, body: IncomingBody, permit: Permit | None) -> None:
-        self.context, self.body, self.permit = context, body, permit
+    def __init__(
+        self,
+        server: AppState,
+        context: RequestContext,
+        body: IncomingBody,
+        permit: Permit | None,
+        decoder: ContentDecoder | None,
+    ) -> None:
+        self.context, self.body, self.permit, self.decoder = context, body, permit, decoder
+        self.received_bytes = 0  # as they were sent
         self.incoming_bodies, self.headroom = server.incoming_bodies, server.headroom
         body.release = context.claim.release
         self.limit_seconds, self.max_bytes = server.settings.body_seconds, server.settings.max_body_bytes
@@ -179,15 +189,37 @@ class BodyReceiver:
             if self.is_complete:
                 return await receive()
             message = await self.receive_in_time(receive)
-            self.incoming_bodies.add_bytes(self.body, len(message.get("body", b"")))
-            if self.body.size > self.max_bytes:
-                raise BodyTooLarge(f"the body has more than {self.max_bytes} bytes, at most so many are taken")
-            self.claim_memory(BYTES_PER_BODY_BYTE * len(message.get("body", b"")))
+            data = message.get("body", b"")
+            if self.decoder is None:
+                self.count_bytes(data)
+            else:
+                message = {**message, "body": await self.decode(self.decoder, data)}
             if message["type"] == "http.request" and not message.get("more_body", False):
                 self.finish()
             return message
 
         return counting
+
+    def count_bytes(self, data: bytes) -> None:
+        """Count bytes of the body and claim memory for them.  Raises BodyTooLarge, SlowBody and Overloaded."""
+        self.incoming_bodies.add_bytes(self.body, len(data))
+        self.check_size(self.body.size)
+        self.claim_memory(BYTES_PER_BODY_BYTE * len(data))
+
+    def check_size(self, size: int) -> None:
+        if size > self.max_bytes:
+            raise BodyTooLarge(f"the body has more than {self.max_bytes} bytes, at most so many are taken")
+
+    async def decode(self, decoder: ContentDecoder, data: bytes) -> bytes:
+        """A part of the body without its content coding; the decoded bytes are counted while it expands."""
+        self.received_bytes += len(data)
+        self.check_size(self.received_bytes)
+        decoded = bytearray()
+        for piece in decoder.decode(data):
+            self.count_bytes(piece)
+            decoded += piece
+            await asyncio.sleep(0)  # let others run
+        return bytes(decoded)
 
     def claim_memory(self, size: int) -> None:
         """Claim memory for `size` more bytes; slower bodies are aborted for it if needed.  Raises Overloaded."""
@@ -211,6 +243,8 @@ class BodyReceiver:
             raise SlowBody(f"the body was not complete within {self.limit_seconds:g} s") from None
 
     def finish(self) -> None:
+        if self.decoder is not None:
+            self.decoder.finish()
         self.is_complete = True
         self.incoming_bodies.remove(self.body)
         if self.permit is not None:

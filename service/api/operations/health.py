@@ -20,6 +20,8 @@ def app_state(request: Request) -> AppState:
     return cast(AppState, request.app.state.server)
 
 
+@router.head("/healthz", include_in_schema=False)
+@router.get("/healthz", summary="The same as /livez.")
 @router.head("/livez", include_in_schema=False)
 @router.get("/livez", summary="Is the process worth keeping?")
 async def livez(request: Request) -> Response:
@@ -35,6 +37,8 @@ async def startupz(request: Request) -> Response:
     return JSONResponse({"started": started}, 200 if started else 503)
 
 
+@router.head("/ping", include_in_schema=False)
+@router.get("/ping", summary="The same as /readyz, where SageMaker asks for it.")
 @router.head("/health", include_in_schema=False)
 @router.get("/health", summary="The same as /readyz.")
 @router.head("/readyz", include_in_schema=False)

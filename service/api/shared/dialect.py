@@ -31,6 +31,7 @@ from ...core.model import Model
 from ...core.request import Request as InferenceRequest
 from ...core.request import Terms
 from ...core.text_limits import input_label
+from ...runtime.model_resolver import is_placeholder
 from ...text.event_source import EventSource, Submit, SubmitCall
 from ...text.tokenization import TextProcessor
 from ..access.authorized_models import AuthorizedModels
@@ -38,6 +39,7 @@ from ..access.request_context import MAX_TIMEOUT_S, MIN_TIMEOUT_S, RequestContex
 from .json_body import parse_json, receive_body, run_by_size
 
 NeutralValues = Mapping[str, tuple[Any, ...]]  # by field, the values at which an unsupported field changes nothing
+VERSION_SEGMENT = "/v1/"  # of a path below that of a model
 MAX_SUGGESTED_CHARS = 100  # characters of an unknown field for which a known one is suggested
 MAX_QUOTED_CHARS = 60  # characters of an offending value that a message repeats
 MAX_TEXTS = 100_000  # in one call; the setting max_batch_texts is smaller
@@ -49,7 +51,7 @@ class Dialect:
     """One HTTP API.
 
     `prefixes` are the paths it owns, including everything below them, and the same suffixes below the path of one model
-    (/models/{name}/predict).
+    (/models/{name}/predict, /models/{name}/v1/completions).
     """
 
     name: str
@@ -59,11 +61,19 @@ class Dialect:
     router: APIRouter
 
     def matches(self, path: str) -> bool:
-        suffix = "/" + path.rpartition("/")[2]
-        return any(
-            path == prefix or path.startswith(prefix + "/") or (suffix == prefix and path.startswith("/models/"))
-            for prefix in self.prefixes
-        )
+        return any(is_below(path_below_model(path), prefix) or is_below(path, prefix) for prefix in self.prefixes)
+
+
+def is_below(path: str, prefix: str) -> bool:
+    return path == prefix or path.startswith(prefix + "/")
+
+
+def path_below_model(path: str) -> str:
+    """The path that follows the name of a model (/models/{name}/predict): its last segment, or all from /v1 on."""
+    if not path.startswith("/models/"):
+        return ""
+    start = path.rfind(VERSION_SEGMENT)
+    return path[start:] if start > 0 else "/" + path.rpartition("/")[2]
 
 
 class Server(Protocol):
@@ -168,6 +178,26 @@ async def read_body(request: Request, kind: type[W]) -> W:
     """The JSON body of the request as a `kind`.  Raises BadRequest if it is not valid."""
     content = await receive_body(request)
     return await run_by_size(content, lambda: kind.read(parse_json(content)))
+
+
+async def read_model_body(request: Request, kind: type[W]) -> W:
+    """The same for a `kind` with a field `model`, on routes that also exist below the path of a model."""
+    content, name = await receive_body(request), request.path_params.get("name", "")
+    return await run_by_size(content, lambda: kind.read(fill_model(parse_json(content), name)))
+
+
+def fill_model(value: Any, name: str) -> Any:
+    """The body `value` with the model `name` of its path, if there is one.
+
+    The body may have that name, a placeholder, or no name.  Raises BadRequest for another one.
+    """
+    if not name or not isinstance(value, dict):
+        return value
+    given = value.get("model") or ""
+    if given == name or (isinstance(given, str) and is_placeholder(given)):
+        return value | {"model": name}
+    message = f"model: the address names {name[:100]!r}; give that name or none, got {quote_json(given)}"
+    raise BadRequest(message, param="model")
 
 
 def describe_body(*kinds: type[Wire]) -> dict[str, Any]:

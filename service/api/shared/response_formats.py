@@ -38,10 +38,11 @@ class JsonSchema(Wire):
 
 
 class ResponseFormat(Wire):
-    """OpenAI's format, in completions and chat."""
+    """OpenAI's format, in completions and chat.  Hugging Face's clients send a schema as `value` of a json_object."""
 
     type: FormatType
     json_schema: JsonSchema | None = None
+    value: dict[str, Any] | None = None
 
 
 class TextFormat(Wire):
@@ -88,6 +89,7 @@ class FormattedRequest(EngineRequest):
     guided_regex: Regex = ""
     guided_choice: Choices = Field(default_factory=list)
     guided_grammar: GrammarSource = ""
+    guided_decoding_backend: Annotated[str, Field(max_length=256)] = ""  # ignored: there is one implementation
 
 
 def read_grammar(wire: FormattedRequest) -> Grammar | None:
@@ -108,6 +110,8 @@ def convert_format(format: ResponseFormat | TextFormat | StructuredOutputs | Tgi
     match format:
         case ResponseFormat():
             named = format.json_schema
+            if format.value is not None:
+                return value_grammar(format, f"{field}.value")
             return convert_typed(
                 format.type, named.body if named else None, f"{field}.json_schema", f"{field}.json_schema.schema"
             )
@@ -128,6 +132,15 @@ def convert_typed(kind: FormatType, body: dict[str, Any] | None, given: str, pla
     if body is None:
         raise BadRequest(f'{given}: is required where the type is "json_schema"', param=given)
     return schema_grammar(body, place)
+
+
+def value_grammar(format: ResponseFormat, place: str) -> Grammar:
+    """The grammar of the schema in `value`."""
+    if format.type != "json_object" or format.json_schema is not None:
+        problem = 'a schema, only together with type: "json_object" and without json_schema'
+        raise BadRequest(f"{place}: {problem}", param=place)
+    assert format.value is not None, "it is given"
+    return schema_grammar(format.value, place)
 
 
 def convert_structured(outputs: StructuredOutputs, field: str) -> Grammar | None:

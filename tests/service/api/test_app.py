@@ -127,7 +127,7 @@ def test_the_root_describes_the_server_to_all_and_answers_with_the_key(generator
 
 def test_probes_and_metrics_need_no_key(generator: Model) -> None:
     app = application(Registry([generator], echo), api_key="s3cret")
-    for path in ("/", "/livez", "/readyz", "/startupz", "/health", "/metrics", "/docs"):
+    for path in ("/", "/livez", "/readyz", "/startupz", "/health", "/healthz", "/ping", "/metrics", "/docs"):
         assert call(app, "GET", path).status_code == 200, path
 
 

@@ -14,7 +14,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from polyhead.models.executors.contract import Executor
 from polyhead.service.config.settings import Settings, SettingsError
-from polyhead.service.core.errors import BadRequest, NotFound, Unavailable
+from polyhead.service.core.errors import BadRequest, NotFound, Unavailable, WrongTask
 from polyhead.service.core.model import LoadState
 from polyhead.service.core.request import Done, Encode, Generate, HeadOutput
 from polyhead.service.engine.engine import Engine
@@ -325,7 +325,7 @@ def test_memory_is_that_of_the_container(tmp_path: Path, monkeypatch: pytest.Mon
 
 
 def test_placeholders_name_the_only_model(tiny_classifier: Path, tiny_ranker: Path) -> None:
-    names = ("dummy", "tgi", "tei", "default", "")
+    names = ("dummy", "tgi", "tei", "default", "", "http://127.0.0.1:8000/v1")
 
     async def alone(served: ModelRegistry) -> None:
         await served.load_all()
@@ -336,10 +336,18 @@ def test_placeholders_name_the_only_model(tiny_classifier: Path, tiny_ranker: Pa
     async def together(served: ModelRegistry) -> None:
         await served.load_all()
         for name in names:
-            with pytest.raises(NotFound, match=rf"no model is called '{name}'; there are: judge, ranker$"):
-                served.resolve(name, ["classify"])
+            assert served.resolve(name, ["classify"]).name == "judge"
+            with pytest.raises(
+                NotFound,
+                match=rf"'{name}' stands for the only model that can classify or rank; there are: judge, ranker$",
+            ):
+                served.resolve(name, ["classify", "rank"])
+            with pytest.raises(NotFound, match=r"stands for the only model that can embed; there are: none$"):
+                served.resolve(name, ["embed"])
         served.alias("dummy", "ranker")
         assert served.resolve("dummy", ["rank"]).name == "ranker"
+        with pytest.raises(WrongTask, match="ranker can rank, it cannot classify"):
+            served.resolve("dummy", ["classify"])
 
     serving({"judge": tiny_classifier}, alone)
     serving({"judge": tiny_classifier, "ranker": tiny_ranker}, together)

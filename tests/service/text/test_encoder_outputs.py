@@ -179,7 +179,7 @@ def span(found: SpanOutput) -> tuple[int, int]:
 
 
 def test_a_text_may_be_too_long(tagger: Case, finder: Case) -> None:
-    with pytest.raises(TooLong, match=r"inputs\[1\]: the input has \d+ tokens, the model takes"):
+    with pytest.raises(TooLong, match=r"inputs\[1\]: the input has \d+ tokens. This model's maximum context length is"):
         tagger.replies("short", LONG)
     with pytest.raises(BadRequest, match="windows of 12 tokens have no room beside 10 others and 8 shared"):
         finder.replies(("What is it, then?", LONG), windows=WindowOptions(overlap=8, size=12))

@@ -13,7 +13,7 @@ from ...shared.dialect import (
     Dialect,
     authorized_models,
     describe_body,
-    read_body,
+    read_model_body,
     read_terms,
     record_model,
     request_context,
@@ -27,11 +27,14 @@ from .wire import CountRequest, MessagesRequest
 from .write import PING, MessageEvents, MessageInfo, write_anthropic_error, write_count, write_message
 
 router = APIRouter(tags=["Anthropic"])
+MESSAGES_BODY = describe_body(MessagesRequest)
+COUNT_BODY = describe_body(CountRequest)
 
 
-@router.post("/v1/messages", openapi_extra=describe_body(MessagesRequest), summary="The next turn of a conversation.")
+@router.post("/v1/messages", openapi_extra=MESSAGES_BODY, summary="The next turn of a conversation.")
+@router.post("/models/{name:path}/v1/messages", openapi_extra=MESSAGES_BODY, summary="The same by one model.")
 async def messages(request: Request) -> Response:
-    wire = await read_body(request, MessagesRequest)
+    wire = await read_model_body(request, MessagesRequest)
     return await run_while_connected(request, answer_messages(request, wire))
 
 
@@ -49,11 +52,10 @@ async def answer_messages(request: Request, wire: MessagesRequest) -> Response:
     return await write_json(deltas, lambda: write_message(call, deltas))
 
 
-@router.post(
-    "/v1/messages/count_tokens", openapi_extra=describe_body(CountRequest), summary="How many tokens a conversation is."
-)
+@router.post("/v1/messages/count_tokens", openapi_extra=COUNT_BODY, summary="How many tokens a conversation is.")
+@router.post("/models/{name:path}/v1/messages/count_tokens", openapi_extra=COUNT_BODY, summary="The same of one model.")
 async def count_tokens(request: Request) -> Response:
-    wire = await read_body(request, CountRequest)
+    wire = await read_model_body(request, CountRequest)
     return await run_while_connected(request, answer_count(request, wire))
 
 

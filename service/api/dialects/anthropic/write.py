@@ -107,7 +107,7 @@ def write_block(item: OutputItem) -> dict[str, Any]:
         case "reasoning":
             return {"type": "thinking", "thinking": item.text, "signature": ""}
         case "text":
-            return {"type": "text", "text": item.text, "citations": None}
+            return {"type": "text", "text": item.text}
         case "call":
             return {"type": "tool_use", "id": item.id, "name": item.name, "input": parse_arguments(item.text)}
 

@@ -29,6 +29,7 @@ from ...shared.sampling_options import HfSamplingOptions, option_error, read_gen
 from .tensors import InputTensor, read_texts, split_tensors
 
 MAX_TENSORS = 8
+DEFAULT_PRIORITY, LOWEST_PRIORITY = 101, 201  # Triton's 1 to 201 are the engine's 100 to -100
 SHARED_MEMORY_FIELDS: NeutralValues = {
     "shared_memory_region": (),
     "shared_memory_byte_size": (),
@@ -64,20 +65,23 @@ class InferOutput(Wire):
 
 
 class OipParameters(Wire):
-    """Parameters of all requests; `timeout` is in microseconds."""
+    """Parameters of all requests; `timeout` is in microseconds, and of `priority` 1 goes first, 0 is the default."""
 
     unsupported: ClassVar[NeutralValues] = {
         "sequence_id": (0, ""),
         "sequence_start": (False,),
         "sequence_end": (False,),
-        "priority": (0,),
     }
 
     timeout: Annotated[int, between(1000, 10**15)] = 0
+    priority: Annotated[int, between(0, LOWEST_PRIORITY)] = 0
 
     @property
     def engine_request(self) -> EngineRequest:
-        return EngineRequest(timeout=self.timeout / 1e6) if self.timeout else EngineRequest()
+        priority = DEFAULT_PRIORITY - (self.priority or DEFAULT_PRIORITY)
+        if not self.timeout:
+            return EngineRequest(priority=priority)
+        return EngineRequest(priority=priority, timeout=self.timeout / 1e6)
 
 
 class TensorParameters(OipParameters):
@@ -145,6 +149,7 @@ class TextRequest(OipTextOptions):
 
 
 class InferRequest(Wire):
+    model_name: str = ""  # KServe's client repeats the name in the path
     id: Annotated[str, Field(max_length=1000)] = ""
     parameters: TensorParameters = TensorParameters()
     inputs: Annotated[list[InferInput], Field(min_length=1), max_items(MAX_TENSORS)]

@@ -27,7 +27,7 @@ from ...shared.dialect import (
     authorized_models,
     describe_body,
     normalize_inputs,
-    read_body,
+    read_model_body,
     record_model,
     request_context,
     server,
@@ -58,6 +58,7 @@ from .wire import (
 )
 from .write import (
     CompletionInfo,
+    system_fingerprint,
     write_completion,
     write_completion_chunk,
     write_embedding,
@@ -70,11 +71,15 @@ from .write import (
 OVERHEAD_BYTES = 64  # bytes of an embedding's object without its numbers
 DONE = b"data: [DONE]\n\n"
 router = APIRouter(tags=["OpenAI"])
+COMPLETION_BODY = describe_body(CompletionRequest)
+CHAT_BODY = describe_body(ChatRequest)
+EMBEDDING_BODY = describe_body(EmbeddingRequest)
 
 
-@router.post("/v1/completions", openapi_extra=describe_body(CompletionRequest), summary="Continue prompts.")
+@router.post("/v1/completions", openapi_extra=COMPLETION_BODY, summary="Continue prompts.")
+@router.post("/models/{name:path}/v1/completions", openapi_extra=COMPLETION_BODY, summary="The same by one model.")
 async def completions(request: Request) -> Response:
-    wire = await read_body(request, CompletionRequest)
+    wire = await read_model_body(request, CompletionRequest)
     return await run_while_connected(request, answer_completion(request, wire))
 
 
@@ -83,8 +88,8 @@ async def answer_completion(request: Request, wire: CompletionRequest) -> Respon
     if options is not None:
         check_explain_enabled(request)
     echo_texts = await read_echoes(request, wire) if wire.echo else ()
-    call = replace(make_info("cmpl", wire), echoes=echo_texts, echo_logprobs=wire.logprobs >= 0)
-    model = record_model(request, authorized_models(request).resolve(call.model, ["generate"]))
+    model = record_model(request, authorized_models(request).resolve(wire.model, ["generate"]))
+    call = replace(make_info("cmpl", wire, model), echoes=echo_texts, echo_logprobs=wire.logprobs >= 0)
     answers = await generation_calls.start_answers(request, wire, model, generation, call.id)
     if wire.stream:
         return await EventStream.open(encode_events(stream_completion(call, answers), write_openai_error, DONE))
@@ -117,15 +122,16 @@ async def read_echoes(request: Request, wire: CompletionRequest) -> tuple[str, .
     return found
 
 
-@router.post("/v1/chat/completions", openapi_extra=describe_body(ChatRequest), summary="Answer a conversation.")
+@router.post("/v1/chat/completions", openapi_extra=CHAT_BODY, summary="Answer a conversation.")
+@router.post("/models/{name:path}/v1/chat/completions", openapi_extra=CHAT_BODY, summary="The same by one model.")
 async def chat_completions(request: Request) -> Response:
-    wire = await read_body(request, ChatRequest)
+    wire = await read_model_body(request, ChatRequest)
     return await run_while_connected(request, answer_chat(request, wire))
 
 
 async def answer_chat(request: Request, wire: ChatRequest) -> Response:
-    call = make_info("chatcmpl", wire)
-    model = record_model(request, authorized_models(request).resolve(call.model, ["generate"]))
+    model = record_model(request, authorized_models(request).resolve(wire.model, ["generate"]))
+    call = make_info("chatcmpl", wire, model)
     generation = read_chat(wire)
     answers = await generation_calls.start_answers(request, wire, model, generation, call.id)
     if wire.stream:
@@ -134,12 +140,13 @@ async def answer_chat(request: Request, wire: ChatRequest) -> Response:
     return await generation_calls.write_json(pieces, lambda: write_chat(call, pieces))
 
 
-def make_info(kind: str, wire: SampledRequest) -> CompletionInfo:
+def make_info(kind: str, wire: SampledRequest, model: Model) -> CompletionInfo:
     usage = wire.stream_options.include_usage
     return CompletionInfo(
         id=f"{kind}-{uuid.uuid4().hex}",
         model=wire.model,
         created=int(time.time()),
+        fingerprint=system_fingerprint(model),
         include_usage=usage,
         answers_per_prompt=wire.n,
         include_prompt_logprobs=wire.prompt_logprobs >= 0,
@@ -212,9 +219,10 @@ def list_chat_chunks(call: CompletionInfo, index: int, delta: AnswerDelta, *, fi
     return list(write_chat_chunks(call, index, delta, first=first))
 
 
-@router.post("/v1/embeddings", openapi_extra=describe_body(EmbeddingRequest), summary="Texts as vectors.")
+@router.post("/v1/embeddings", openapi_extra=EMBEDDING_BODY, summary="Texts as vectors.")
+@router.post("/models/{name:path}/v1/embeddings", openapi_extra=EMBEDDING_BODY, summary="The same by one model.")
 async def embeddings(request: Request) -> Response:
-    wire = await read_body(request, EmbeddingRequest)
+    wire = await read_model_body(request, EmbeddingRequest)
     return await run_while_connected(request, answer_embedding(request, wire))
 
 
@@ -233,6 +241,12 @@ async def answer_embedding(request: Request, wire: EmbeddingRequest) -> Response
 async def models(request: Request) -> Response:
     explained = server(request).settings.explain
     return JsonResponse(write_models(authorized_models(request).models(), explained=explained))
+
+
+@router.get("/models/{name:path}/v1/models", summary="The model of the path, as a list.")
+async def path_models(request: Request) -> Response:
+    found = authorized_models(request).resolve(request.path_params["name"], get_args(Task))
+    return JsonResponse(write_models([found], explained=server(request).settings.explain))
 
 
 @router.get("/v1/models/{name:path}", summary="One of what is served.")

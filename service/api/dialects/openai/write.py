@@ -4,12 +4,15 @@ import base64
 import struct
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from datetime import UTC, datetime
+from hashlib import blake2b
 from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
 from ....core.model import Model
+from ....core.version import VERSION
 from ....text.answer_delta import AnswerDelta, TokenLogprobs, Usage
 from ....text.encoder_outputs import ScoreOutput, SparseVector, TokenVectors
 from ...shared.streaming import as_float32
@@ -23,6 +26,7 @@ class CompletionInfo:
     id: str
     model: str
     created: int  # seconds since 1970
+    fingerprint: str = ""
     include_usage: bool = False  # streams: the last chunk has the usage
     answers_per_prompt: int = 1  # answers to each prompt
     echoes: tuple[str, ...] = ()  # the prompts, if they are repeated in the answers
@@ -56,7 +60,23 @@ def add_null_usage(call: CompletionInfo, chunk: dict[str, Any]) -> dict[str, Any
 
 
 def write_completion_object(call: CompletionInfo, object: str, choices: list[dict[str, Any]]) -> dict[str, Any]:
-    return {"id": call.id, "object": object, "created": call.created, "model": call.model, "choices": choices}
+    return {
+        "id": call.id,
+        "object": object,
+        "created": call.created,
+        "model": call.model,
+        "system_fingerprint": call.fingerprint,
+        "choices": choices,
+    }
+
+
+def system_fingerprint(model: Model) -> str:
+    """A name of all that decides which tokens a seed leads to: the server's version, the model and how it is computed.
+
+    It does not change when a file is replaced by another at the same place.
+    """
+    parts = (VERSION, model.name, model.source, model.dtype, model.executor)
+    return f"fp_{blake2b(repr(parts).encode(), digest_size=6).hexdigest()}"
 
 
 def write_text_choice(call: CompletionInfo, index: int, piece: AnswerDelta, *, first: bool) -> dict[str, Any]:
@@ -139,10 +159,16 @@ def encode_base64(values: list[float]) -> str:
 
 
 def write_models(models: Sequence[Model], *, explained: bool) -> dict[str, Any]:
-    return {"object": "list", "data": [write_openai_model(model, explained=explained) for model in models]}
+    """A list of all models, with the fields of OpenAI's lists and of Anthropic's, which have the same path."""
+    names = [model.name for model in models]
+    pages = {"has_more": False, "first_id": names[0] if names else None, "last_id": names[-1] if names else None}
+    return {"object": "list", "data": [write_openai_model(model, explained=explained) for model in models], **pages}
 
 
 def write_openai_model(model: Model, *, explained: bool) -> dict[str, Any]:
-    """A model.  The fields from `task` on are an extension, which OpenAI's clients ignore."""
+    """A model, with the fields of OpenAI and of Anthropic.  Those from `task` on are an extension, which clients
+    ignore."""
     known = {"id": model.name, "object": "model", "created": model.created, "owned_by": "polyhead"}
-    return {**known, **describe_model(model, explained=explained)}
+    created = datetime.fromtimestamp(model.created, UTC).isoformat().replace("+00:00", "Z")
+    anthropic = {"type": "model", "display_name": model.name, "created_at": created}
+    return {**known, **anthropic, **describe_model(model, explained=explained)}

@@ -31,7 +31,7 @@ from ...shared.dialect import (
     item_paths,
     max_items,
     must_be,
-    read_body,
+    read_model_body,
     record_model,
 )
 from ...shared.encoding_calls import collect_replies, json_response, reply_size, start_replies
@@ -105,11 +105,13 @@ def write_rerank_error(error: PolyheadError) -> dict[str, Any]:
     return {"message": error.message, "detail": error.message}
 
 
-@router.post(
-    "/v1/rerank", openapi_extra=describe_body(RerankRequest), summary="Documents by how well they answer a query."
-)
+RERANK_BODY = describe_body(RerankRequest)
+
+
+@router.post("/v1/rerank", openapi_extra=RERANK_BODY, summary="Documents by how well they answer a query.")
+@router.post("/models/{name:path}/v1/rerank", openapi_extra=RERANK_BODY, summary="The same by one model.")
 async def rerank(request: Request) -> Response:
-    wire = await read_body(request, RerankRequest)
+    wire = await read_model_body(request, RerankRequest)
     return await run_while_connected(request, answer_rerank(request, wire))
 
 

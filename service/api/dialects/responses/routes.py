@@ -12,7 +12,7 @@ from ...shared.dialect import (
     Dialect,
     authorized_models,
     describe_body,
-    read_body,
+    read_model_body,
     record_model,
     request_context,
 )
@@ -25,11 +25,13 @@ from .wire import ResponseRequest
 from .write import ResponseEvents, ResponseInfo, write_response
 
 router = APIRouter(tags=["OpenAI responses"])
+RESPONSE_BODY = describe_body(ResponseRequest)
 
 
-@router.post("/v1/responses", openapi_extra=describe_body(ResponseRequest), summary="Answer a conversation of items.")
+@router.post("/v1/responses", openapi_extra=RESPONSE_BODY, summary="Answer a conversation of items.")
+@router.post("/models/{name:path}/v1/responses", openapi_extra=RESPONSE_BODY, summary="The same by one model.")
 async def responses(request: Request) -> Response:
-    wire = await read_body(request, ResponseRequest)
+    wire = await read_model_body(request, ResponseRequest)
     return await run_while_connected(request, answer_response(request, wire))
 
 

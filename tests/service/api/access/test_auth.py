@@ -158,7 +158,7 @@ def test_the_rule_of_a_request_is_found_once(app: FastAPI, monkeypatch: pytest.M
 
 def test_the_table_has_exactly_the_routes_of_the_application(app: FastAPI) -> None:
     """A new route has to be added to the table here."""
-    public = {"/", "/livez", "/startupz", "/readyz", "/health", "/docs", "/docs/{name}"}
+    public = {"/", "/livez", "/startupz", "/readyz", "/health", "/healthz", "/ping", "/docs", "/docs/{name}"}
     public |= {"/v2/health/live", "/v2/health/ready", "/web/{name}"}
     found = {(method, route.path): required_access(route.path, method) for method, route in routes(app)}
     assert {path for (method, path), kind in found.items() if kind == "public"} == public
@@ -207,8 +207,10 @@ def test_anthropics_header_opens_its_own_paths_alone(app: FastAPI, path: str) ->
         ("POST", path, {"x-api-key": "no-inference"}),
         ("POST", path, {"x-api-key": "wrong"}),
         ("POST", "/v1/completions", {"x-api-key": "all"}),
+        ("GET", "/v1/models", {"x-api-key": "all"}),
+        ("GET", "/v1/models/open", {"x-api-key": "wrong"}),
     )
-    assert [answer.status_code for answer in answers] == [400, 403, 401, 401]
+    assert [answer.status_code for answer in answers] == [400, 403, 401, 401, 200, 401]
 
 
 @pytest.mark.parametrize("key", ["", "wrong", "no-inference"])
@@ -246,6 +248,13 @@ SENTENCES = {"inputs": {"source_sentence": "a", "sentences": ["b"]}}
 TALKED: dict[str, Any] = {"messages": TALK, "max_tokens": 2}
 BODIES: dict[str, Any] = {
     "/v1/completions": {"model": "shut", "prompt": "The fox"},
+    "/models/shut/v1/completions": {"prompt": "The fox"},
+    "/models/shut/v1/chat/completions": TALKED,
+    "/models/shut/v1/responses": {"input": "The fox"},
+    "/models/shut/v1/messages": TALKED,
+    "/models/shut/v1/messages/count_tokens": {"messages": TALK},
+    "/models/vectors/v1/embeddings": {"input": "The fox"},
+    "/models/ranker/v1/rerank": {"query": "a", "documents": ["b"]},
     "/v1/chat/completions": {"model": "shut", **TALKED},
     "/v1/chat/template": {"model": "shut", **TALKED},
     "/v1/responses": {"model": "shut", "input": "The fox"},
@@ -297,7 +306,13 @@ NAMELESS: dict[str, tuple[str, Any]] = {  # without a model name: the only model
     "/rerank": ("ranker", PASSAGES),
     "/similarity": ("vectors", SENTENCES),
 }
-READ_ONLY = ("/v1/models/shut", "/models/judge/info", "/v2/models/shut", "/v2/models/shut/ready")
+READ_ONLY = (
+    "/v1/models/shut",
+    "/models/shut/v1/models",
+    "/models/judge/info",
+    "/v2/models/shut",
+    "/v2/models/shut/ready",
+)
 READ_ONLY += ("/v2/models/shut/versions/1", "/v2/models/shut/versions/1/ready")
 
 
@@ -455,7 +470,7 @@ def test_a_key_over_its_limit_gets_retry_after(served: list[Model], tmp_path: Pa
             assert answer.status_code == 429, path
             assert f"the key {key!r} may spend {what}, and has none left" in message(path, answer)
             assert 1 <= int(answer.headers["retry-after"]) <= 600
-            prefix = "anthropic-ratelimit" if path.startswith("/v1/messages") else "x-ratelimit"
+            prefix = "anthropic-ratelimit" if "/v1/messages" in path else "x-ratelimit"
             assert any(name.startswith(prefix) for name in answer.headers)
         [listed] = asked(app, ("GET", "/v1/models", bearer(key)))
         assert listed.status_code == 200, "routes without a key are not limited"

@@ -60,7 +60,8 @@ def test_ready_if_all_models_are_loaded_and_work(
     assert probe(app, "/livez") == (200, [])
     assert ask(app, ("/startupz", None))[0].status_code == started
     assert probe(app, "/readyz") == (ready, reasons)
-    assert ask(app, ("/health", None))[0].status_code == ready
+    assert [answer.status_code for answer in ask(app, ("/health", None), ("/ping", None))] == [ready, ready]
+    assert ask(app, ("/healthz", None))[0].status_code == ask(app, ("/livez", None))[0].status_code
 
 
 def test_models_loaded_later_do_not_change_readiness(app: FastAPI) -> None:

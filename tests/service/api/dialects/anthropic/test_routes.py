@@ -301,7 +301,7 @@ def test_a_message(generator: Model) -> None:
         "type": "message",
         "role": "assistant",
         "model": "talker",
-        "content": [{"type": "text", "text": "A fox.", "citations": None}],
+        "content": [{"type": "text", "text": "A fox."}],
         "stop_reason": "end_turn",
         "stop_sequence": None,
     }

@@ -8,7 +8,7 @@ import orjson
 import pytest
 from fastapi import FastAPI
 
-from polyhead.service.api.dialects.oip.wire import TextRequest, read_text_request
+from polyhead.service.api.dialects.oip.wire import OipParameters, TextRequest, read_text_request
 from polyhead.service.core.errors import StepFailed
 from polyhead.service.core.model import Model
 from polyhead.service.core.request import BeamSearchOptions, Failed, Generate, Request
@@ -149,3 +149,11 @@ def test_bad_requests(app: FastAPI, path: str, body: Any, status: int, message: 
     (answer,) = ask(app, (path, body))
     assert (answer.status_code, answer.json().keys()) == (status, {"error"})
     assert answer.json()["error"].startswith(message)
+
+
+def test_priorities_are_counted_as_triton_counts_them() -> None:
+    """1 goes first, 0 is the default; the engine's go from -100 to 100, the highest first."""
+    asked = [OipParameters.read({"priority": given}).engine_request.priority for given in (0, 1, 100, 101, 102, 201)]
+    assert asked == [0, 100, 1, 0, -1, -100]
+    with_limit = OipParameters.read({"priority": 2, "timeout": 5_000_000}).engine_request
+    assert (with_limit.priority, with_limit.timeout) == (99, 5)

@@ -388,8 +388,13 @@ def test_errors_in_the_shape_of_the_real_api(error: PolyheadError, kind: str, co
     [
         ("/v1/completions", GO_ON | {"model": "other"}, 404, "no model is called 'other'; there are: talker, vectors"),
         ("/v1/completions", GO_ON | {"model": "judge"}, 400, "judge cannot do that"),
-        ("/v1/completions", GO_ON | {"prompt": "fox " * 99}, 400, "tokens, the model takes 64"),
-        ("/v1/completions", GO_ON | {"max_tokens": 64}, 400, "64 more are asked for, the model takes 64"),
+        ("/v1/completions", GO_ON | {"prompt": "fox " * 99}, 400, "tokens. This model's maximum context length is 64"),
+        (
+            "/v1/completions",
+            GO_ON | {"max_tokens": 64},
+            400,
+            "64 more are asked for. This model's maximum context length is 64",
+        ),
         ("/v1/completions", GO_ON | {"prompt": ""}, 400, "prompt: is empty"),
         ("/v1/completions", GO_ON | {"prompt": []}, 400, "prompt: must not be empty"),
         ("/v1/completions", GO_ON | {"prompt": ["a"] * 9}, 400, "prompt: at most 8 a call, got 9"),

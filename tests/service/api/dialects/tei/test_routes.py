@@ -425,7 +425,12 @@ def test_errors_in_the_shape_of_the_dialect(error: PolyheadError, status: int, k
 @pytest.mark.parametrize(
     ("status", "path", "wire", "said"),
     [
-        (413, "/models/judge/predict", {"inputs": "a " * 99}, "inputs: the input has 101 tokens, the model takes 64"),
+        (
+            413,
+            "/models/judge/predict",
+            {"inputs": "a " * 99},
+            "inputs: the input has 101 tokens. This model's maximum context length is 64",
+        ),
         (413, "/models/judge/predict", {"inputs": [["a"], ["a " * 99]]}, "inputs[1]: the input has 101 tokens"),
         (400, "/models/judge/predict", {"inputs": ""}, "inputs: is empty"),
         (400, "/models/judge/predict", {"inputs": []}, "inputs: must not be empty"),
