@@ -1,8 +1,8 @@
 # Everything runs in .venv, which these targets create and update.  PYTHON=python3.12 selects another interpreter;
-# `make serve` listens on HOST and PORT.
-PYTHON = python3
-HOST = 127.0.0.1
-PORT = 8000
+# `make serve` listens on HOST and PORT, which may also be set in the environment: PORT=8111 make serve.
+PYTHON ?= python3
+HOST ?= 127.0.0.1
+PORT ?= 8000
 MINUTES = 5
 SECONDS = 60
 WORKERS = 2

@@ -52,6 +52,7 @@ from ..resources import capacity
 from ..resources.process_info import allow_connections, process_age
 from ..resources.request_memory import BYTES_PER_BODY_BYTE, BYTES_PER_TOKEN, Headroom
 from ..text.tokenization import TextProcessor
+from .first_steps import ServerAddress, describe_first_steps, program_name
 
 CLOSE_SECONDS = 3  # seconds to send the last errors, after the drain
 EXIT_SECONDS = 8  # seconds after which the process exits, whatever still runs
@@ -171,6 +172,8 @@ class ServerProcess(uvicorn.Server):
         self.is_loopback = ipaddress.ip_address(listener.getsockname()[0]).is_loopback
         server.origins.add_bound_address(settings.host, listener.getsockname()[0])
         self.requires_key = server.keys.are_required
+        self.public_address = ServerAddress(self.address, self.requires_key, settings.playground)
+        self.shows_first_steps = settings.log_format == "console" and log.isEnabledFor(logging.INFO)
         self.allows_any_origin = WILDCARD in settings.cors_origins
         self.listening_since = 0.0  # when it began to listen, in seconds since the process began
         self.deadline = math.inf  # of running requests, by `time.monotonic`
@@ -227,6 +230,10 @@ class ServerProcess(uvicorn.Server):
             process_age(),
             line,
         )
+        if self.shows_first_steps:
+            program = program_name(sys.argv[0], Path.cwd())
+            sys.stderr.write(describe_first_steps(self.public_address, ready, program))
+            sys.stderr.flush()
 
     @property
     def is_draining(self) -> bool:
