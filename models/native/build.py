@@ -31,8 +31,8 @@ COMMON_FLAGS = (
     "-Wall",
     "-Wno-maybe-uninitialized",
 )
-# The compiled step is tested on Linux only. For macOS and Windows it is untested; there it needs clang++ or, on Windows,
-# g++ of MinGW, because cl of Visual Studio has no vector types.
+# The compiled step is tested on Linux only. On macOS it needs clang++, on Windows clang++ or g++ of MinGW, because cl of
+# Visual Studio has no vector types; both are untested.
 WINDOWS = platform.system() == "Windows"
 WINDOWS_UNKNOWN = ("-fPIC", "-pthread", "-fvisibility=hidden")
 COMPILERS = ("clang++", "g++") if WINDOWS else ("c++", "g++", "clang++")
@@ -104,7 +104,7 @@ def build() -> list[str]:
     command = find_compiler()
     if command is None:
         log.warning(
-            "no C++ compiler was found, so models run on torch alone, which is slower; install one (on Debian and Ubuntu: "
+            "no C++ compiler was found, so models run on torch alone, which is slower; install one (Debian and Ubuntu: "
             "apt install g++) and run: python -m polyhead.models.native.build"
         )
         return []
