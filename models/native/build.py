@@ -31,8 +31,8 @@ COMMON_FLAGS = (
     "-Wall",
     "-Wno-maybe-uninitialized",
 )
-# The compiled step is tested on Linux only. On macOS it needs clang++, on Windows clang++ or g++ of MinGW, because cl of
-# Visual Studio has no vector types; both are untested.
+# The compiled step is tested on Linux only. On macOS it needs clang++, on Windows clang++ or g++ of MinGW, because cl
+# of Visual Studio has no vector types; both are untested.
 WINDOWS = platform.system() == "Windows"
 WINDOWS_UNKNOWN = ("-fPIC", "-pthread", "-fvisibility=hidden")
 COMPILERS = ("clang++", "g++") if WINDOWS else ("c++", "g++", "clang++")

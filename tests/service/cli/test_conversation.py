@@ -23,6 +23,7 @@ from tests.support.faults import Fault
 from tests.support.processes import PATIENCE, FaultServer
 
 pty = pytest.importorskip("pty", reason="this system has no pseudo-terminals")
+fcntl, termios = pytest.importorskip("fcntl"), pytest.importorskip("termios")
 ENDLESS = "4000"  # tokens of an answer that does not end while a test looks
 
 
@@ -99,6 +100,13 @@ def server(start_fault_server: Callable[..., FaultServer], long_generator: Path)
     return start_fault_server(f"chat={long_generator}")
 
 
+def own_terminal() -> None:
+    """In the child: standard input is its controlling terminal, whose Ctrl-C is not ignored."""
+    os.setsid()
+    fcntl.ioctl(0, termios.TIOCSCTTY, 0)
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
+
+
 class Terminal:
     """The real program in a pseudo-terminal."""
 
@@ -108,7 +116,7 @@ class Terminal:
         command = [sys.executable, "-m", "polyhead", "chat", *arguments]
         variables = os.environ | {"TERM": "xterm", "COLUMNS": "100", "LINES": "30"}
         self.process = subprocess.Popen(
-            command, stdin=theirs, stdout=theirs, stderr=theirs, env=variables, preexec_fn=os.setsid
+            command, stdin=theirs, stdout=theirs, stderr=theirs, env=variables, preexec_fn=own_terminal
         )
         os.close(theirs)
 
@@ -163,9 +171,9 @@ def test_an_interrupt_ends_the_answer_and_not_the_program(
     chat.type("Tell me \\\n")
     chat.wait_for(r"\.\.\. ")
     chat.type("a story\n")
-    begun = chat.wait_for("a story\r\n")
-    chat.wait_for(r"\w", begun)
-    os.killpg(chat.process.pid, signal.SIGINT)
+    begun = chat.wait_for("a story")
+    chat.wait_for(r"\w{2}", begun + len("\x1b[?25l"))
+    chat.type("\x03")
     end = chat.wait_for(r"\(stopped\)")
     server.arm()
     assert server.rest().total("requests_total", outcome="aborted") == aborted + 1
