@@ -313,6 +313,28 @@ def check(ctx: typer.Context) -> None:
     options_metavar="[OPTIONS] [FLAGS OF SERVE]",
     epilog="Takes NAME=SOURCE... and the flags of serve; serve --help lists them.",
 )
+def doctor(
+    ctx: typer.Context,
+    as_json: Annotated[bool, typer.Option("--json", help="As JSON, to be read by programs.")] = False,
+) -> None:
+    """Show what is installed, what computes, what is slow or keeps a server from starting, and what to change."""
+    from ..config import flags, settings
+
+    settings.set_library_defaults()
+    from . import doctor as work
+
+    with exit_on_error():
+        findings = work.examine(settings.read_settings(flags.parse_flags(ctx.args)))
+    typer.echo(work.as_json(findings) if as_json else work.as_text(findings))
+    if not work.is_healthy(findings):
+        raise typer.Exit(1)
+
+
+@app.command(
+    context_settings={"allow_extra_args": True, "ignore_unknown_options": True},
+    options_metavar="[OPTIONS] [FLAGS OF SERVE]",
+    epilog="Takes NAME=SOURCE... and the flags of serve; serve --help lists them.",
+)
 def config(
     ctx: typer.Context,
     as_json: Annotated[bool, typer.Option("--json", help="As JSON, to be read by programs.")] = False,

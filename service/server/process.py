@@ -6,6 +6,7 @@ step, a tokenizer), the process exits EXIT_SECONDS after `drain_seconds`.
 """
 
 import asyncio
+import errno
 import gc
 import ipaddress
 import logging
@@ -382,8 +383,10 @@ def bind_socket(host: str, port: int, flag: str = "--port") -> socket.socket:
         listener.bind((host, port))
     except OSError as error:
         listener.close()
-        reason = error.strerror or str(error)
-        raise SettingsError(f"cannot listen on {host} port {port}: {reason}; see --host and {flag}") from None
+        in_use = error.errno == errno.EADDRINUSE
+        reason = "it is in use by another program" if in_use else error.strerror or str(error)
+        advice = f"{flag} 0 takes a free one" if in_use else f"see --host and {flag}"
+        raise SettingsError(f"cannot listen on {host} port {port}: {reason}; {advice}") from None
     return listener
 
 
