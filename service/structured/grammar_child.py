@@ -6,8 +6,6 @@ compiled here first, and in the server only if that succeeded.  Imports nothing 
 
 import json
 import re
-import resource
-import signal
 import sys
 from collections.abc import Callable, Iterator
 from functools import lru_cache
@@ -192,15 +190,13 @@ def shorten(text: str) -> str:
 
 
 def main() -> None:
-    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
-    resource.setrlimit(resource.RLIMIT_AS, (MEMORY_LIMIT, MEMORY_LIMIT))
-    resource.setrlimit(resource.RLIMIT_STACK, (STACK_LIMIT, STACK_LIMIT))
+    limit_memory(MEMORY_LIMIT, STACK_LIMIT)
     write_line("")  # ready
     for line in sys.stdin.buffer:
         question = json.loads(line)
-        signal.setitimer(signal.ITIMER_PROF, question["seconds"])  # of processor time; then this process is killed
+        limit_processor_time(question["seconds"])  # of processor time; then this process is killed
         answer = check_grammar(question)
-        signal.setitimer(signal.ITIMER_PROF, 0)
+        limit_processor_time(0)
         write_line(json.dumps(answer))
 
 
