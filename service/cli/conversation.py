@@ -44,13 +44,18 @@ class AnswerDisplay(Protocol):
 
 
 class PlainDisplay:
-    """Writes the answer as it is."""
+    """Writes the answer as it is, and a line end after it."""
+
+    def __init__(self) -> None:
+        self.is_empty = True
 
     def add(self, piece: str) -> None:
+        self.is_empty = False
         write_output(piece)
 
     def finish(self) -> None:
-        write_output("\n")
+        if not self.is_empty:
+            write_output("\n")
 
 
 class LastLines:

@@ -26,9 +26,9 @@ from ..runtime import quickstart
 from ..server.process import bind_socket
 
 Status = Literal["ok", "info", "slow", "broken"]
-MIN_PYTHON = (3, 11)
 DISK_RESERVE = 1 << 30  # bytes that the quick-start models and their downloads take
 GIB, MIB = 1 << 30, 1 << 20
+NO_LIMIT = 1 << 50  # bytes; control groups of version 1 state a number about as large as an address if they have none
 # An extra, the distribution that shows whether it is installed, and what it is for.
 EXTRAS = (
     ("hub", "huggingface-hub", "models of the hub"),
@@ -133,7 +133,7 @@ def examine_machine() -> Iterator[Finding]:
         yield Finding("cores", "slow", f"{cores} for computing ({limits})", advice)
     else:
         yield Finding("cores", "ok", f"{cores} for computing ({limits})")
-    groups = [limit for limit, _ in capacity.group_limits()]
+    groups = [limit for limit, _ in capacity.group_limits() if limit < NO_LIMIT]
     free = min(capacity.available_memory(), default=0)
     limit = f"limit of the container {min(groups) / GIB:.1f} GiB" if groups else "no limit of a container"
     if shortage := capacity.explain_shortage():

@@ -192,7 +192,9 @@ class ServerProcess(uvicorn.Server):
             await self.probes.start()
         self.listening_since = process_age()
         is_main_thread = threading.current_thread() is threading.main_thread()
-        if is_main_thread and signal.getsignal(signal.SIGHUP) is signal.SIG_DFL:  # not so under nohup
+        if (
+            is_main_thread and hasattr(signal, "SIGHUP") and signal.getsignal(signal.SIGHUP) is signal.SIG_DFL
+        ):  # not so under nohup
             signal.signal(signal.SIGHUP, self.handle_exit)
         self.log_address()
 
@@ -385,7 +387,7 @@ def bind_socket(host: str, port: int, flag: str = "--port") -> socket.socket:
         listener.close()
         in_use = error.errno == errno.EADDRINUSE
         reason = "it is in use by another program" if in_use else error.strerror or str(error)
-        advice = f"{flag} 0 takes a free one" if in_use else f"see --host and {flag}"
+        advice = f"choose another by {flag}" if in_use else f"see --host and {flag}"
         raise SettingsError(f"cannot listen on {host} port {port}: {reason}; {advice}") from None
     return listener
 
