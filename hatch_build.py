@@ -2,8 +2,8 @@
 
 Without a compiler the package is complete but for that: models run on torch.  With POLYHEAD_NATIVE=aside nothing is
 compiled here: whoever says so compiles beside what is installed, for a package manager wants this before it fetches
-anything else (`make` does).  With POLYHEAD_NATIVE=aarch64 the wheel is for 64-bit ARM: aarch64-linux-gnu-g++ compiles its
-portable step (deploy/release.sh).
+anything else (`make` does).  With POLYHEAD_NATIVE=aarch64 the wheel is for 64-bit ARM: aarch64-linux-gnu-g++ compiles
+its portable step (deploy/release.sh).
 """
 
 import importlib.util
