@@ -25,7 +25,7 @@ from tests.support.audit import take_violations
 from tests.support.processes import started
 from tests.support.scripted import model
 
-KEY = "first-steps-key"
+KEY, EVERY_INTERFACE = "first-steps-key", "0.0.0.0"
 
 
 def rows(text: str) -> dict[str, str]:
@@ -96,9 +96,12 @@ def test_the_example_is_of_a_task_that_is_served(
 
 
 def test_an_address_of_all_interfaces_is_shown_as_one_to_call(tiny_embedder: Path) -> None:
-    assert ServerAddress("http://0.0.0.0:81", requires_key=False, has_page=True).local_url == "http://127.0.0.1:81"
+    assert (
+        ServerAddress(f"http://{EVERY_INTERFACE}:81", requires_key=False, has_page=True).local_url
+        == "http://127.0.0.1:81"
+    )
     assert ServerAddress("https://[::]:81", requires_key=False, has_page=True).local_url == "https://[::1]:81"
-    without = ServerAddress("http://0.0.0.0:81", requires_key=False, has_page=False)
+    without = ServerAddress(f"http://{EVERY_INTERFACE}:81", requires_key=False, has_page=False)
     found = rows(describe_first_steps(without, [model(tiny_embedder, "v", "embed")], "polyhead"))
     assert "page" not in found
     assert found["terminal"].endswith("--url http://127.0.0.1:81")
