@@ -1,20 +1,24 @@
 # Everything runs in .venv, which these targets create and update.  PYTHON=python3.12 selects another interpreter;
-# `make serve` listens on HOST and PORT.
-PYTHON = python3
-HOST = 127.0.0.1
-PORT = 8000
+# `make serve` listens on HOST and PORT, which may also be set in the environment: PORT=8111 make serve.
+PYTHON ?= python3
+HOST ?= 127.0.0.1
+PORT ?= 8000
 MINUTES = 5
 SECONDS = 60
 WORKERS = 2
 
 BIN = .venv/bin
 PIP = POLYHEAD_NATIVE=aside $(BIN)/python -m pip install --disable-pip-version-check --progress-bar on -c constraints.txt
+# uv where it is there and pip has no index of its own settings, which uv would not read.  It takes torch for CPUs, and
+# shows a bar for each step; pip shows none while it unpacks.  Bytecode is compiled when a module is first imported.
+UV := $(shell command -v uv >/dev/null && ! $(PYTHON) -m pip config list 2>/dev/null | grep -qE 'index|find-links' && echo uv)
+INSTALL = $(if $(UV),POLYHEAD_NATIVE=aside uv pip install --python $(BIN)/python --torch-backend cpu -c constraints.txt,$(PIP) --no-compile)
 PINS = pyproject.toml constraints.txt
 TOOLS = .venv/.prometheus .venv/.helm
 TIMED = tests/contracts/test_probes.py
 
 .DEFAULT_GOAL = help
-.PHONY: docs docs-check families thorough help setup models serve test lint types layers tests probes browser cluster format bench soak fuzz conformance lengths image manifests clean
+.PHONY: docs docs-check families thorough help setup models serve test lint types layers tests probes browser cluster format bench soak fuzz conformance lengths image manifests release clean
 
 help:  ## list the targets
 	@sed -n 's/^\([a-z-]*\):.*  ## \(.*\)/\1\t\2/p' $(MAKEFILE_LIST) | expand -t 12
@@ -98,14 +102,19 @@ image:  ## build the container image; NAME=polyhead VARIANT=cpu TORCH_INDEX=...
 manifests: .venv/.helm  ## render the plain Kubernetes manifests from the Helm chart
 	HELM=.venv/tools/helm deploy/kustomize/render.sh
 
+release: .venv/.release .venv/.helm  ## wheels, sdist, image, chart and SBOM into dist/; says what would be pushed, pushes nothing
+	PATH="$(CURDIR)/$(BIN):$(CURDIR)/.venv/tools:$$PATH" deploy/release.sh
+
 clean:  ## remove what these targets made, .venv included
 	rm -rf .venv build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
 # A stamp means "installed from these files": a change of one of them installs again.
 .venv/.core: $(PINS) | .venv/.python
-	@echo "Installing polyhead into .venv; the first time fetches some hundred megabytes."
-	$(PIP) -e .
+	@echo "Installing, 1 of 2: torch, a large package (200 MB for CPUs), then a minute to unpack it"
+	@$(INSTALL) torch
+	@echo "Installing, 2 of 2: polyhead and its other libraries"
+	@$(INSTALL) -e .
 	@touch $@
 
 .venv/.dev: $(PINS) | .venv/.python
@@ -122,11 +131,16 @@ clean:  ## remove what these targets made, .venv included
 	$(PIP) -e '.[ray]'
 	@touch $@
 
+.venv/.release: $(PINS) | .venv/.dev
+	$(PIP) -e '.[release]'
+	@touch $@
+
 .venv/.python:
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { \
 	  echo "polyhead needs Python 3.11 or newer; $(PYTHON) is `$(PYTHON) --version 2>&1`. Try make PYTHON=python3.12 $(MAKECMDGOALS)" >&2; \
 	  exit 1; }
-	@$(PYTHON) -m venv .venv
+	@$(PYTHON) -m venv .venv || { rm -rf .venv; \
+	  echo "the environment .venv cannot be made: on Debian and Ubuntu install python3-venv; else look for a full disk" >&2; exit 1; }
 	@touch $@
 
 # Compiles only libraries whose sources have changed.

@@ -2,13 +2,15 @@
 
 Without a compiler the package is complete but for that: models run on torch.  With POLYHEAD_NATIVE=aside nothing is
 compiled here: whoever says so compiles beside what is installed, for a package manager wants this before it fetches
-anything else (`make` does).
+anything else (`make` does).  With POLYHEAD_NATIVE=aarch64 the wheel is for 64-bit ARM: aarch64-linux-gnu-g++ compiles
+its portable step (deploy/release.sh).
 """
 
 import importlib.util
 import os
 import sysconfig
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 from hatchling.builders.hooks.plugin.interface import BuildHookInterface
@@ -16,6 +18,8 @@ from hatchling.builders.hooks.plugin.interface import BuildHookInterface
 
 class NativeBuildHook(BuildHookInterface):
     """`editable` installs compile in place; a wheel holds what was compiled, and says for which platform."""
+
+    crossed: "TemporaryDirectory[str] | None" = None  # with the library for another machine, until the wheel is written
 
     def initialize(self, version: str, build_data: dict[str, Any]) -> None:
         if self.target_name != "wheel" or os.environ.get("POLYHEAD_NATIVE") == "aside":
@@ -26,6 +30,12 @@ class NativeBuildHook(BuildHookInterface):
         assert spec.loader is not None
         native = importlib.util.module_from_spec(spec)
         spec.loader.exec_module(native)  # by its path: nothing else of the package can be imported yet
+        if os.environ.get("POLYHEAD_NATIVE") == "aarch64":
+            self.crossed = TemporaryDirectory()
+            library = native.compile_target("aarch64-linux-gnu-g++", "portable", out=Path(self.crossed.name))
+            build_data["pure_python"], build_data["tag"] = False, "py3-none-linux_aarch64"
+            build_data["force_include"][str(library)] = f"polyhead/models/native/lib/{library.name}"
+            return
         built = native.build()
         self.app.display_info(f"native step compiled for: {', '.join(built) or 'nothing'}")
         if built and version != "editable":
@@ -33,3 +43,7 @@ class NativeBuildHook(BuildHookInterface):
             build_data["pure_python"], build_data["tag"] = False, f"py3-none-{tag}"
             libraries = (native.LIBRARIES / f"{name}.so" for name in built)
             build_data["artifacts"] += [f"polyhead/{path.relative_to(self.root)}" for path in libraries]
+
+    def finalize(self, version: str, build_data: dict[str, Any], artifact_path: str) -> None:  # noqa: ARG002
+        if self.crossed is not None:
+            self.crossed.cleanup()

@@ -6,7 +6,6 @@ process has downloaded; here the part stays as `blobs/DIGEST.incomplete` and the
 is compared with its digest before it gets its name.
 """
 
-import fcntl
 import hashlib
 import os
 import shutil
@@ -23,6 +22,13 @@ from typing import Any, BinaryIO
 
 from ..core.errors import CheckpointError
 from .hub_files import HubFile
+
+try:
+    import fcntl
+except ImportError:  # Windows
+    HAS_FILE_LOCKS = False
+else:
+    HAS_FILE_LOCKS = True
 
 if find_spec("huggingface_hub") is not None:
     import huggingface_hub
@@ -161,9 +167,12 @@ def download_file(repository: Repository, file: HubFile, tally: Tally) -> None:
 
 @contextmanager
 def open_locked(path: Path) -> Iterator[BinaryIO]:
-    """Open a partial file for reading and writing. Another process that downloads the same file waits."""
+    """Open a partial file for reading and writing. Another process that downloads the same file waits,
+    where the system has such locks.
+    """
     with open(os.open(path, os.O_RDWR | os.O_CREAT, 0o644), "r+b") as file:
-        fcntl.flock(file, fcntl.LOCK_EX)
+        if HAS_FILE_LOCKS:
+            fcntl.flock(file, fcntl.LOCK_EX)
         yield file
 
 

@@ -19,6 +19,7 @@ from pathlib import Path
 HERE = Path(__file__).parent
 LIBRARIES = HERE / "lib"
 SOURCES = sorted((HERE / "src").glob("*.?pp"))
+GCC_FLAGS = ("-fno-gnu-unique", "-Wno-maybe-uninitialized")  # clang does not know them
 COMMON_FLAGS = (
     "-std=c++20",
     "-O3",
@@ -30,6 +31,11 @@ COMMON_FLAGS = (
     "-Wall",
     "-Wno-maybe-uninitialized",
 )
+# The compiled step is tested on Linux only. On macOS it needs clang++, on Windows clang++ or g++ of MinGW, because cl
+# of Visual Studio has no vector types; both are untested.
+WINDOWS = platform.system() == "Windows"
+WINDOWS_UNKNOWN = ("-fPIC", "-pthread", "-fvisibility=hidden")
+COMPILERS = ("clang++", "g++") if WINDOWS else ("c++", "g++", "clang++")
 AVX2 = ("-mavx2", "-mfma", "-mf16c")
 AVX512 = ("-mavx512f", "-mavx512bw", "-mavx512vl", "-mavx512dq", "-mavx512vnni", "-mprefer-vector-width=512")
 X86: dict[str, tuple[str, ...]] = {
@@ -44,7 +50,14 @@ log = logging.getLogger(__name__)
 
 
 def find_compiler() -> str | None:
-    return next((found for name in ("c++", "g++", "clang++") if (found := shutil.which(name))), None)
+    return next((found for name in COMPILERS if (found := shutil.which(name))), None)
+
+
+def compiler_flags(command: str) -> list[str]:
+    """The flags for all instruction sets that this compiler knows."""
+    said = subprocess.run([command, "--version"], check=True, capture_output=True, text=True).stdout
+    unknown = (*(GCC_FLAGS if "clang" in said else ()), *(WINDOWS_UNKNOWN if WINDOWS else ()))
+    return [flag for flag in COMMON_FLAGS if flag not in unknown]
 
 
 def source_hash(name: str) -> str:
@@ -68,7 +81,16 @@ def compile_target(command: str, name: str, *more: str, out: Path = LIBRARIES) -
     growing = library.with_suffix(f".{os.getpid()}")
     source = str(HERE / "src" / "step.cpp")
     subprocess.run(
-        [command, *COMMON_FLAGS, *TARGETS[name], *more, f'-DMADE_OF="{source_hash(name)}"', "-o", str(growing), source],
+        [
+            command,
+            *compiler_flags(command),
+            *TARGETS[name],
+            *more,
+            f'-DMADE_OF="{source_hash(name)}"',
+            "-o",
+            str(growing),
+            source,
+        ],
         check=True,
         capture_output=True,
         text=True,
@@ -81,7 +103,10 @@ def build() -> list[str]:
     """Compile the libraries that are stale. Returns the names of all that exist afterwards."""
     command = find_compiler()
     if command is None:
-        log.warning("no C++ compiler was found: models run on torch alone")
+        log.warning(
+            "no C++ compiler was found, so models run on torch alone, which is slower; install one (Debian and Ubuntu: "
+            "apt install g++) and run: python -m polyhead.models.native.build"
+        )
         return []
 
     def attempt(name: str) -> str | None:

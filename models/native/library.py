@@ -194,13 +194,18 @@ class SampleStruct(Structure):
     )
 
 
-def runnable_targets() -> list[str]:
-    """The instruction sets that this processor has and that a library exists for, the fastest first."""
+def processor_flags() -> set[str]:
+    """The features of this processor by Linux's names; empty where the system does not tell."""
     try:
         lines = Path("/proc/cpuinfo").read_text().splitlines()
     except OSError:
         lines = []
-    flags = set(next((line for line in lines if line.startswith("flags")), "").split())
+    return set(next((line for line in lines if line.startswith("flags")), "").split())
+
+
+def runnable_targets() -> list[str]:
+    """The instruction sets that this processor has and that a library exists for, the fastest first."""
+    flags = processor_flags()
     return [
         name for name, needs in CPU_FLAGS.items() if flags.issuperset(needs) and (LIBRARIES / f"{name}.so").exists()
     ]

@@ -31,11 +31,11 @@ class ApiClient:
             raise ClientError(f"{self.url} serves no model to {task}; it serves: {others}")
         return str(names[0])
 
-    def chat(self, model: str, messages: Sequence[Mapping[str, str]], max_tokens: int) -> Generator[str]:
-        """Yield the answer as it is generated."""
-        body: dict[str, Any] = {"model": model, "messages": list(messages), "stream": True}
-        if max_tokens:
-            body["max_tokens"] = max_tokens
+    def chat(self, messages: Sequence[Mapping[str, str]], fields: Mapping[str, Any]) -> Generator[str]:
+        """Yield the answer as it is generated. Closing the generator ends the request on the server, too. `fields` are
+        the other fields of the request: the model, and sampling options.
+        """
+        body = {**fields, "messages": list(messages), "stream": True}
         with self._convert_errors(), self._http.stream("POST", "/v1/chat/completions", json=body) as response:
             if response.is_error:
                 response.read()

@@ -123,12 +123,34 @@ def chat(
     url: Url = DEFAULT_URL,
     key: Key = "",
     max_tokens: Annotated[int, typer.Option(min=0, help="Longest answer in tokens; 0: up to the context's end.")] = 0,
+    temperature: Annotated[
+        float | None, typer.Option(min=0, max=2, help="0 is greedy; by default as the checkpoint suggests.")
+    ] = None,
+    top_p: Annotated[
+        float | None, typer.Option(min=0, max=1, help="Tokens to sample from; by default as the checkpoint suggests.")
+    ] = None,
+    system: Annotated[str, typer.Option(help="System message of the conversation.")] = "",
+    markdown: Annotated[bool, typer.Option(help="Render Markdown in a terminal.")] = True,
 ) -> None:
-    """Chat with a generator, or answer a question from standard input."""
-    from . import terminal
+    """Chat with a generator, or answer a question from standard input.
 
+    A line that ends in a backslash is continued, and three double quotes begin and end a text of several lines.
+    Ctrl-C stops an answer, Ctrl-D leaves.
+    """
+    from .chat_options import ChatOptions
+
+    chosen = {"temperature": temperature, "top_p": top_p, "max_tokens": max_tokens or None}
+    sampling = {name: value for name, value in chosen.items() if value is not None}
+    options = ChatOptions(model, system, sampling, markdown)
     with connect_client(url, key) as client:
-        terminal.chat(client, model, max_tokens)
+        if sys.stdin.isatty():
+            from . import conversation
+
+            conversation.hold_conversation(client, options)
+        else:
+            from . import terminal
+
+            terminal.answer_input(client, options)
 
 
 @app.command()
@@ -283,6 +305,28 @@ def check(ctx: typer.Context) -> None:
     for sentence in result.errors:
         report_failure(sentence)
     if not result.fits:
+        raise typer.Exit(1)
+
+
+@app.command(
+    context_settings={"allow_extra_args": True, "ignore_unknown_options": True},
+    options_metavar="[OPTIONS] [FLAGS OF SERVE]",
+    epilog="Takes NAME=SOURCE... and the flags of serve; serve --help lists them.",
+)
+def doctor(
+    ctx: typer.Context,
+    as_json: Annotated[bool, typer.Option("--json", help="As JSON, to be read by programs.")] = False,
+) -> None:
+    """Show what is installed, what computes, what is slow or keeps a server from starting, and what to change."""
+    from ..config import flags, settings
+
+    settings.set_library_defaults()
+    from . import doctor as work
+
+    with exit_on_error():
+        findings = work.examine(settings.read_settings(flags.parse_flags(ctx.args)))
+    typer.echo(work.as_json(findings) if as_json else work.as_text(findings))
+    if not work.is_healthy(findings):
         raise typer.Exit(1)
 
 

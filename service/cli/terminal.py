@@ -1,6 +1,6 @@
-"""`polyhead chat`, `classify` and `embed` in a terminal or a pipe.
+"""`polyhead chat`, `classify` and `embed` with texts from a pipe or from arguments.
 
-Standard output has the answer only, so it can be piped on.  Prompts and errors go to standard error.
+Standard output has the answer only, so it can be piped on.  Errors go to standard error.
 """
 
 import sys
@@ -9,7 +9,8 @@ from contextlib import closing
 import orjson
 
 from ..core.logs import escape_for_terminal
-from .client import ApiClient, ClientError
+from .chat_options import ChatOptions
+from .client import ApiClient
 
 
 def write_output(text: str) -> None:
@@ -26,49 +27,15 @@ def write_error(text: str) -> None:
     sys.stderr.flush()
 
 
-def chat(client: ApiClient, name: str, max_tokens: int) -> None:
-    """Answer one question from a pipe, or hold a conversation in a terminal."""
-    model = name or client.find_model("generate")
-    if not sys.stdin.isatty():
-        print_answer(client, model, [{"role": "user", "content": sys.stdin.read()}], max_tokens)
-        return
-    write_error(f"{model} at {client.url}; Ctrl-C stops an answer, Ctrl-D leaves\n")
-    messages: list[dict[str, str]] = []
-    while (line := read_line()) is not None:
-        if not line.strip():
-            continue
-        messages.append({"role": "user", "content": line})
-        try:
-            messages.append({"role": "assistant", "content": print_answer(client, model, messages, max_tokens)})
-        except ClientError as error:
-            messages.pop()
-            write_error(f"{error}\n")
-
-
-def read_line() -> str | None:
-    """Read the next line; None at the end."""
-    sys.stderr.write("> ")
-    sys.stderr.flush()
-    try:
-        return sys.stdin.readline() or None
-    except KeyboardInterrupt:
-        return None
-    finally:
-        sys.stderr.flush()
-
-
-def print_answer(client: ApiClient, model: str, messages: list[dict[str, str]], max_tokens: int) -> str:
-    """Write the answer as it is generated, and return what came of it."""
-    parts: list[str] = []
-    with closing(client.chat(model, messages, max_tokens)) as pieces:
+def answer_input(client: ApiClient, options: ChatOptions) -> None:
+    """Answer the question that is on standard input."""
+    messages = [*options.opening, {"role": "user", "content": sys.stdin.read()}]
+    with closing(client.chat(messages, options.fields(client))) as pieces:
         try:
             for piece in pieces:
-                parts.append(piece)
                 write_output(piece)
-        except KeyboardInterrupt:
-            sys.stderr.write(" (stopped)")
-    write_output("\n")
-    return "".join(parts)
+        finally:
+            write_output("\n")
 
 
 def classify(client: ApiClient, name: str, texts: list[str]) -> None:

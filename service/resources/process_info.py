@@ -5,13 +5,19 @@ import ctypes
 import logging
 import math
 import os
-import resource
 from collections.abc import Coroutine
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 from ..concurrency.outcome import run_on_thread
+
+try:
+    import resource
+except ImportError:  # Windows
+    HAS_FILE_LIMIT = False
+else:
+    HAS_FILE_LIMIT = True
 
 STATM = Path("/proc/self/statm")
 STAT, UPTIME = Path("/proc/self/stat"), Path("/proc/uptime")
@@ -74,6 +80,8 @@ def allow_connections(wanted: int, beside: int = 0) -> int:
 
     `beside` files are opened besides these connections and OTHER_FILES.
     """
+    if not HAS_FILE_LIMIT:
+        return wanted
     now, most = resource.getrlimit(resource.RLIMIT_NOFILE)
     ceiling = math.inf if most == resource.RLIM_INFINITY else most
     limit = (

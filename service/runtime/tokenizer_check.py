@@ -9,7 +9,6 @@ GGUF file, from which merges are made, is checked too: the child gets the metada
 import hashlib
 import json
 import os
-import resource
 import signal
 import subprocess
 import sys
@@ -25,6 +24,7 @@ from typing import Any
 from polyhead.models.core.errors import CheckpointError, EncodingError, UnsupportedError
 from polyhead.models.tokenizer import Tokenizer, TokenizerError
 
+from ..concurrency.child_limits import limit_memory, limit_processor_time
 from ..concurrency.child_process import exchange_lines, kill_child, start_child
 
 CPU_SECONDS = 15  # of CPU time, for the whole check; a vocabulary of 262,144 tokens takes two
@@ -251,11 +251,10 @@ def main() -> None:
     write_line("")  # ready
     for line in sys.stdin.buffer:
         request = json.loads(line)
-        resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
-        resource.setrlimit(resource.RLIMIT_AS, (request["memory"], request["memory"]))
-        signal.setitimer(signal.ITIMER_PROF, request["seconds"])  # of CPU time, then this process is killed
+        limit_memory(request["memory"])
+        limit_processor_time(request["seconds"])  # of CPU time, then this process is killed
         found = try_tokenizer(request)
-        signal.setitimer(signal.ITIMER_PROF, 0)
+        limit_processor_time(0)
         write_line(json.dumps(error_fields(found)))
 
 

@@ -6,6 +6,7 @@ step, a tokenizer), the process exits EXIT_SECONDS after `drain_seconds`.
 """
 
 import asyncio
+import errno
 import gc
 import ipaddress
 import logging
@@ -52,6 +53,7 @@ from ..resources import capacity
 from ..resources.process_info import allow_connections, process_age
 from ..resources.request_memory import BYTES_PER_BODY_BYTE, BYTES_PER_TOKEN, Headroom
 from ..text.tokenization import TextProcessor
+from .first_steps import ServerAddress, describe_first_steps, program_name
 
 CLOSE_SECONDS = 3  # seconds to send the last errors, after the drain
 EXIT_SECONDS = 8  # seconds after which the process exits, whatever still runs
@@ -171,6 +173,8 @@ class ServerProcess(uvicorn.Server):
         self.is_loopback = ipaddress.ip_address(listener.getsockname()[0]).is_loopback
         server.origins.add_bound_address(settings.host, listener.getsockname()[0])
         self.requires_key = server.keys.are_required
+        self.public_address = ServerAddress(self.address, self.requires_key, settings.playground)
+        self.shows_first_steps = settings.log_format == "console" and log.isEnabledFor(logging.INFO)
         self.allows_any_origin = WILDCARD in settings.cors_origins
         self.listening_since = 0.0  # when it began to listen, in seconds since the process began
         self.deadline = math.inf  # of running requests, by `time.monotonic`
@@ -188,7 +192,9 @@ class ServerProcess(uvicorn.Server):
             await self.probes.start()
         self.listening_since = process_age()
         is_main_thread = threading.current_thread() is threading.main_thread()
-        if is_main_thread and signal.getsignal(signal.SIGHUP) is signal.SIG_DFL:  # not so under nohup
+        if (
+            is_main_thread and hasattr(signal, "SIGHUP") and signal.getsignal(signal.SIGHUP) is signal.SIG_DFL
+        ):  # not so under nohup
             signal.signal(signal.SIGHUP, self.handle_exit)
         self.log_address()
 
@@ -227,6 +233,10 @@ class ServerProcess(uvicorn.Server):
             process_age(),
             line,
         )
+        if self.shows_first_steps:
+            program = program_name(sys.argv[0], Path.cwd())
+            sys.stderr.write(describe_first_steps(self.public_address, ready, program))
+            sys.stderr.flush()
 
     @property
     def is_draining(self) -> bool:
@@ -375,8 +385,10 @@ def bind_socket(host: str, port: int, flag: str = "--port") -> socket.socket:
         listener.bind((host, port))
     except OSError as error:
         listener.close()
-        reason = error.strerror or str(error)
-        raise SettingsError(f"cannot listen on {host} port {port}: {reason}; see --host and {flag}") from None
+        in_use = error.errno == errno.EADDRINUSE
+        reason = "it is in use by another program" if in_use else error.strerror or str(error)
+        advice = f"choose another by {flag}" if in_use else f"see --host and {flag}"
+        raise SettingsError(f"cannot listen on {host} port {port}: {reason}; {advice}") from None
     return listener
 
 

@@ -5,8 +5,8 @@ compiled here first, and in the server only if that succeeded.  Imports nothing 
 """
 
 import json
+import platform
 import re
-import resource
 import signal
 import sys
 from collections.abc import Callable, Iterator
@@ -15,6 +15,9 @@ from typing import Any
 
 from llguidance import LLMatcher, LLParserLimits, LLTokenizer, TokenizerWrapper
 from llguidance.gbnf_to_lark import GbnfToLarkError, any_to_lark
+
+if platform.system() == "Linux":  # macOS refuses these limits and Windows has none; both are untested
+    import resource
 
 MEMORY_LIMIT, STACK_LIMIT = 1 << 30, 4 << 20  # bytes; the stack is half of a server thread's
 MAX_TRIALS = 300  # of parts of a schema, to find the one at fault
@@ -192,9 +195,10 @@ def shorten(text: str) -> str:
 
 
 def main() -> None:
-    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
-    resource.setrlimit(resource.RLIMIT_AS, (MEMORY_LIMIT, MEMORY_LIMIT))
-    resource.setrlimit(resource.RLIMIT_STACK, (STACK_LIMIT, STACK_LIMIT))
+    if platform.system() == "Linux":
+        resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+        resource.setrlimit(resource.RLIMIT_AS, (MEMORY_LIMIT, MEMORY_LIMIT))
+        resource.setrlimit(resource.RLIMIT_STACK, (STACK_LIMIT, STACK_LIMIT))
     write_line("")  # ready
     for line in sys.stdin.buffer:
         question = json.loads(line)

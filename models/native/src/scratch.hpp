@@ -1,9 +1,9 @@
 // Scratch memory that is reused from step to step.
 #pragma once
 
-#include <cstdlib>
 #include <cstring>
 #include <memory>
+#include <new>
 
 #ifdef __SANITIZE_ADDRESS__
 constexpr bool EXACT = true;  // no spare memory, so that an access past the end is detected
@@ -18,7 +18,7 @@ class Scratch {  // memory that grows as needed; new memory is zeros
         if (count > count_) {
             count_ = count + (EXACT ? 0 : count / 4);
             size_t bytes = (count_ * sizeof(T) + 63) / 64 * 64 + (EXACT ? 0 : 64);
-            memory_.reset(static_cast<T*>(std::aligned_alloc(64, bytes)));
+            memory_.reset(static_cast<T*>(::operator new(bytes, std::align_val_t(64))));
             memset(static_cast<void*>(memory_.get()), 0, bytes);
         }
         return memory_.get();
@@ -26,7 +26,7 @@ class Scratch {  // memory that grows as needed; new memory is zeros
     T* get() const { return memory_.get(); }
 
   private:
-    struct Free { void operator()(T* p) const { std::free(p); } };
+    struct Free { void operator()(T* p) const { ::operator delete(p, std::align_val_t(64)); } };
     std::unique_ptr<T, Free> memory_;
     size_t count_ = 0;
 };

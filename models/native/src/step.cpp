@@ -1396,7 +1396,11 @@ class Model {
 
 }  // namespace
 
+#ifdef _WIN32
+#define EXPORT __declspec(dllexport)
+#else
 #define EXPORT __attribute__((visibility("default")))
+#endif
 
 #ifndef MADE_OF
 #define MADE_OF ""

@@ -122,4 +122,4 @@ def test_a_probe_port_that_is_in_use_is_an_error(tiny_generator: Path) -> None:
         server = Process(f"chat={tiny_generator}", "--probe-port", str(taken))
         assert server.child.wait(60) != 0
         server.until(lambda: f"cannot listen on 127.0.0.1 port {taken}" in server.log)
-        assert "see --host and --probe-port" in server.log
+        assert "choose another by --probe-port" in server.log

@@ -15,8 +15,9 @@ from typer.testing import CliRunner
 
 from polyhead.models.checkpoint import hub
 from polyhead.service.cli import checkpoint_commands as cli_checkpoint
-from polyhead.service.cli import client, terminal
+from polyhead.service.cli import client, conversation, terminal
 from polyhead.service.cli import main as cli
+from polyhead.service.cli.chat_options import ChatOptions
 from polyhead.service.cli.client import ApiClient, ClientError
 from polyhead.service.core.version import VERSION
 from polyhead.service.runtime import quickstart
@@ -157,16 +158,27 @@ def test_a_question_is_read_from_stdin(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_conversation_keeps_its_messages(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     seen = answering(monkeypatch, served)
     monkeypatch.setattr(sys, "stdin", Typed("One\n\nTwo\n"))
-    terminal.chat(ApiClient("http://testserver", ""), "talk", 0)
+    conversation.hold_conversation(ApiClient("http://testserver", ""), TALK)
     assert capsys.readouterr().out == "Paris\nParis\n"
     said = [(message["role"], message["content"]) for message in body(seen[-1])["messages"]]
-    assert said == [("user", "One\n"), ("assistant", "Paris"), ("user", "Two\n")]
+    assert said == [("user", "One"), ("assistant", "Paris"), ("user", "Two")]
     assert "authorization" not in seen[0].headers
+
+
+TALK = ChatOptions("talk", renders_markdown=False)
 
 
 class Typed(io.StringIO):
     def isatty(self) -> bool:
         return True
+
+
+def read_typed(prompt: str) -> str:
+    """`input` where standard input is no real terminal."""
+    line = sys.stdin.readline()
+    if not line:
+        raise EOFError
+    return line.removesuffix("\n")
 
 
 class Screen(Typed):
@@ -195,7 +207,8 @@ def test_a_terminal_gets_no_control_characters_of_a_model(monkeypatch: pytest.Mo
         terminal.classify(ApiClient("http://testserver", ""), "talk", ["a text"])
         assert out.getvalue() == f"{shown}\t1.0000\ta text\n"
         monkeypatch.setattr(sys, "stdin", Typed(f"One\n{HOSTILE}\n"))
-        terminal.chat(ApiClient("http://testserver", ""), "talk", 0)
+        monkeypatch.setattr("builtins.input", lambda prompt: read_typed(prompt))
+        conversation.hold_conversation(ApiClient("http://testserver", ""), TALK)
         assert out.getvalue().endswith(f"a text\na\tb\n{shown}\n")
         assert f"{shown}\n" in err.getvalue()
 
@@ -216,18 +229,18 @@ def test_an_error_in_a_conversation_does_not_end_it(
     answers = iter([httpx.Response(400, json={"error": {"message": "too long"}}), None])
     seen = answering(monkeypatch, lambda request: next(answers) or served(request))
     monkeypatch.setattr(sys, "stdin", Typed("One\nTwo\n"))
-    terminal.chat(ApiClient("http://testserver", ""), "talk", 0)
+    conversation.hold_conversation(ApiClient("http://testserver", ""), TALK)
     out, err = capsys.readouterr()
     assert out == "Paris\n"
     assert "too long" in err
-    assert [message["content"] for message in body(seen[-1])["messages"]] == ["Two\n"]
+    assert [message["content"] for message in body(seen[-1])["messages"]] == ["Two"]
 
 
 def test_an_error_in_a_stream_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
     failed = 'data: {"choices": [{"delta": {"content": "Pa"}}]}\n\ndata: {"error": {"message": "the step failed"}}\n\n'
     answering(monkeypatch, lambda request: httpx.Response(200, text=failed))
     result = polyhead("chat", "--model", "talk", input="Hi")
-    assert (result.exit_code, result.stdout) == (1, "Pa")
+    assert (result.exit_code, result.stdout) == (1, "Pa\n")
     assert result.stderr == "polyhead: the step failed\n"
 
 

@@ -230,7 +230,7 @@ def test_a_port_in_use_is_an_error_at_once() -> None:
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
         taken.listen()
-        with pytest.raises(SettingsError, match="Address already in use; see --host and --port"):
+        with pytest.raises(SettingsError, match="it is in use by another program; choose another by --port"):
             bind_socket("127.0.0.1", taken.getsockname()[1])
 
 

@@ -26,7 +26,7 @@ from ...shared.dialect import (
     describe_body,
     max_items,
     must_be,
-    read_body,
+    read_model_body,
     record_model,
 )
 from ...shared.encoding_calls import collect_scores, json_response
@@ -90,9 +90,13 @@ def write_moderation(labels: Sequence[str], values: Sequence[float], thresholds:
     }
 
 
-@router.post("/v1/moderations", openapi_extra=describe_body(ModerationRequest), summary="Which labels texts reach.")
+MODERATION_BODY = describe_body(ModerationRequest)
+
+
+@router.post("/v1/moderations", openapi_extra=MODERATION_BODY, summary="Which labels texts reach.")
+@router.post("/models/{name:path}/v1/moderations", openapi_extra=MODERATION_BODY, summary="The same by one model.")
 async def moderations(request: Request) -> Response:
-    wire = await read_body(request, ModerationRequest)
+    wire = await read_model_body(request, ModerationRequest)
     return await run_while_connected(request, answer_moderation(request, wire))
 
 
