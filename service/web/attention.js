@@ -45,6 +45,11 @@ export function mountAttention(container, ctx) {
   else session.refresh();
 }
 
+/** Aborts the request of the tab in `container`, if one is running. */
+export function cancelAttention(container) {
+  sessions.get(container)?.turn.abort();
+}
+
 function missingInputNote(input) {
   const hasInput = input && input.length > 0 && (typeof input === "string" || input.every(Boolean));
   return hasInput ? "" : "There is no input to explain yet: send the model a request first.";

@@ -39,6 +39,7 @@ ACCESS_RULES: Mapping[str, Access] = {
     "/health": "public",
     "/metrics": "metrics",
     "/docs": "public",
+    "/redoc": "public",
     "/openapi.json": "models",
     "/admin": "admin",
     "/v1": "inference",
