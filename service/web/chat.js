@@ -223,7 +223,7 @@ class Chat {
     const turn = { role: "assistant", content: "" };
     const item = this.drawTurn(turn);
     const [said, actions] = [item.querySelector(".said"), item.querySelector(".actions")];
-    const note = element("p", { class: "hint" });
+    const note = element("p", { class: "hint note" });
     const answer = new Answer(said, actions, this.sampling.wantsLogprobs());
     const controller = (this.controller = new AbortController());
     const timer = new GenerationTimer();

@@ -38,6 +38,7 @@ ACCESS_RULES: Mapping[str, Access] = {
     "/startupz": "public",
     "/health": "public",
     "/metrics": "metrics",
+    "/metrics/errors": "models",
     "/docs": "public",
     "/redoc": "public",
     "/openapi.json": "models",
