@@ -13,7 +13,7 @@ from typing import Protocol, TypeVar
 
 BACKGROUND_SHARE = 0.05  # of the time, for all background workers together, while the foreground is busy
 BUSY_FRACTION = 0.3  # of the time left to the foreground: from this load on it counts as busy
-DECAY_S = 1.0  # time constant of the decay
+DECAY_S = 0.2  # time constant of the decay: a longer pause of the foreground is no gap between two of its steps
 
 
 class ThrottledWorker(Protocol):

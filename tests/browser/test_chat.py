@@ -152,8 +152,11 @@ print(sorted(words))
 <img src=x onerror=alert(1)> ![chart](https://other.example/chart.png)
 [bad](javascript:alert(1)) [good](https://other.example)
 """
-KEPT = """(text) => localStorage.setItem("polyhead-conversations", JSON.stringify([{
-  id: "a", title: "Sorting", system: "", changed: 1, turns: [{ role: "user", content: "How do I sort?" }, { role: "assistant", content: text }] }]))"""
+KEPT = """(text) => {
+  const turns = [{ role: "user", content: "How do I sort?" }, { role: "assistant", content: text }];
+  const kept = [{ id: "a", title: "Sorting", system: "", changed: 1, turns }];
+  localStorage.setItem("polyhead-conversations", JSON.stringify(kept));
+}"""
 
 
 def test_the_page_opens_with_a_chat_model_and_remembers_the_last_one(visit: Visit, served: Process) -> None:
