@@ -26,6 +26,7 @@ from ..core.errors import (
 )
 from ..core.version import VERSION
 from ..metrics import EarlyOutcome
+from ..metrics.history import MetricHistory
 from .access.app_state import AppState
 from .access.middleware import AccessMiddleware, ErrorResponder
 from .access.request_context import RequestContext
@@ -83,6 +84,7 @@ def build_app(server: AppState, lifespan: Lifespan | None = None) -> FastAPI:
         },  # see service.server.traces
     )
     app.state.server = server
+    app.state.history = MetricHistory(server.metrics)
     server.metrics.watch_in_flight(lambda: server.admission.unfinished)
     server.metrics.watch_engine(server.engine)
     server.metrics.watch_drain(server.admission.drain_elapsed_s, server.settings.drain_seconds)

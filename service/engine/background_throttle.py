@@ -13,8 +13,7 @@ from typing import Protocol, TypeVar
 
 BACKGROUND_SHARE = 0.05  # of the time, for all background workers together, while the foreground is busy
 BUSY_FRACTION = 0.3  # of the time left to the foreground: from this load on it counts as busy
-DECAY_S = 1.0  # time constant of the decay of measured seconds
-LEFT_S = 0.1  # of DECAY_S that count as left to the foreground, however much background workers took
+DECAY_S = 0.2  # time constant of the decay: a longer pause of the foreground is no gap between two of its steps
 
 
 class ThrottledWorker(Protocol):
@@ -27,43 +26,37 @@ P = TypeVar("P", bound=ThrottledWorker)
 
 
 class BackgroundThrottle:
-    """Measures the seconds of foreground and background steps, with exponential decay, and decides who may step."""
+    """Measures the load of the foreground, as a mean with exponential decay, and decides who may step."""
 
     def __init__(self) -> None:
         self.wait_s: float | None = None  # seconds until a background worker that is held back may step; None: none is
-        self._foreground_s = self._background_s = 0.0  # decayed with time constant DECAY_S
+        self._load = 0.0  # part of the time left by background workers that foreground steps took
         self._updated_at = perf_counter()
         self._background_at = 0.0  # from this time on a background worker has used no more than its share
 
     def select_runnable(self, wanting: Sequence[P]) -> list[P]:
         """The workers of `wanting` that may step now.  Sets `wait_s` where background workers are held back."""
         now = perf_counter()
-        self.wait_s = (
-            self._background_at - now
-            if self._is_throttling(now) and any(each.is_background for each in wanting)
-            else None
-        )
+        held_s = self._held_seconds(now) if any(each.is_background for each in wanting) else 0.0
+        self.wait_s = held_s if held_s > 0 else None
         return [each for each in wanting if self.wait_s is None or not each.is_background]
 
     def record_turn(self, worker: ThrottledWorker, began: float, ended: float) -> None:
         """Count a step of `worker` from `began` to `ended` (`time.perf_counter`, seconds)."""
-        self._decay(ended)
+        self._decay(began)
         if worker.is_background:
-            self._background_s += ended - began
             self._background_at = ended + (ended - began) * (1 / BACKGROUND_SHARE - 1)
         else:
-            self._foreground_s += ended - began
+            self._load = 1 - (1 - self._load) * math.exp((began - ended) / DECAY_S)
+        self._updated_at = ended
 
-    def _is_throttling(self, now: float) -> bool:
+    def _held_seconds(self, now: float) -> float:
+        """Seconds until a background worker may step: its share is kept, or the foreground has become idle."""
         self._decay(now)
-        return now < self._background_at and self._foreground_s > BUSY_FRACTION * max(
-            DECAY_S - self._background_s, LEFT_S
-        )
+        if self._load <= BUSY_FRACTION:
+            return 0.0
+        return min(self._background_at - now, DECAY_S * math.log(self._load / BUSY_FRACTION))
 
     def _decay(self, now: float) -> None:
-        kept = math.exp((self._updated_at - now) / DECAY_S)
-        self._foreground_s, self._background_s, self._updated_at = (
-            self._foreground_s * kept,
-            self._background_s * kept,
-            now,
-        )
+        self._load *= math.exp(min(self._updated_at - now, 0.0) / DECAY_S)
+        self._updated_at = now

@@ -12,6 +12,7 @@ from ..api.access.access_log import NO_TRACING, RequestTracer
 from ..api.access.auth import watch_keys_file
 from ..api.app import build_app
 from ..config.settings import Settings
+from ..metrics.history import sample_forever
 from ..resources.process_info import start_background_task, trim_heap_forever
 from ..server.process import Telemetry
 from . import prometheus_targets as targets
@@ -37,9 +38,8 @@ def assemble_ingress(
 
     @asynccontextmanager
     async def lifespan(_: FastAPI) -> AsyncGenerator[None]:
-        aside = [
-            start_background_task(work) for work in (find(fleet), trim_heap_forever(), watch_keys_file(telemetry.keys))
-        ]
+        works = (find(fleet), trim_heap_forever(), watch_keys_file(telemetry.keys), sample_forever(app.state.history))
+        aside = [start_background_task(work) for work in works]
         yield
         for task in aside:
             task.cancel()

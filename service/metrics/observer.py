@@ -9,6 +9,8 @@ from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from typing import Literal, Protocol
 
+from prometheus_client.samples import Sample
+
 from ..concurrency.outcome import run_on_thread
 from ..core.names import base_model_name
 from ..core.request import WorkerTask
@@ -327,6 +329,11 @@ class Metrics:
         """The page and its content type: OpenMetrics if `accept` asks for it, the Prometheus text format otherwise."""
         self._poll()
         return self._series.render(accept)
+
+    def read_samples(self, names: Iterable[str]) -> list[Sample]:
+        """The samples with these names, as they are on the page."""
+        self._poll()
+        return self._series.read(names)
 
     async def render_on_thread(self, accept: str, *, packed: bool = False) -> tuple[bytes, str]:
         """The same on a thread, so that the event loop is not blocked; gzipped if `packed`."""

@@ -21,6 +21,7 @@ from prometheus_client import Metric as Family
 from prometheus_client.exposition import CONTENT_TYPE_PLAIN_0_0_4 as PLAIN_TEXT
 from prometheus_client.metrics import MetricWrapperBase
 from prometheus_client.openmetrics.exposition import CONTENT_TYPE_LATEST as OPEN_METRICS
+from prometheus_client.samples import Sample
 
 from .exposition import openmetrics_text, prometheus_text
 from .metric_table import METRIC_PREFIX, Metric
@@ -97,6 +98,10 @@ class MetricSeries:
     def add_families(self, more: Callable[[Families], Iterable[Family]]) -> None:
         """Add to the page the families that `more` makes of the others."""
         self._extra_families = more
+
+    def read(self, names: Iterable[str]) -> list[Sample]:
+        """The samples with these names, as they are on the page."""
+        return [sample for family in self._registry.restricted_registry(names).collect() for sample in family.samples]
 
     def render(self, accept: str) -> tuple[bytes, str]:
         """The page and its content type: OpenMetrics if `accept` asks for it, the Prometheus text format otherwise.

@@ -16,6 +16,7 @@ from ..api.access.auth import watch_keys_file
 from ..api.app import build_app
 from ..config.settings import Settings
 from ..engine.engine import Engine
+from ..metrics.history import sample_forever
 from ..resources.process_info import process_age, start_background_task, trim_heap_forever
 from ..runtime import follower, quickstart
 from ..runtime.loader import ExecutorHook
@@ -71,7 +72,8 @@ def assemble(
     async def lifespan(_: FastAPI) -> AsyncGenerator[None]:
         engine.start()
         loading = asyncio.create_task(load_models(registry, server.text, on_settled))
-        tasks = [start_background_task(trim_heap_forever()), start_background_task(watch_keys_file(telemetry.keys))]
+        aside = (trim_heap_forever(), watch_keys_file(telemetry.keys), sample_forever(app.state.history))
+        tasks = [start_background_task(work) for work in aside]
         yield
         for task in (loading, *tasks):
             task.cancel()

@@ -5,13 +5,15 @@
 import { onSchemeChange } from "./colours.js";
 import { element, uniqueId } from "./dom.js";
 import { keepFocus, addArrowKeys } from "./elements.js";
-import { createExplainer } from "./questions.js";
-import { VIEWS } from "./views.js";
+import { field, textArea } from "./form.js";
+import { editableTexts, createExplainer, replaceTexts } from "./questions.js";
+import { VIEWS, firstMethod, tellingView } from "./views.js";
 
 export { drawAlignment } from "./alignment.js";
 export { drawAttributions } from "./attributions.js";
 
-const INITIAL_STATE = { view: "heads", kind: "self", layer: 0, head: 0, heads: [0], path: "attention_rollout", steps: 50, window: 1 };
+const INITIAL_STATE = { view: "", kind: "self", layer: 0, head: 0, heads: [0], path: "attention_rollout", steps: 50, window: 1 };
+const TICK_MS = 100;
 const sessions = new WeakMap(); // container -> session
 
 await Promise.all(["attention.css", "weights.css", "attributions.css"].map(loadStyles));
@@ -33,21 +35,53 @@ function loadStyles(name) {
 export function mountAttention(container, ctx) {
   const session = sessions.get(container) ?? createSession(container);
   const subject = JSON.stringify([ctx.model.id, ctx.input, ctx.output, ctx.target]);
-  if (session.ctx?.model.id !== ctx.model.id) session.layout = null;
+  if (session.ctx?.model.id !== ctx.model.id) Object.assign(session, { layout: null, state: { ...session.state, method: "" } });
   if (session.subject !== subject) {
-    Object.assign(session, { subject, explainer: createExplainer(ctx) });
-    session.state.target = ctx.target ?? null;
+    session.subject = subject;
+    explainSubject(session, ctx);
+    fillTexts(session);
   }
-  session.ctx = ctx;
-  const problem = availableViews(ctx.model).length === 0 ? "This server explains no answers: its setting explain is false." : missingInputNote(ctx.input);
+  const problem = availableViews(ctx.model).length === 0 ? "This server explains no answers: its setting explain is false." : "";
   container.replaceChildren(problem ? element("p", { class: "attn-note" }, problem) : session.root);
-  if (problem) session.turn.abort();
-  else session.refresh();
+  session.start();
+}
+
+/** Sets what is explained. Without a choice of the user, the most telling view is opened. */
+function explainSubject(session, ctx) {
+  Object.assign(session, { ctx, explainer: createExplainer(ctx) });
+  session.state.target = ctx.target ?? null;
+  if (!session.hasChosen) session.state.view = tellingView(ctx);
+}
+
+/** The text boxes with the texts that are explained. Another text is explained without its answer on the other tab. */
+function fillTexts(session) {
+  const { ctx } = session;
+  const boxes = editableTexts(ctx.input).map(({ label, text }) => [label, textArea(text, 2)]);
+  const form = element("form", { class: "attn-form", "aria-label": "Text to explain" },
+    ...boxes.map(([label, box]) => field(label, box)), element("button", { type: "submit", class: "quiet" }, "Explain"));
+  const explain = () => {
+    const input = replaceTexts(ctx.input, boxes.map(([, box]) => box.value.trim()));
+    explainSubject(session, { ...ctx, input, output: "", target: ctx.model.task === "embed" ? ctx.target : null });
+    session.start();
+  };
+  form.addEventListener("submit", (event) => {
+    event.preventDefault();
+    explain();
+  });
+  form.addEventListener("keydown", (event) => {
+    if (event.key === "Enter" && (event.ctrlKey || event.metaKey)) explain();
+  });
+  session.form.replaceChildren(form);
+}
+
+/** Aborts the request of the tab in `container`, if one is running. */
+export function cancelAttention(container) {
+  sessions.get(container)?.cancel();
 }
 
 function missingInputNote(input) {
   const hasInput = input && input.length > 0 && (typeof input === "string" || input.every(Boolean));
-  return hasInput ? "" : "There is no input to explain yet: send the model a request first.";
+  return hasInput ? "" : "There is no text to explain yet.";
 }
 
 function createSession(container) {
@@ -55,13 +89,26 @@ function createSession(container) {
   session.views = element("div");
   session.fields = element("div", { class: "attn-controls" });
   session.panel = element("div", { class: "attn-panel", id: uniqueId("attention") });
-  session.waiting = element("p", { class: "attn-waiting", role: "status" });
+  session.form = element("div");
+  session.elapsed = element("span", { class: "attn-number", "aria-hidden": "true" });
+  session.waiting = element("div", { class: "attn-waiting", hidden: true }, element("span", { class: "attn-spinner", "aria-hidden": "true" }),
+    element("span", { role: "status" }, "Computing …"), session.elapsed,
+    element("button", { type: "button", class: "quiet small", onclick: () => session.cancel() }, "Cancel"));
+  session.hasChosen = false;
+  session.cancel = () => cancel(session);
+  session.start = () => {
+    const note = missingInputNote(session.ctx.input);
+    session.turn.abort();
+    session.panel.querySelector(".attn-place").replaceChildren(element("p", { class: "attn-note" }, note));
+    if (!note) session.refresh();
+  };
   session.refresh = () => refresh(session);
   session.open = (view, changes) => {
     Object.assign(session.state, changes, { view });
+    session.hasChosen = true;
     return refresh(session).then(() => session.panel.querySelector(".attn-place [tabindex='0']")?.focus());
   };
-  session.root = element("div", { class: "attn" }, session.views, session.panel);
+  session.root = element("div", { class: "attn" }, session.form, session.views, session.panel);
   session.panel.append(session.fields, session.waiting, element("div", { class: "attn-place" }));
   sessions.set(container, session);
   onSchemeChange(() => {
@@ -81,7 +128,7 @@ async function refresh(session) {
   const show = () => session.panel.querySelector(".attn-place").replaceWith(container);
   const request = (parameters) => session.explainer.request(parameters, signal);
   session.panel.setAttribute("aria-busy", "true");
-  session.waiting.replaceChildren("Waiting for the server …");
+  showWaiting(session, signal);
   try {
     await drawView(session, { container, request, show }, signal);
   } catch (error) {
@@ -90,8 +137,35 @@ async function refresh(session) {
   }
   if (signal.aborted) return;
   show();
+  hideWaiting(session);
+}
+
+/** Shows how long the server has been computing, until `signal` is aborted or hideWaiting is called. */
+function showWaiting(session, signal) {
+  const began = performance.now();
+  session.waiting.hidden = false;
+  const tick = () => { session.elapsed.textContent = `${((performance.now() - began) / 1000).toFixed(1)} s`; };
+  clearInterval(session.timer);
+  session.timer = setInterval(tick, TICK_MS);
+  signal.addEventListener("abort", () => clearInterval(session.timer), { once: true });
+  tick();
+}
+
+function hideWaiting(session) {
+  clearInterval(session.timer);
   session.panel.removeAttribute("aria-busy");
-  session.waiting.replaceChildren();
+  session.waiting.hidden = true;
+}
+
+/** Aborts the running request, which the server then stops to compute. */
+function cancel(session) {
+  if (!session.panel.hasAttribute("aria-busy")) return;
+  session.turn.abort();
+  hideWaiting(session);
+  const again = element("button", { type: "button", class: "quiet", onclick: () => session.refresh() }, "Compute again");
+  const note = element("p", { class: "attn-note" }, `Cancelled after ${session.elapsed.textContent}. `, again);
+  session.panel.querySelector(".attn-place").replaceChildren(note);
+  again.focus();
 }
 
 async function drawView(session, stage, signal) {
@@ -118,7 +192,7 @@ function chooseAvailable({ state, ctx }) {
   if (!views.includes(state.view)) state.view = views[0];
   for (const [name, view] of [["path", "paths"], ["method", "attributions"]]) {
     const methods = available(VIEWS[view].methods);
-    if (!methods.includes(state[name])) state[name] = methods[0] ?? "";
+    if (!methods.includes(state[name])) state[name] = methods.find((method) => method === firstMethod(ctx.model)) ?? methods[0] ?? "";
   }
 }
 
@@ -142,7 +216,12 @@ function fillViews(session) {
   const views = availableViews(ctx.model);
   const buttons = views.map(([key, { name }]) => {
     const states = { "aria-pressed": String(key === state.view), "aria-controls": session.panel.id };
-    const onclick = () => state.view !== key && Object.assign(state, { view: key }) && session.refresh();
+    const onclick = () => {
+      if (state.view === key) return;
+      Object.assign(state, { view: key });
+      session.hasChosen = true;
+      session.refresh();
+    };
     const data = { "data-view": key, "data-key": `view ${key}` };
     return element("button", { type: "button", ...data, ...states, onclick }, name);
   });

@@ -54,10 +54,10 @@ class ZeroShot {
   constructor() {
     this.labels = textArea(ZERO_SHOT.labels.join("\n"), 3);
     this.template = textInput(ZERO_SHOT.template);
-    this.multiLabel = checkbox("Several labels may apply", false);
-    this.enabled = checkbox("Own labels", false);
+    this.multiLabel = checkbox("Multi-label", false);
+    this.enabled = checkbox("Zero-shot: candidate labels", false);
     this.fields = element("div", { hidden: true },
-      field("Labels, one per line", this.labels), field("Hypothesis", this.template, "{} is replaced by the label."), this.multiLabel.row);
+      field("Candidate labels, one per line", this.labels), field("Hypothesis template", this.template, "{} is replaced by the label."), this.multiLabel.row);
     this.enabled.control.addEventListener("change", () => { this.fields.hidden = !this.isOn(); });
     this.node = element("div", {}, this.enabled.row, this.fields);
   }

@@ -10,7 +10,7 @@ const PATH = "/v1/completions";
 
 export function mountCompletion(container, page) {
   const prompt = textArea(PROMPTS[0], 6);
-  const settings = samplingFields(page.model);
+  const settings = samplingFields(page.model, true);
   const place = answerSection();
   let output = "";
   let input = "";

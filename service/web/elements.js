@@ -2,11 +2,11 @@
 
 import { element, uniqueId } from "./dom.js";
 
-/** A select with its label; `options` are [value, text] pairs, `onPick` is called with the value. */
-export function choice(label, options, value, onPick) {
+/** A select with its label; `options` are [value, text] pairs, `current` is the selected value, `onPick` is called with another. */
+export function choice(label, options, current, onPick) {
   const select = element("select", { "data-key": label, onchange: (event) => onPick(event.target.value) });
   for (const [value, text] of options) {
-    const selected = String(value) === String(value);
+    const selected = String(value) === String(current);
     select.append(element("option", { value, selected }, text));
   }
   return labelledField(label, select);

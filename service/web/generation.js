@@ -4,16 +4,17 @@ import { numberInput, field, numberValues, checkbox } from "./form.js";
 import { element } from "./dom.js";
 
 const ALTERNATIVES = 5;
-const DEFAULT_TOKENS = 128;
+const DEFAULT_TOKENS = 512;
 
 // The fields of sampling. The default of max tokens is at most half of the context, so that the prompt fits.
-export function samplingFields(model) {
+// `isOn`: whether token probabilities are requested at first.
+export function samplingFields(model, isOn = false) {
   const controls = {
     max_tokens: numberInput(Math.min(DEFAULT_TOKENS, Math.ceil(model.max_tokens / 2)), 1, model.max_tokens),
     temperature: numberInput(0.7, 0, 2, 0.1),
     top_p: numberInput(0.95, 0, 1, 0.05),
   };
-  const probabilities = checkbox("Token probabilities", true);
+  const probabilities = checkbox("Token probabilities", isOn);
   const node = element("div", { class: "settings" },
     field("Max tokens", controls.max_tokens), field("Temperature", controls.temperature), field("Top p", controls.top_p),
     probabilities.row);

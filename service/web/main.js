@@ -4,7 +4,7 @@
 // Attention explains.
 
 import * as api from "./api.js";
-import { mountAttention } from "./attention.js";
+import { cancelAttention, mountAttention } from "./attention.js";
 import { mountChat } from "./chat.js";
 import { mountChoose } from "./choose.js";
 import { mountClassify } from "./classify.js";
@@ -15,6 +15,7 @@ import { mountEmbed } from "./embed.js";
 import { mountFill } from "./fill.js";
 import { mountRank } from "./rank.js";
 import { mountServer } from "./server.js";
+import { connectShortcuts } from "./shortcuts.js";
 import { mountSpan } from "./span.js";
 import { connectTabs } from "./tabs.js";
 import { mountTag } from "./tag.js";
@@ -26,6 +27,7 @@ const FORMS = {
   chat: mountChat, completion: mountCompletion, translate: mountTranslate,
 };
 const RETRY_MS = 1500; // between requests while models load
+const LAST_MODEL_KEY = "polyhead-model";
 
 const byId = (id) => document.getElementById(id);
 const copyPanel = mountCopyPanel(byId("copy"));
@@ -35,6 +37,8 @@ let model = null;
 let view = null;
 let tab = "try";
 let server = null;
+let wantedModel = ""; // the model in the address when the page was opened
+let isTouched = false; // whether the user has done anything on the page
 
 function formName(entry) {
   if (entry.task !== "generate") return entry.task;
@@ -58,8 +62,14 @@ function pageContext(ofTab) {
   };
 }
 
+// The model of that name; else the one that was used last, a chat model, or the first.
+function findModel(name) {
+  const named = (wanted) => models.find((each) => each.id === wanted);
+  return named(name) ?? named(localStorage.getItem(LAST_MODEL_KEY)) ?? models.find((each) => formName(each) === "chat") ?? models[0];
+}
+
 function selectModel(name) {
-  model = models.find((each) => each.id === name) ?? models[0];
+  model = findModel(name);
   byId("model").value = model.id;
   view?.abort?.();
   delete lastRequests.try;
@@ -100,9 +110,10 @@ function showNotice(text) {
 }
 
 async function loadModels() {
-  const [wantedTab, wantedModel] = location.hash.slice(1).split("/").map(decodeURIComponent);
+  const [wantedTab, named = ""] = location.hash.slice(1).split("/").map(decodeURIComponent);
   try {
     models = (await api.request("/v1/models")).data;
+    wantedModel = named;
   } catch (error) {
     showLoadError(error);
     return;
@@ -133,14 +144,15 @@ function fillModelList() {
   byId("model").replaceChildren(...models.map((each) => element("option", { value: each.id }, each.id)));
 }
 
-// Adds models to the list that become ready later.
+// Adds models to the list that become ready later. The page changes to a better one as long as it is not used.
 async function pollLoadingModels() {
   const states = await api.readiness().catch(() => ({}));
   if (!Object.values(states).some((each) => ["waiting", "downloading", "loading"].includes(each.state))) return;
   await new Promise((done) => setTimeout(done, RETRY_MS));
   models = (await api.request("/v1/models")).data;
   fillModelList();
-  byId("model").value = model.id;
+  if (isTouched) byId("model").value = model.id;
+  else if (findModel(wantedModel).id !== model.id) selectModel(wantedModel);
   pollLoadingModels();
 }
 
@@ -157,7 +169,11 @@ function showLoadError(error) {
   byId("key").focus();
 }
 
-byId("model").addEventListener("change", (event) => selectModel(event.target.value));
+for (const kind of ["pointerdown", "keydown"]) document.addEventListener(kind, () => { isTouched = true; }, { once: true });
+byId("model").addEventListener("change", (event) => {
+  localStorage.setItem(LAST_MODEL_KEY, event.target.value);
+  selectModel(event.target.value);
+});
 byId("key-form").addEventListener("submit", (event) => {
   event.preventDefault();
   api.storeKey(byId("key").value.trim());
@@ -171,4 +187,11 @@ byId("key-open").addEventListener("click", () => {
 connectThemeButton(byId("theme"));
 server = mountServer(byId("panel-server"), { showRequest: (path, body) => showRequest("server", path, body), onChange: loadModels });
 const tabs = connectTabs(document.querySelector("[role=tablist]"), showTab);
+connectShortcuts(byId("shortcuts"), {
+  Digit1: () => tabs.open("try"), Digit2: () => tabs.open("attention"), Digit3: () => tabs.open("server"),
+  KeyM: () => byId("model").focus(),
+  KeyI: () => document.querySelector("[role=tabpanel]:not([hidden]) :is(.composer textarea, textarea, input[type=text])")?.focus(),
+  KeyN: () => { tabs.open("try"); view.clear?.(); },
+  Escape: () => (tab === "attention" ? cancelAttention(byId("panel-attention")) : view?.abort?.()),
+});
 loadModels();

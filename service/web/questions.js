@@ -56,6 +56,20 @@ function shortestInput({ model, input }) {
   return typeof input[0] === "string" ? ["a", "a"] : [{ role: "user", content: "a" }];
 }
 
+/** {label, text} of each text of the input that can be edited; of messages, the last one. */
+export function editableTexts(input) {
+  if (typeof input === "string") return [{ label: "Explained text", text: input }];
+  if (typeof input[0] === "string") return input.map((text, index) => ({ label: `Explained text ${index + 1}`, text }));
+  return [{ label: "Explained message", text: input.at(-1)?.content ?? "" }];
+}
+
+/** The input with other texts, in the order of `editableTexts`. */
+export function replaceTexts(input, texts) {
+  if (typeof input === "string") return texts[0];
+  if (typeof input[0] === "string") return texts;
+  return texts[0] ? [...input.slice(0, -1), { ...input.at(-1), content: texts[0] }] : [];
+}
+
 /** The texts of the input, in the order of the indexes in the answer's tokens and characters. */
 export function inputTexts(input) {
   if (typeof input === "string") return [input];

@@ -18,7 +18,7 @@ const MAX_ANSWER_BYTES = 1_000_000; // of one answer for the grid
 const WEIGHT_BYTES = (2 * 4) / 3; // float16 in base64
 const PACKED_TOKENS = 48; // tokens above which numbers are requested in base64
 const PATHS = { attention_rollout: "rollout", attention_flow: "flow" };
-const METHODS = { gradient_x_input: "gradient × input", integrated_gradients: "integrated gradients", occlusion: "occlusion" };
+const METHODS = { integrated_gradients: "integrated gradients", gradient_x_input: "gradient × input", occlusion: "occlusion" };
 
 export const VIEWS = {
   heads: { name: "Heads", methods: ["attention"], fields: headFields, draw: drawHeadView, needsLayout: true },
@@ -27,6 +27,22 @@ export const VIEWS = {
   paths: { name: "Rollout & flow", methods: Object.keys(PATHS), fields: pathFields, draw: drawPaths },
   attributions: { name: "Attributions", methods: Object.keys(METHODS), fields: methodFields, draw: drawScores },
 };
+
+const SCORED_TASKS = ["classify", "rank", "choose", "span", "fill"]; // whose answer has a score without a target
+
+/** The view that is opened first: attributions of one score. Those of a generator take a pass for every token. */
+export function tellingView({ model, target }) {
+  const hasScore = SCORED_TASKS.includes(model.task) || (model.task !== "generate" && target);
+  return hasScore && model.explain.includes("integrated_gradients") ? "attributions" : "heads";
+}
+
+/**
+ * The method of attribution that is selected first. For a generator integrated gradients take many passes for every token,
+ * and seldom add up, since a norm of a zero vector has no gradient.
+ */
+export function firstMethod({ task }) {
+  return task === "generate" ? "gradient_x_input" : "integrated_gradients";
+}
 
 const count = (number) => Array.from({ length: number }, (_, index) => index);
 

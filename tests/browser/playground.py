@@ -33,6 +33,7 @@ def run(page: Page, name: str) -> Locator:
 
 def converse(page: Page, words: str, *, tokens: int = 24, temperature: float = 0.0) -> Locator:
     """Sends a message and returns the locator of the answer's tokens, which arrive later."""
+    page.get_by_label("Token probabilities").check()
     page.get_by_label("Max tokens").fill(str(tokens))
     page.get_by_label("Temperature").fill(f"{temperature:g}")
     page.get_by_label("Message", exact=True).fill(words)

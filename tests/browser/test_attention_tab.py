@@ -88,6 +88,7 @@ def test_lines_are_those_of_the_chosen_heads(
     visit: Visit, served: Process, picture: Callable[[Page, str], None]
 ) -> None:
     page = open_tab(visit, served, "sentiment")
+    view(page, "Heads")
     pick(page, "Layer", "2")
     page.get_by_role("button", name="Head 4").click()
     wait_until_drawn(page)
@@ -116,6 +117,7 @@ def visible_lines(page: Page) -> list[tuple[int, int, float]]:
 
 def test_hovering_a_token_shows_only_its_lines(visit: Visit, served: Process) -> None:
     page = open_tab(visit, served, "sentiment")
+    view(page, "Heads")
     weights = np.array(explained(served, "sentiment", layers=[0], heads=[0])["attention"][0]["values"])[0, 0]
     page.locator("[data-side=from][data-index='2']").hover()
     assert [(row, column) for row, column, _ in visible_lines(page)] == [(2, column) for column in range(len(weights))]
@@ -174,14 +176,15 @@ def test_only_the_heads_that_are_drawn_are_requested(visit: Visit, served: Proce
     sent = Sent(page, PATH)
     tab(page, "Attention")
     wait_until_drawn(page)
-    layout, first = sent.bodies
+    view(page, "Heads")
+    _, layout, first = sent.bodies
     assert (layout["input"], layout["top_k"]) == ("a", 1)
     assert (first["layers"], first["heads"]) == ([0], [0])
     page.get_by_role("button", name="Head 1", exact=True).click()
     wait_until_drawn(page)
     page.get_by_role("button", name="Head 1", exact=True).click()
     wait_until_drawn(page)
-    assert [body["heads"] for body in sent.bodies[2:]] == [[0, 1]], (
+    assert [body["heads"] for body in sent.bodies[3:]] == [[0, 1]], (
         "weights that were fetched before are not requested again"
     )
 
@@ -266,3 +269,20 @@ def test_on_narrow_screens_only_wide_content_scrolls(visit: Visit, served: Proce
     for name in ("Heads", "Heatmap", "All heads", "Rollout & flow"):
         view(page, name)
         assert page.evaluate("document.documentElement.scrollWidth <= document.documentElement.clientWidth"), name
+
+
+def test_a_computation_shows_its_time_and_can_be_cancelled(visit: Visit, served: Process) -> None:
+    page = open_tab(visit, served, "sentiment")
+    expect(page.locator(".attn-views [aria-pressed=true]")).to_have_text("Attributions")
+    page.route("**" + PATH, lambda _: None)  # never answered
+    page.get_by_label("Explained text").fill("A dull film.")
+    with page.expect_event("requestfailed") as aborted:
+        page.get_by_role("button", name="Explain", exact=True).click()
+        expect(page.locator(".attn-waiting")).to_contain_text("s")
+        page.get_by_role("button", name="Cancel").click()
+    assert "A dull film." in str(aborted.value.post_data)
+    expect(page.locator(".attn-place")).to_contain_text("Cancelled after")
+    assert_accessible(page, "cancelled")
+    page.unroute("**" + PATH)
+    page.get_by_role("button", name="Compute again").click()
+    expect(page.locator(".attn-text")).to_have_text("A dull film.")

@@ -51,9 +51,9 @@ def test_every_character_has_its_score(
 def test_a_pending_request_is_aborted_when_another_method_is_chosen(visit: Visit, served: Process) -> None:
     page = open_tab(visit, served, "sentiment")
     view(page, "Attributions")
-    method = "integrated_gradients"  # never answered here
+    method = "gradient_x_input"  # never answered here
     page.route("**" + PATH, lambda route: None if method in str(route.request.post_data) else route.continue_())
-    page.get_by_role("radio", name="integrated gradients").check()
+    page.get_by_role("radio", name="gradient × input").check()
     expect(page.locator(BUSY)).to_be_visible()
     with page.expect_event("requestfailed") as aborted:
         page.get_by_role("radio", name="occlusion").check()
@@ -65,11 +65,13 @@ def test_a_pending_request_is_aborted_when_another_method_is_chosen(visit: Visit
 def test_another_label_can_be_explained(visit: Visit, served: Process) -> None:
     page = open_tab(visit, served, "sentiment")
     view(page, "Attributions")
-    predicted = explained(served, "sentiment", method="gradient_x_input")["attributions"][0]["target"]["label"]
+    predicted = explained(served, "sentiment", method="integrated_gradients")["attributions"][0]["target"]["label"]
     options = page.get_by_label("Label", exact=True).locator("option").all_text_contents()[1:]
     other = next(label for label in options if label != predicted)
     pick(page, "Label", other)
-    [attribution] = explained(served, "sentiment", method="gradient_x_input", target={"label": other})["attributions"]
+    [attribution] = explained(served, "sentiment", method="integrated_gradients", target={"label": other})[
+        "attributions"
+    ]
     expect(page.locator(".attn-goal b")).to_have_text(other)
     check_pieces(page, attribution, [TEXT])
 
@@ -78,7 +80,7 @@ def test_the_tag_of_a_token_can_be_explained(visit: Visit, served: Process) -> N
     page = open_tab(visit, served, "tags")
     view(page, "Attributions")
     pick(page, "Token", "2")
-    [attribution] = explained(served, "tags", method="gradient_x_input", target={"token": 2})["attributions"]
+    [attribution] = explained(served, "tags", method="integrated_gradients", target={"token": 2})["attributions"]
     check_pieces(page, attribution, [TEXT])
 
 
@@ -88,11 +90,11 @@ def test_an_answer_in_a_context_is_explained_over_both_texts(visit: Visit, serve
     page.get_by_label("Question").fill("What was dull?")
     page.get_by_label("Context").fill(TEXT)
     run(page, "Answer")
+    sent = Sent(page, PATH)
     tab(page, "Attention")
     wait_until_drawn(page)
-    sent = Sent(page, PATH)
-    view(page, "Attributions")
     [body] = sent.bodies
+    assert body["method"] == "integrated_gradients"
     assert body["input"] == ["What was dull?", TEXT]
     [attribution] = ask(served, PATH, body)["attributions"]
     check_pieces(page, attribution, body["input"])

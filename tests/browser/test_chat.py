@@ -1,11 +1,23 @@
 """Chat with a generator, and continuation of a text."""
 
 import itertools
+import json
 from math import exp
 
 from playwright.sync_api import Page, expect
 
-from tests.browser.playground import TIMEOUT_MS, Sent, Visit, ask, choose, converse, press, run, wait_for_answer
+from tests.browser.playground import (
+    TIMEOUT_MS,
+    Sent,
+    Visit,
+    ask,
+    assert_accessible,
+    choose,
+    converse,
+    press,
+    run,
+    wait_for_answer,
+)
 from tests.support.processes import Process
 
 PATH = "/v1/chat/completions"
@@ -40,7 +52,7 @@ def test_an_answer_grows_while_it_is_written(visit: Visit, served: Process) -> N
     body = {"model": "smollm2", "messages": [{"role": "user", "content": "Name three rivers in Europe."}]}
     expected = ask(served, PATH, body | {"max_tokens": 24, "temperature": 0})
     assert answer.text_content() == expected["choices"][0]["message"]["content"]
-    expect(page.locator(".turn.assistant .hint")).to_contain_text("24 tokens")
+    expect(page.locator(".turn.assistant .note")).to_contain_text("24 tokens")
 
 
 def test_a_stopped_answer_stays_and_the_server_aborts_it(visit: Visit, served: Process) -> None:
@@ -50,7 +62,7 @@ def test_a_stopped_answer_stays_and_the_server_aborts_it(visit: Visit, served: P
     expect(page.locator(".token").nth(3)).to_be_visible(timeout=TIMEOUT_MS)
     press(page, "Stop")
     wait_for_answer(page)
-    expect(page.locator(".turn.assistant .hint")).to_contain_text("stopped")
+    expect(page.locator(".turn.assistant .note")).to_contain_text("stopped")
     kept = answer.text_content()
     after = served.rest().total("requests_total", model="smollm2", outcome="aborted")
     assert after == before + 1
@@ -125,3 +137,118 @@ def test_an_error_of_the_server_is_shown_beside_the_form(visit: Visit, served: P
     converse(page, "Hello!", tokens=99_999)
     expect(page.locator(".chat [role=alert]")).to_contain_text("max_tokens")
     expect(page.locator(".turn.assistant")).to_have_count(0)
+
+
+# Conversations and markdown
+
+MARKDOWN = """# Sorting
+
+Use **sorted**, or `sort`:
+
+```python
+print(sorted(words))
+```
+
+<img src=x onerror=alert(1)> ![chart](https://other.example/chart.png)
+[bad](javascript:alert(1)) [good](https://other.example)
+"""
+KEPT = """(text) => {
+  const turns = [{ role: "user", content: "How do I sort?" }, { role: "assistant", content: text }];
+  const kept = [{ id: "a", title: "Sorting", system: "", changed: 1, turns }];
+  localStorage.setItem("polyhead-conversations", JSON.stringify(kept));
+}"""
+
+
+def test_the_page_opens_with_a_chat_model_and_remembers_the_last_one(visit: Visit, served: Process) -> None:
+    page = visit(served)
+    expect(page.get_by_label("Model", exact=True)).to_have_value("smollm2")
+    choose(page, "minilm")
+    page.goto(served.url)
+    expect(page.get_by_label("Model", exact=True)).to_have_value("minilm")
+
+
+def test_markdown_is_drawn_and_markup_is_text(visit: Visit, served: Process) -> None:
+    page = visit(served)
+    page.evaluate(KEPT, MARKDOWN)
+    page.reload()
+    press(page, "Sorting")
+    drawn = page.locator(".turn.assistant .markdown")
+    expect(drawn.locator("strong")).to_have_text("sorted")
+    expect(drawn.locator("pre code")).to_have_text("print(sorted(words))")
+    expect(drawn.locator("img, script")).to_have_count(0)
+    expect(drawn).to_contain_text("<img src=x onerror=alert(1)>")
+    assert drawn.locator("a").evaluate_all("(all) => all.map((link) => link.href)") == [
+        "https://other.example/chart.png",
+        "https://other.example/",
+    ]
+    drawn.get_by_role("button", name="Copy").click()
+    assert page.evaluate("() => navigator.clipboard.readText()") == "print(sorted(words))"
+    assert_accessible(page, "markdown")
+
+
+def test_conversations_are_kept_renamed_exported_and_deleted(visit: Visit, served: Process) -> None:
+    page = open_chat(visit, served)
+    converse(page, "Say hello to the harbour.", tokens=6)
+    wait_for_answer(page)
+    answer = page.locator(".turn.assistant .tokens").text_content()
+    page.reload()
+    expect(page.locator(".turn")).to_have_count(2)
+    press(page, "Rename: Say hello to the harbour.")
+    page.get_by_label("Title").fill("Harbour")
+    page.keyboard.press("Enter")
+    with page.expect_download() as download:
+        press(page, "Export: Harbour")
+    exported = json.loads(download.value.path().read_text("utf-8"))
+    assert exported["title"] == "Harbour"
+    assert [turn["content"] for turn in exported["messages"]] == ["Say hello to the harbour.", answer]
+    press(page, "New conversation")
+    expect(page.locator(".turn")).to_have_count(0)
+    press(page, "Harbour")
+    expect(page.locator(".turn")).to_have_count(2)
+    press(page, "Delete: Harbour")
+    expect(page.locator(".turn")).to_have_count(0)
+    expect(page.get_by_role("button", name="Harbour", exact=True)).to_have_count(0)
+    press(page, "Undo")
+    expect(page.locator(".turn")).to_have_count(2)
+
+
+def test_a_message_is_edited_and_sent_again(visit: Visit, served: Process) -> None:
+    page = open_chat(visit, served)
+    sent = Sent(page, PATH)
+    for words in ("One", "Two"):
+        converse(page, words, tokens=4)
+        wait_for_answer(page)
+    page.get_by_role("button", name="Edit").first.click()
+    page.get_by_label("Edited message").fill("Three")
+    page.get_by_label("Edited message").press("Enter")
+    expect(page.locator(".turn")).to_have_count(2)
+    wait_for_answer(page)
+    assert [turn["content"] for turn in sent.bodies[-1]["messages"]] == ["Three"]
+
+
+def test_the_view_follows_the_answer_until_the_user_scrolls_up(visit: Visit, served: Process) -> None:
+    page = visit(served)
+    page.evaluate(KEPT, "A line.\n\n" * 80)
+    page.reload()
+    press(page, "Sorting")
+    scroller, latest = page.locator(".scroller"), page.get_by_role("button", name="↓ Latest")
+    left = "(node) => Math.round(node.scrollHeight - node.scrollTop - node.clientHeight)"
+    assert scroller.evaluate(left) < 2
+    expect(latest).to_be_hidden()
+    scroller.hover()
+    page.mouse.wheel(0, -600)
+    expect(latest).to_be_visible()
+    latest.click()
+    expect(latest).to_be_hidden()
+    assert scroller.evaluate(left) < 2
+    expect(page.get_by_label("Message", exact=True)).to_be_in_viewport()
+
+
+def test_images_are_refused_in_words(visit: Visit, served: Process) -> None:
+    page = open_chat(visit, served)
+    page.locator(".chat").evaluate("""(chat) => {
+      const dataTransfer = new DataTransfer();
+      dataTransfer.items.add(new File(["x"], "cat.png", { type: "image/png" }));
+      chat.dispatchEvent(new DragEvent("drop", { dataTransfer, bubbles: true, cancelable: true }));
+    }""")
+    expect(page.locator(".chat [role=alert]")).to_have_text("cat.png is not sent: smollm2 reads text, no images.")

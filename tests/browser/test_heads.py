@@ -48,8 +48,8 @@ def test_pairs_of_texts_and_zero_shot_labels_are_classified(visit: Visit, served
     answer = run(page, "Classify")
     [labels] = ask(served, "/models/pair", {"inputs": {"text": text, "text_pair": "Somebody makes music."}})
     assert answer.locator(".bars .name").all_text_contents() == [each["label"] for each in labels]
-    page.get_by_label("Own labels").check()
-    page.get_by_label("Labels, one per line").fill("music\ncooking")
+    page.get_by_label("Zero-shot: candidate labels").check()
+    page.get_by_label("Candidate labels, one per line").fill("music\ncooking")
     answer = run(page, "Classify")
     assert sorted(answer.locator(".bars .name").all_text_contents()) == ["cooking", "music"]
 

@@ -2,6 +2,7 @@
 
 import re
 
+import httpx
 import pytest
 from playwright.sync_api import Page, Request, expect
 
@@ -49,6 +50,18 @@ def test_its_figures_are_those_of_the_metrics(visit: Visit, served: Process) -> 
     assert tile(page, "Memory").endswith("GiB")
     assert float(tile(page, "Memory").split()[0]) > 0.1
     assert (page.locator(".tile polyline").first.get_attribute("points") or "").count(",") >= 2
+
+
+def test_the_server_remembers_the_lines_and_the_last_errors(visit: Visit, served: Process) -> None:
+    served.until(lambda: len(served.get("/metrics/history").json()["samples"]) > 2)
+    httpx.post(served.url + "/v1/completions", json={"model": "smollm2", "prompt": "a secret", "top_p": 9})
+    page = visit(served)
+    page.get_by_role("tab", name="Server").click()
+    expect(page.locator(".tile .number").first).not_to_have_text("–")
+    assert len((page.locator(".tile polyline").first.get_attribute("points") or "").split()) > 2
+    row = page.get_by_role("region", name="Recent errors").get_by_role("row").nth(1)
+    expect(row).to_contain_text("/v1/completions")
+    expect(row).not_to_contain_text("secret")
 
 
 # Two scrapes of a histogram. In between, two requests took at most 0.1 s, four at most 0.2 s and two longer.

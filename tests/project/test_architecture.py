@@ -42,6 +42,7 @@ URL_HOSTS = {
     "127.0.0.1",
     "aclanthology.org",
     "arxiv.org",
+    "daringfireball.net",  # named by the licence of a library of the web page
     "doi.org",
     "github.com",
     "huggingface.co",

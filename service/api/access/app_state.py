@@ -27,6 +27,7 @@ from .auth import Keys
 from .authorized_models import Resolver
 from .origins import OriginPolicy
 from .rate_limit import Quotas
+from .recent_errors import RecentErrors
 from .request_context import RequestContext
 
 SLICE_TOKENS = 1 << 16  # prompt tokens that are submitted in one iteration of the event loop: they are hashed or packed
@@ -85,6 +86,7 @@ class AppState:
     incoming_bodies: IncomingBodies
     tracer: RequestTracer = NO_TRACING
     headroom: Headroom = UNBOUNDED_HEADROOM
+    recent_errors: RecentErrors = field(default_factory=RecentErrors)
     slice_turns: asyncio.Lock = field(default_factory=asyncio.Lock)  # held while a slice of a large call is submitted
 
     def submit(self, context: RequestContext, model: Model, requests: Sequence[Request]) -> Sequence[EventSource]:

@@ -143,6 +143,8 @@ class AccessMiddleware:
         """Count the request, log it, and end its trace.  Nothing of its headers, query or body is logged."""
         record = RequestRecord.from_scope(context, scope, status)
         self.server.metrics.record_response(record.method, record.route, record.status, context.owner)
+        if context.access not in QUIET_ACCESS:
+            self.server.recent_errors.add(record)
         level = logging.DEBUG if context.access in QUIET_ACCESS else logging.INFO
         log.log(level, "%s", record, extra=record.log_fields)
         trace.end(record)

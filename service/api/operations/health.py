@@ -5,12 +5,14 @@ it if not), ready is about its models (send no requests now), and each negative 
 never a reason to restart.
 """
 
+import time
 from typing import Any, cast
 
 from fastapi import APIRouter, Request, Response
 from fastapi.responses import JSONResponse
 
 from ...core.model import LoadState
+from ...metrics.history import INTERVAL_S, MetricHistory
 from ..access.app_state import AppState
 
 router = APIRouter(tags=["health"])
@@ -64,6 +66,19 @@ async def metrics(request: Request) -> Response:
     )
     headers = {"Vary": "Accept, Accept-Encoding"} | ({"Content-Encoding": "gzip"} if packed else {})
     return Response(page, headers=headers, media_type=content_type)
+
+
+@router.get("/metrics/history", summary="Figures of the last five minutes.")
+async def metrics_history(request: Request) -> Response:
+    """A sample every five seconds, with sums over all models; a figure without observations is null."""
+    history = cast(MetricHistory, request.app.state.history)
+    return JSONResponse({"interval_seconds": INTERVAL_S, "samples": history.read(time.monotonic())})
+
+
+@router.get("/metrics/errors", summary="The most recent requests that ended with an error.")
+async def recent_errors(request: Request) -> Response:
+    """At most fifty, the newest first, without texts and keys.  The log has more about a request id."""
+    return JSONResponse({"errors": app_state(request).recent_errors.read()})
 
 
 def accepts_gzip(accepted: str) -> bool:

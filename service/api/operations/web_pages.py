@@ -1,4 +1,5 @@
-"""The playground at `/` with its files under `/web`, and the API reference at `/docs` with its files under `/docs`.
+"""The playground at `/` with its files under `/web`, and the API reference at `/docs` and `/redoc` with its
+files under `/docs`.
 
 The pages use the public API like any other client.  Only files that were read at the start are served, so no request
 path ever reaches the disk.
@@ -85,11 +86,11 @@ def make_page(content: bytes, kind: str) -> Page:
 
 
 def read_pages(folder: Path) -> Mapping[str, Page]:
-    """The files of `folder` that browsers may load, by name."""
+    """The files of `folder` and of the folders in it that browsers may load, by their paths in it."""
     found = {}
-    for path in sorted(folder.iterdir()):
+    for path in sorted(folder.rglob("*")):
         if path.suffix in MEDIA_TYPES:
-            found[path.name] = make_page(path.read_bytes(), MEDIA_TYPES[path.suffix])
+            found[path.relative_to(folder).as_posix()] = make_page(path.read_bytes(), MEDIA_TYPES[path.suffix])
     return found
 
 
@@ -106,8 +107,8 @@ async def index(request: Request) -> Response:
     return JSONResponse(links, headers={"Vary": "Accept"})
 
 
-@router.head("/web/{name}")
-@router.get("/web/{name}")
+@router.head("/web/{name:path}")
+@router.get("/web/{name:path}")
 async def file(request: Request) -> Response:
     name = request.path_params["name"]
     if not app_state(request).settings.playground:
@@ -119,6 +120,8 @@ async def file(request: Request) -> Response:
 
 @router.head("/docs")
 @router.get("/docs")
+@router.head("/redoc")
+@router.get("/redoc")
 async def reference(request: Request) -> Response:
     """Needs no key: it contains nothing that is not in the package.  It reads /openapi.json, which may need one."""
     return page_response(request, PAGES[REFERENCE])

@@ -1,11 +1,15 @@
 """Background work stays within its share while other workers are busy, and gets all of the time while they are idle."""
 
 from dataclasses import dataclass
+from math import log
+from unittest import mock
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from polyhead.service.engine import background_throttle as pace
-from polyhead.service.engine.background_throttle import BACKGROUND_SHARE, DECAY_S, BackgroundThrottle
+from polyhead.service.engine.background_throttle import BACKGROUND_SHARE, BUSY_FRACTION, DECAY_S, BackgroundThrottle
 
 
 @dataclass(eq=False)
@@ -103,7 +107,7 @@ def state_after_both(clock: Clock) -> BackgroundThrottle:
 def test_other_workers_are_never_delayed(clock: Clock) -> None:
     turns = state_after_both(clock)
     assert turns.select_runnable([MINE, OTHERS]) == [OTHERS]
-    assert turns.wait_s == pytest.approx(0.1 * (1 / BACKGROUND_SHARE - 1))
+    assert turns.wait_s == pytest.approx(DECAY_S * log(1 / BUSY_FRACTION), rel=0.01), "until the others count as idle"
     clock.now += 10 * DECAY_S  # they were idle
     assert turns.select_runnable([MINE]) == [MINE]
 
@@ -112,3 +116,32 @@ def test_without_background_work_there_is_no_wait(clock: Clock) -> None:
     turns = state_after_both(clock)
     assert turns.select_runnable([OTHERS]) == [OTHERS]
     assert turns.wait_s is None
+
+
+# Any machine, by a simulated clock
+
+
+@given(pieces=st.lists(st.floats(1e-4, 60.0), min_size=1, max_size=50), begun=st.floats(0.0, 10.0))
+def test_on_an_idle_machine_background_work_never_sleeps(pieces: list[float], begun: float) -> None:
+    """Whatever the pieces take, and although another worker took a step before, long enough ago."""
+    clock = Clock()
+    with mock.patch.object(pace, "perf_counter", clock):
+        turns = BackgroundThrottle()
+        turns.record_turn(OTHERS, clock.now, clock.now + begun)
+        clock.now += begun + 5 * DECAY_S
+        for piece in pieces:
+            assert turns.select_runnable([MINE]) == [MINE]
+            assert turns.wait_s is None
+            turns.record_turn(MINE, clock.now, clock.now + piece)
+            clock.now += piece
+
+
+@settings(max_examples=25)
+@given(step=st.floats(0.005, 0.2), rest=st.floats(0.0, 0.2), piece=st.floats(0.01, 2.0))
+def test_busy_workers_keep_their_share(step: float, rest: float, piece: float) -> None:
+    """`rest`: the pause after each step, as a part of it."""
+    clock = Clock()
+    with mock.patch.object(pace, "perf_counter", clock):
+        simulate(clock, step, rest * step, piece, 5 * DECAY_S)
+        others, mine = simulate(clock, step, rest * step, piece, 200 * max(piece, step))
+    assert mine / (others + mine) < 2 * BACKGROUND_SHARE

@@ -7,7 +7,9 @@ from typing import Any, cast
 import pytest
 from fastapi import FastAPI
 
+from polyhead.service.api.access.recent_errors import KEPT_ERRORS
 from polyhead.service.core.model import LoadState, Model
+from polyhead.service.metrics.history import INTERVAL_S
 from tests.support.scripted import FakeEngine, Registry, application, ask, echo, model
 
 WELL = LoadState("ready", 1.0)
@@ -118,3 +120,38 @@ def test_without_progress_the_server_is_first_not_ready_and_then_not_alive(
     said = [f"no step has been finished for {seconds:.1f} s, and work waits"]
     assert probe(app, "/readyz") == (ready, said if ready == 503 else [])
     assert probe(app, "/livez") == (live, said if live == 503 else [])
+
+
+# What the page shows of the last minutes
+
+
+def test_recent_errors_have_no_text_and_are_bounded(app: FastAPI) -> None:
+    secret = "a secret of a client"
+    wrong = ("/v1/chat/completions", {"model": "talker", "messages": [{"role": "user", "content": secret}], "top_p": 7})
+    unknown = (f"/models/{secret.replace(' ', '-')}", {"inputs": secret})
+    [*_, answer] = ask(app, wrong, unknown, ("/metrics/errors", None))
+    newest, oldest = answer.json()["errors"]
+    assert (newest["status"], newest["model"]) == (404, "")
+    assert (oldest["status"], oldest["route"], oldest["outcome"]) == (400, "/v1/chat/completions", "rejected")
+    assert oldest["request_id"]
+    assert "secret" not in answer.text
+    [*_, answer] = ask(app, *[wrong] * (KEPT_ERRORS + 10), ("/metrics/errors", None))
+    assert len(answer.json()["errors"]) == KEPT_ERRORS
+
+
+def test_the_errors_need_a_key_where_the_server_has_keys_and_the_history_is_as_open_as_the_metrics() -> None:
+    app = application(Registry([], echo), api_key="s3cret")
+    assert [answer.status_code for answer in ask(app, ("/metrics/errors", None), ("/metrics/history", None))] == [
+        401,
+        200,
+    ]
+
+
+def test_the_history_has_a_sample_for_every_interval(app: FastAPI) -> None:
+    for moment in (1.0, 6.0):
+        app.state.history.record(moment)
+    [answer] = ask(app, ("/metrics/history", None))
+    found = answer.json()
+    assert found["interval_seconds"] == INTERVAL_S
+    assert len(found["samples"]) == 2
+    assert found["samples"][1]["requests_running"] == 0.0
