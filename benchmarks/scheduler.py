@@ -49,7 +49,7 @@ class Nothing:
     """An executor with fixed results."""
 
     nonfinite_blocks: frozenset[int] = frozenset()
-    state_count = 0
+    state_count = window_blocks = window = 0
     argmax = None
 
     def __init__(self) -> None:

@@ -34,10 +34,11 @@ class LargestStep:
     in_place: bool = False
 
 
-def block_bytes(config: ModelConfig, block_size: int, dtype: torch.dtype) -> int:
-    """Bytes of a cache block: keys and values of `block_size` tokens in all layers with attention. For states see
-    models.network.recurrent_state.state_bytes."""
-    return 2 * len(config.attention_layers) * config.kv_heads * config.head_width * block_size * dtype.itemsize
+def block_bytes(config: ModelConfig, block_size: int, dtype: torch.dtype, windowed: bool = False) -> int:
+    """Bytes of a cache block: keys and values of `block_size` tokens in all layers with attention, or in the windowed
+    ones only. For states see models.network.recurrent_state.state_bytes."""
+    layers = len(config.windowed_layers if windowed else config.attention_layers)
+    return 2 * layers * config.kv_heads * config.head_width * block_size * dtype.itemsize
 
 
 def forward_bytes(config: ModelConfig, dtype: torch.dtype, largest: LargestStep) -> int:

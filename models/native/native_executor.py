@@ -5,7 +5,7 @@ before is never multiplied, so blocks are never cleared.
 """
 
 import ctypes
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from collections.abc import Set as AbstractSet
 from contextlib import nullcontext
 from itertools import pairwise
@@ -39,7 +39,8 @@ class NativeExecutor:
     """Runs `network` and, for a generator, `head`; see models.executors.contract.Executor. Weights are copied in
     `precision`.
 
-    `state_count` are the slots for states of recurrent layers, if there are such layers and a cache.
+    `state_count` are the slots for states of recurrent layers, if there are such layers and a cache; `window_blocks`
+    the blocks of windowed layers, 0: they use those of other layers.
     `instructions` names the library; the default is the fastest one for this processor. `threads` are its own. Each
     part of the network is packed inside `load_part(part)`; outside of it the part's own weights are not read.
     UnsupportedError names the part of a network that the compiled step does not support.
@@ -55,6 +56,7 @@ class NativeExecutor:
         precision: Precision = "int8",
         block_count: int = 0,
         state_count: int = 0,
+        window_blocks: int = 0,
         threads: int = 1,
         instructions: str = "",
         load_part: LoadPart = nullcontext,
@@ -64,10 +66,12 @@ class NativeExecutor:
         self.instructions = instructions or native.runnable_targets()[0]
         self._library = native.load_library(self.instructions)
         self.block_count, self.block_size = block_count, BLOCK_TOKENS if block_count else 0
-        self._bounds = Bounds.of(network.config, block_count, self.block_size, state_count)
+        self.window_blocks, self.window = window_blocks, network.config.window
+        self._bounds = Bounds.of(network.config, block_count, self.block_size, state_count, window_blocks)
         self.state_count = self._bounds.state_count
         pack = PackedNetwork(self._library, network.config, precision, threads)
-        pack.plan.block_count, pack.plan.state_count = block_count, self.state_count
+        pack.plan.block_count, pack.plan.window_blocks = block_count, window_blocks
+        pack.plan.state_count = self.state_count
         self._packed = pack_network(pack, network, head, load_part)
         self.weight_bytes = self._packed.weight_bytes
         self._vocabulary, self._width = network.config.vocab_size, network.config.width
@@ -75,11 +79,14 @@ class NativeExecutor:
         sizes = [self._library.polyhead_cache_bytes(self._model, which) for which in range(3)]
         self._cache = [map_pages(size) for size in sizes]  # keys, values, states
         self._library.polyhead_set_cache(self._model, *(kept.ctypes.data for kept in self._cache))
-        runs = -(-block_count // RUN_BLOCKS)  # the step's layout: all layers of a run before the next run
+        # The step's layout: all layers of a run before the next run, and the blocks of windowed layers last.
+        own = len(network.config.windowed_layers) if window_blocks else 0
+        shapes = [
+            (count_runs(block_count), len(network.config.attention_layers) - own),
+            (count_runs(window_blocks), own),
+        ]
         self._runs = [
-            kept[:size].reshape(runs, len(network.config.attention_layers), RUN_BLOCKS, -1)
-            for kept, size in zip(self._cache[:2], sizes[:2], strict=True)
-            if size
+            list(cut_runs(kept[:size], shapes)) for kept, size in zip(self._cache[:2], sizes[:2], strict=True) if size
         ]
         self._generates = head is not None
         self._stride = self._packed.plan.head.outputs if self._generates else self._width
@@ -140,6 +147,8 @@ class NativeExecutor:
             arrays.starts,
             arrays.blocks,
             arrays.table_starts,
+            arrays.window_blocks,
+            arrays.window_starts,
             arrays.output_rows,
             None if rows.adapters is None else np.fromiter(map(self._address, rows.adapters), np.uint64),
             arrays.states,
@@ -157,9 +166,13 @@ class NativeExecutor:
 
     def copy(self, blocks: Sequence[tuple[int, int]]) -> None:
         self._bounds.check_copies(blocks)
-        for runs in self._runs:
-            for source, target in blocks:
-                runs[target // RUN_BLOCKS, :, target % RUN_BLOCKS] = runs[source // RUN_BLOCKS, :, source % RUN_BLOCKS]
+        for source, target in blocks:
+            own = source >= self.block_count
+            (from_run, from_block), (to_run, to_block) = (
+                divmod(block - own * self.block_count, RUN_BLOCKS) for block in (source, target)
+            )
+            for kept in self._runs:
+                kept[own][to_run, :, to_block] = kept[own][from_run, :, from_block]
 
     def attach(self, adapter: Lora) -> int:
         if unknown := sorted(adapter.keys() - adaptable_shapes(self._config).keys()):
@@ -191,3 +204,16 @@ class NativeExecutor:
             table for table, (a, b) in zip(rows.block_tables, pairwise(rows.starts), strict=True) for _ in range(b - a)
         ]
         return {table_of[i][rows.positions[i] // BLOCK_TOKENS] for i in members}
+
+
+def count_runs(blocks: int) -> int:
+    return -(-blocks // RUN_BLOCKS)
+
+
+def cut_runs(kept: NDArray[np.uint8], shapes: Sequence[tuple[int, int]]) -> Iterator[NDArray[np.uint8]]:
+    """Views [runs, layers, RUN_BLOCKS, bytes] of keys or of values, for each (runs, layers) of `shapes`, in order."""
+    each, first = len(kept) // sum(runs * layers * RUN_BLOCKS for runs, layers in shapes), 0
+    for runs, layers in shapes:
+        end = first + runs * layers * RUN_BLOCKS * each
+        yield kept[first:end].reshape(runs, layers, RUN_BLOCKS, each)
+        first = end

@@ -94,9 +94,15 @@ def loading_bytes(config: ModelConfig, precision: Precision, generates: bool, ti
     return max(vocabulary - layers - head, vocabulary - layers if head else 0, block)
 
 
-def native_block_bytes(config: ModelConfig, precision: Precision) -> int:
-    """Bytes of the keys and values of BLOCK_TOKENS tokens in all layers with attention."""
-    return len(config.attention_layers) * config.kv_heads * BLOCK_TOKENS * _token_bytes(config, precision)
+def native_block_bytes(config: ModelConfig, precision: Precision, windowed: bool = False) -> int:
+    """Bytes of the keys and values of BLOCK_TOKENS tokens in all layers with attention, or in the windowed ones
+    only."""
+    return (
+        len(config.windowed_layers if windowed else config.attention_layers)
+        * config.kv_heads
+        * BLOCK_TOKENS
+        * _token_bytes(config, precision)
+    )
 
 
 def native_state_bytes(config: ModelConfig) -> int:

@@ -4,6 +4,7 @@ import copy
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -12,8 +13,16 @@ from torch import Tensor
 from .model_config import ModelConfig
 
 
+class BlockCounts(NamedTuple):
+    """How many blocks a cache has for each layer; `windowed`: for each windowed layer, 0: as many as for others, and
+    the same ones."""
+
+    count: int
+    windowed: int = 0
+
+
 class PagedCache:
-    """Storage for `count` blocks of `size` tokens, with one tensor of keys and one of values for each layer.
+    """Storage for blocks of `size` tokens, with one tensor of keys and one of values for each layer.
 
     Inside a block the heads come first, so that a head's data is contiguous when it is gathered for a product. With
     `in_place` the tokens come first, as the kernel that reads blocks in place requires (models.network.varlen). It
@@ -22,16 +31,22 @@ class PagedCache:
 
     is_contiguous = False  # whether block n is the whole sequence n and is read in place
 
-    def __init__(self, config: ModelConfig, count: int, size: int, like: Tensor, in_place: bool = False) -> None:
+    def __init__(
+        self, config: ModelConfig, counts: BlockCounts, size: int, like: Tensor, in_place: bool = False
+    ) -> None:
         """Numbers have the type and device of `like`."""
-        self.count, self.size, self.heads, self.width = count, size, config.kv_heads, config.head_width
+        self.count, self.window_count = counts
+        self.size, self.heads, self.width = size, config.kv_heads, config.head_width
         self.in_place = in_place
+        self.own_blocks = frozenset(config.windowed_layers if counts.windowed else ())  # layers that have such blocks
         inner = (size, config.kv_heads) if in_place else (config.kv_heads, size)
-        shape = (count, *inner, config.head_width)
+        shapes = {
+            layer: (counts.windowed if layer in self.own_blocks else counts.count, *inner, config.head_width)
+            for layer in config.attention_layers
+        }
         # [count, KV, size, D] or [count, size, KV, D]; nothing for a layer without attention
         self.keys, self.values = (
-            [zero_pages(shape if config.mixer(layer) == "attention" else (0,), like) for layer in range(config.depth)]
-            for _ in range(2)
+            [zero_pages(shapes.get(layer, (0,)), like) for layer in range(config.depth)] for _ in range(2)
         )
         self.last_layer = max(config.attention_layers, default=-1)
         self._gathered = [like.new_empty(0) for _ in range(2)]
@@ -53,24 +68,26 @@ class PagedCache:
         for storage, new in ((self.keys[layer], key), (self.values[layer], value)):
             storage.view(-1, self.width).index_copy_(0, places, new.reshape(-1, self.width))
 
-    def copy(self, blocks: Sequence[tuple[int, int]]) -> None:
-        """Copy blocks in all layers, in order: of each pair, the first block to the second."""
-        for storage in self._storages():
+    def copy(self, blocks: Sequence[tuple[int, int]], windowed: bool = False) -> None:
+        """Copy blocks in all layers that have them, in order: of each pair, the first block to the second.
+        `windowed`: the blocks of windowed layers."""
+        for storage in self._storages(windowed):
             for source, target in blocks:
                 storage[target] = storage[source]
 
-    def clear(self, blocks: Sequence[int]) -> None:
-        """Zero whole blocks in all layers."""
-        for storage in self._storages():
+    def clear(self, blocks: Sequence[int], windowed: bool = False) -> None:
+        """Zero whole blocks in all layers that have them."""
+        for storage in self._storages(windowed):
             storage[list(blocks)] = 0
 
-    def _storages(self) -> list[Tensor]:
-        """The keys and values of the layers with attention."""
-        return [storage for storage in (*self.keys, *self.values) if len(storage)]
+    def _storages(self, windowed: bool) -> list[Tensor]:
+        """The keys and values of the layers that have blocks of their own, or of the others with attention."""
+        layers = [layer for layer in range(len(self.keys)) if (layer in self.own_blocks) == windowed]
+        return [kept[layer] for layer in layers for kept in (self.keys, self.values) if len(kept[layer])]
 
     def are_finite(self, places: Tensor) -> Tensor:
-        """[T] whether the numbers at `places` are finite. Only the last layer with attention is checked: NaN in an
-        earlier layer reaches it."""
+        """[T] whether the numbers at `places` of the last layer are finite. Only the last layer with attention is
+        checked: NaN in an earlier layer reaches it."""
         if self.last_layer < 0:
             return torch.ones(len(places) // self.heads, dtype=torch.bool, device=places.device)
         kept = (self.keys[self.last_layer], self.values[self.last_layer])
@@ -88,7 +105,7 @@ class PagedCache:
         return keys, values
 
     def _gather(self, which: int, storage: Tensor, pieces: Tensor) -> Tensor:
-        rows = storage.view(self.count * self.heads, -1)  # a piece is one contiguous copy
+        rows = storage.view(len(storage) * self.heads, -1)  # a piece is one contiguous copy
         needed = pieces.numel() * rows.size(1)
         if self._gathered[which].numel() < needed:
             self._gathered[which] = storage.new_empty(needed * 5 // 4)
@@ -106,7 +123,7 @@ class ContiguousCache(PagedCache):
     is_contiguous = True
 
     def __init__(self, config: ModelConfig, count: int, size: int, like: Tensor) -> None:
-        super().__init__(config, count, size, like)
+        super().__init__(config, BlockCounts(count), size, like)
         self.config, self.step_count = config, 0
 
     def read(self, layer: int, pieces: Tensor) -> tuple[Tensor, Tensor]:
@@ -201,6 +218,19 @@ class CacheView:
     storage_rows: Tensor  # [T * KV] where the keys and values of each row are stored; see PagedCache.storage_rows
     tables: Sequence[Sequence[int]] = ()  # [N] the blocks of each sequence, in order; empty if the batch has spans
     lengths: Sequence[int] = ()  # [N] tokens to read, including the new ones; empty if the batch has spans
+    # The same of layers that have blocks of their own; of blocks that no row sees, the tables have other numbers.
+    window_rows: Tensor | None = None
+    window_tables: Sequence[Sequence[int]] = ()
+
+    def rows_in(self, layer: int) -> Tensor:
+        """Where the keys and values of each row are stored in a layer."""
+        own = layer in self.cache.own_blocks
+        assert not own or self.window_rows is not None, "the cache has blocks of windowed layers, the step has none"
+        return self.window_rows if own and self.window_rows is not None else self.storage_rows
+
+    def are_finite(self) -> Tensor:
+        """[T] whether the keys and values of each row are finite."""
+        return self.cache.are_finite(self.rows_in(self.cache.last_layer))
 
 
 def zero_pages(shape: tuple[int, ...], like: Tensor) -> Tensor:

@@ -276,6 +276,11 @@ class ModelConfig:
     def attention_layers(self) -> tuple[int, ...]:
         return tuple(layer for layer in range(self.depth) if self.mixer(layer) == "attention")
 
+    @property
+    def windowed_layers(self) -> tuple[int, ...]:
+        """The layers with attention that are windowed."""
+        return tuple(filter(self.is_windowed, self.attention_layers))
+
     def mixer(self, layer: int) -> MixerName:
         return self.mixers[layer] if self.mixers else "attention"
 

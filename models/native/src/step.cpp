@@ -45,6 +45,7 @@ struct Plan {
     int32_t width, depth, heads, kv_heads, head_width, mlp_width;
     int32_t causal, norm, activation, gated, generates;
     int32_t block_count;     // of the cache; 0: no cache, sequences come whole
+    int32_t window_blocks;   // of windowed layers, numbered from block_count on; 0: they use those of other layers
     int32_t state_count;     // slots of states of recurrent layers; 0: there are no such layers, or there is no cache
     int32_t narrow;          // keys and values are codes, token embeddings bf16
     int32_t position_offset;
@@ -54,6 +55,7 @@ struct Plan {
     int32_t embedding_width; // E: W, or another width that `projection` has as its inputs
     int32_t rotary_width;    // R: the first features of a head, which are rotated
     int32_t head_norms;
+    int32_t unused;
     float eps, score_scale, embedding_scale;
     float score_cap;         // scores s become cap * tanh(s / cap); 0: they do not
     float residual_scale;    // of the output of each part
@@ -77,6 +79,9 @@ struct StepInput {
     const int32_t *tokens, *positions, *segments;  // [T]; segments may be null: all 0
     const int32_t* starts;                         // [N + 1]
     const int32_t *block_tables, *table_starts;    // of sequence n: block_tables[table_starts[n] .. table_starts[n + 1])
+    // As these, of windowed layers that have their own blocks; a table ends with the block of the sequence's last row, and
+    // begins where the window of its first row does, or before.
+    const int32_t *window_tables, *window_starts;
     const int32_t* output_rows;                    // [M], ascending
     const LowRank* const* adapters;                // [N] the adapter of each sequence, PRODUCTS updates a layer, or
                                                    // null; null: no sequence has one
@@ -165,7 +170,8 @@ class Model {
     size_t cache_bytes(int which) const {
         if (which == 2) return size_t(plan_.state_count) * state_numbers_ * sizeof(float);
         const size_t blocks = plan_.block_count ? size_t(cached_layers_) * padded(plan_.block_count, RUN) : 0;
-        return blocks * plan_.kv_heads * (which ? value_bytes_ : key_bytes_);
+        const size_t own = size_t(windowed_layers_) * padded(plan_.window_blocks, RUN);
+        return (blocks + own) * plan_.kv_heads * (which ? value_bytes_ : key_bytes_);
     }
 
     // Compares every number of `rows` with the size of what it indexes; lengths of arrays cannot be checked here.
@@ -202,6 +208,7 @@ class Model {
             for (int i = first; i < last; ++i)
                 if (!below(rows.block_tables[i], p.block_count)) return Invalid::BLOCKS;
         }
+        if (windowed_layers_ && !are_windows_valid(rows)) return Invalid::BLOCKS;
         for (int n = 0; rows.adapters && n < rows.sequences; ++n) {
             const LowRank* low = rows.adapters[n];
             if (!low || (n && low == rows.adapters[n - 1])) continue;
@@ -235,6 +242,22 @@ class Model {
 
   private:
     static bool below(int32_t number, int32_t count) { return number >= 0 && number < count; }
+
+    // Whether the blocks of windowed layers exist and hold all tokens that a row sees.  Positions are valid.
+    bool are_windows_valid(const StepInput& rows) const {
+        if (!rows.window_tables || !rows.window_starts || rows.window_starts[0] != 0) return false;
+        for (int n = 0; n < rows.sequences; ++n) {
+            const int64_t first = rows.window_starts[n], last = rows.window_starts[n + 1];
+            const int64_t seen = std::max<int64_t>(0, rows.positions[rows.starts[n]] - window_ + 1);
+            const int64_t end = rows.positions[rows.starts[n + 1] - 1] / BLOCK + 1;
+            if (last - first < end - seen / BLOCK || last - first > end) return false;
+            for (int64_t i = first; i < last; ++i) {
+                const int64_t block = rows.window_tables[i];
+                if (block < plan_.block_count || block >= int64_t(plan_.block_count) + plan_.window_blocks) return false;
+            }
+        }
+        return true;
+    }
 
     // Whether the state slots of a step exist, and none is written that another sequence reads or writes.
     bool are_valid(const StepInput& rows) {
@@ -277,7 +300,9 @@ class Model {
             attended_ = std::max(attended_, padded(shape.inner));
             projected_ = std::max(projected_, padded(shape.columns + gate));
             channels_ = std::max(channels_, shape.tiles ? shape.channels : 0);
-            places_.push_back(mixer == ATTENTION ? size_t(cached_layers_++) : state_numbers_);
+            int& number = has_own_blocks(l) ? windowed_layers_ : cached_layers_;
+            places_.push_back(mixer == ATTENTION ? size_t(number++) : state_numbers_);
+            if (has_own_blocks(l)) window_ = std::max(window_, p.layers[l].window);
             if (mixer == ATTENTION) last_attention_ = l;
             if (mixer == ATTENTION || mixer == NO_MIXER) continue;
             last_recurrent_ = l;
@@ -976,10 +1001,22 @@ class Model {
         group.meet();
     }
 
-    // The index of a head's share of a block, in storage order.
+    // Whether a layer has blocks that are not those of other layers.
+    bool has_own_blocks(int layer) const {
+        return plan_.window_blocks && plan_.layers[layer].mixer == ATTENTION && plan_.layers[layer].window;
+    }
+    // The number of the block that holds tokens [index * BLOCK, (index + 1) * BLOCK) of sequence n in a layer.
+    int block_of(int layer, int n, int index) const {
+        if (!has_own_blocks(layer)) return rows_.block_tables[rows_.table_starts[n] + index];
+        const int last = rows_.positions[rows_.starts[n + 1] - 1] / BLOCK;
+        return rows_.window_tables[rows_.window_starts[n + 1] - 1 - (last - index)];
+    }
+    // The index of a head's share of a block, in storage order: the blocks of windowed layers come last.
     size_t place_of(int layer, int block, int head) const {
-        const size_t b = size_t(block);
-        const size_t at = plan_.block_count ? (b / RUN * cached_layers_ + places_[layer]) * RUN + b % RUN : b;
+        const bool own = has_own_blocks(layer);
+        const size_t b = size_t(own ? block - plan_.block_count : block), layers = own ? windowed_layers_ : cached_layers_;
+        const size_t before = own ? size_t(cached_layers_) * padded(plan_.block_count, RUN) : 0;
+        const size_t at = plan_.block_count ? before + (b / RUN * layers + places_[layer]) * RUN + b % RUN : b;
         return at * plan_.kv_heads + head;
     }
     template <class T>
@@ -1015,7 +1052,7 @@ class Model {
         if (angle)
             for (int h = 0; h < p.heads + p.kv_heads; ++h)
                 rotate(q + h * d, angle, angle + p.rotary_width / 2, p.rotary_width);
-        const int block = rows_.block_tables[rows_.table_starts[n] + position / BLOCK];
+        const int block = block_of(l, n, position / BLOCK);
         for (int h = 0; h < p.kv_heads; ++h) {
             const size_t at = place_of(l, block, h);
             store_head(keys_at<T>(at), values_at<T>(at), position % BLOCK, k + h * d, v + h * d, d, head_);
@@ -1079,12 +1116,11 @@ class Model {
             low = std::min(low, range.from[r]);
             high = std::max(high, range.to[r]);
         }
-        const int32_t* table = rows_.block_tables + rows_.table_starts[tile.sequence];
         const int blocks = (high + BLOCK - 1) / BLOCK;
         const T** keys = (const T**)scratch.blocks.reserve(2 * size_t(blocks + AHEAD));
         const T** values = keys + blocks + AHEAD;
         for (int b = low / BLOCK; b < blocks + AHEAD; ++b) {
-            const size_t at = place_of(l, table[std::min(b, blocks - 1)], kv);
+            const size_t at = place_of(l, block_of(l, tile.sequence, std::min(b, blocks - 1)), kv);
             keys[b] = keys_at<T>(at);
             values[b] = values_at<T>(at);
         }
@@ -1197,7 +1233,8 @@ class Model {
     MixerShape shapes_[NO_MIXER + 1];
     std::vector<size_t> places_;  // of each layer: its number among those with attention, or where its state begins in a slot
     size_t state_numbers_ = 0;    // of a slot
-    int cached_layers_ = 0, last_attention_ = -1, last_recurrent_ = -1;
+    int cached_layers_ = 0, windowed_layers_ = 0, last_attention_ = -1, last_recurrent_ = -1;
+    int64_t window_ = 0;  // the largest of layers that have their own blocks
     std::vector<float> no_state_;  // a tile of zeros
     enum SlotUse : uint8_t { UNUSED, READ, WRITTEN };
     std::vector<uint8_t> slot_uses_;  // in the step that is checked

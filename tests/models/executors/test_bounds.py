@@ -216,7 +216,12 @@ class Unchecked(Bounds):
             )
         }
         uses = native_integers([number for use in rows.states or () for number in use])
-        return replace(bounded, **changed, states=None if rows.states is None else uses.reshape(-1, 4))
+        changed["states"] = None if rows.states is None else uses.reshape(-1, 4)
+        if rows.window_tables is not None:
+            changed["window_blocks"] = native_integers([block for table in rows.window_tables for block in table])
+            ends = [sum(map(len, rows.window_tables[:n])) for n in range(len(rows.window_tables) + 1)]
+            changed["window_starts"] = native_integers(ends)
+        return replace(bounded, **changed)
 
 
 BOUNDLESS = Bounds(1 << 30, 0, 0, 1 << 20, 16)
