@@ -17,7 +17,7 @@ class BlockCounts(NamedTuple):
     """How many blocks a cache has for each layer; `windowed`: for each windowed layer, 0: as many as for others, and
     the same ones."""
 
-    count: int
+    full: int
     windowed: int = 0
 
 
@@ -41,7 +41,7 @@ class PagedCache:
         self.own_blocks = frozenset(config.windowed_layers if counts.windowed else ())  # layers that have such blocks
         inner = (size, config.kv_heads) if in_place else (config.kv_heads, size)
         shapes = {
-            layer: (counts.windowed if layer in self.own_blocks else counts.count, *inner, config.head_width)
+            layer: (counts.windowed if layer in self.own_blocks else counts.full, *inner, config.head_width)
             for layer in config.attention_layers
         }
         # [count, KV, size, D] or [count, size, KV, D]; nothing for a layer without attention

@@ -40,7 +40,7 @@ class RaisingExecutor(NativeExecutor):
 class Repeating(Speculation):
     """Always drafts the tokens that came six tokens before."""
 
-    def draft(self, requests: Sequence[DraftRequest], rows: int) -> list[list[int]]:  # noqa: ARG002
+    def draft(self, requests: Sequence[DraftRequest], rows: int) -> list[list[int]]:
         return [list(request.state.tokens[-6:-2])[: max(request.max_tokens, 0)] for request in requests]
 
 
