@@ -1,11 +1,10 @@
-"""Measure what a sequence takes in the cache, and the time of its next token, with windowed layers in blocks of their own
-and in the blocks of the other layers.
+"""Measure what a sequence takes in the cache, and the time of its next token, with and without blocks for windows.
 
     python -m benchmarks.windows [--rounds 30]
 
-The network has the shape of Gemma 3 270M (18 layers, every sixth without a window of 512 tokens) with random weights and
-a smaller vocabulary; sizes do not depend on that. Sequences that fit are those of one context, in as many bytes as eight
-of 32,768 tokens take without blocks of their own, with `max_running` 64. Both executors compute in turns.
+The network has the shape of Gemma 3 270M (18 layers, every sixth without a window of 512 tokens) with random weights
+and a smaller vocabulary, which changes no size of the cache. The sequences that fit are those of one context, in as
+many bytes as eight of 32,768 tokens take in one table, with `max_running` 64. Both executors compute in turns.
 """
 
 import argparse
@@ -71,7 +70,7 @@ class Sizes:
 
 
 def next_token(executor: NativeExecutor, context: int, batch: int) -> StepInput:
-    """The step after `context` - 1 tokens of each sequence; caches have never been written, which takes no less time."""
+    """The step after `context` - 1 tokens of each sequence. Caches are zeros, which takes no less time."""
     each, held = -(-context // BLOCK_TOKENS), held_limit(GEMMA.window, 1, BLOCK_TOKENS)
     tables = [list(range(n * each, (n + 1) * each)) for n in range(batch)]
     first = executor.block_count

@@ -293,10 +293,10 @@ def test_invalid_counts_return_an_error_code(instructions: str) -> None:
 def disturbed(rows: StepInput, choice: random.Random) -> StepInput:
     """A copy in which one or two integers are changed, or a list is one longer or shorter."""
     fields = ["tokens", "positions", "starts", "output_rows", "block_tables"]
-    fields += [name for name in ("segments", "adapters", "states") if getattr(rows, name) is not None]
+    fields += [name for name in ("segments", "adapters", "states", "window_tables") if getattr(rows, name) is not None]
     for _ in range(choice.randint(1, 2)):
         name = choice.choice(fields)
-        nested = name in ("block_tables", "states")
+        nested = name in ("block_tables", "states", "window_tables")
         whole = [list(each) for each in getattr(rows, name)] if nested else [list(getattr(rows, name))]
         values = choice.choice(whole) if whole else []
         number = choice.choice([-HUGE, -1, 0, 1, 2, 7, 8, 15, 16, 17, 39, 40, 77, 90, HUGE, 2**31 - 1, 2**35])
