@@ -73,6 +73,7 @@ class Timed:
             executor.block_count,
             executor.state_count,
         )
+        self.window_blocks, self.window = executor.window_blocks, executor.window
         self.padding = executor.padding
 
     @property
