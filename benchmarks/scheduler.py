@@ -49,7 +49,7 @@ class Nothing:
     """An executor with fixed results."""
 
     nonfinite_blocks: frozenset[int] = frozenset()
-    state_count = 0
+    state_count = window_blocks = window = 0
     argmax = None
 
     def __init__(self) -> None:
@@ -73,6 +73,7 @@ class Timed:
             executor.block_count,
             executor.state_count,
         )
+        self.window_blocks, self.window = executor.window_blocks, executor.window
         self.padding = executor.padding
 
     @property

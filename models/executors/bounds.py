@@ -39,6 +39,8 @@ class StepArrays:
     table_starts: Integers  # [N + 1]
     output_rows: Integers
     states: Integers | None = None  # [N, 4] the numbers of each StateUse
+    window_blocks: Integers | None = None  # of all window tables; those of sequence n begin at `window_starts[n]`
+    window_starts: Integers | None = None  # [N + 1]
 
 
 @dataclass(frozen=True)
@@ -47,7 +49,8 @@ class Bounds:
 
     `positions` is 0 if the network has no table of positions, `segments` 0 if it has no segment embeddings,
     `block_count` 0 without a cache, `state_count` 0 without a cache or without recurrent layers. `keeps_states`:
-    recurrent layers with a cache.
+    recurrent layers with a cache. `window_blocks`: cache blocks of layers with a window of `window` tokens, numbered
+    from `block_count` on; 0: they have none of their own.
     """
 
     tokens: int
@@ -58,9 +61,14 @@ class Bounds:
     hides_rows: bool = False
     keeps_states: bool = False
     state_count: int = 0
+    window_blocks: int = 0
+    window: int = 0
 
     @classmethod
-    def of(cls, config: ModelConfig, block_count: int, block_size: int, state_count: int = 0) -> "Bounds":
+    def of(
+        cls, config: ModelConfig, block_count: int, block_size: int, state_count: int = 0, window_blocks: int = 0
+    ) -> "Bounds":
+        assert not window_blocks or (block_count and config.window), "no layer can use the blocks of windowed layers"
         positions = config.max_positions if config.position in TABLE_POSITIONS else 0
         keeps_states = config.is_recurrent and block_count > 0
         return cls(
@@ -72,6 +80,8 @@ class Bounds:
             config.hides_rows,
             keeps_states,
             state_count if keeps_states else 0,
+            window_blocks,
+            config.window,
         )
 
     def check(self, rows: StepInput, attached: Container[int]) -> StepArrays:
@@ -109,8 +119,33 @@ class Bounds:
             table_starts = int32_array("block_tables", list(accumulate(map(len, rows.block_tables), initial=0)))
         positions = int32_array("positions", rows.positions)
         self._check_positions(positions, starts, table_starts)
-        states = self._check_states(rows.states, positions[starts[:-1]], starts[1:] - starts[:-1])
-        return StepArrays(tokens, positions, segments, starts, blocks, table_starts, outputs, states)
+        firsts, lasts = positions[starts[:-1]], positions[starts[1:] - 1]
+        states = self._check_states(rows.states, firsts, starts[1:] - starts[:-1])
+        windows = self._check_windows(rows.window_tables, firsts, lasts)
+        return StepArrays(tokens, positions, segments, starts, blocks, table_starts, outputs, states, *windows)
+
+    def _check_windows(
+        self, tables: Sequence[Sequence[int]] | None, firsts: Integers, lasts: Integers
+    ) -> tuple[Integers, Integers] | tuple[None, None]:
+        """The blocks of windowed layers, and where those of each sequence begin. They must hold all tokens that a row
+        sees; `firsts` and `lasts` [N] are the positions of first and last rows."""
+        if tables is None and not self.window_blocks:
+            return None, None
+        if tables is None or not self.window_blocks:
+            right = "be there for windowed layers with their own blocks" if tables is None else "be None for this cache"
+            raise StepInputError(f"window_tables: they should {right}")
+        check_length("window_tables", len(tables), len(firsts))
+        blocks = int32_array("window_tables", list(chain.from_iterable(tables)))
+        check_range("window_tables", blocks, self.window_blocks, self.block_count)
+        ends = lasts.astype(np.int64) // self.block_size + 1  # [N] blocks of all tokens
+        least = ends - np.maximum(firsts.astype(np.int64) - self.window + 1, 0) // self.block_size
+        counts = np.fromiter(map(len, tables), np.int64, len(tables))
+        if (wrong := (counts < least) | (counts > ends)).any():
+            n = int(wrong.argmax())
+            raise StepInputError(
+                f"window_tables[{n}] has {counts[n]} blocks, which should be at least {least[n]} and at most {ends[n]}"
+            )
+        return blocks, int32_array("window_tables", list(accumulate(map(len, tables), initial=0)))
 
     def _check_states(self, uses: Sequence[StateUse] | None, firsts: Integers, lengths: Integers) -> Integers | None:
         """Slots that are written must be distinct and not read in the step. `firsts` [N] are the positions of first
@@ -173,8 +208,13 @@ class Bounds:
             raise StepInputError(f"positions: sequence {n} begins at {first[n]}, which should be 0 without a cache")
 
     def check_copies(self, pairs: Sequence[tuple[int, int]]) -> None:
-        """StepInputError for a block that is not in the cache."""
-        check_range("copies", int32_array("copies", list(chain.from_iterable(pairs))), self.block_count)
+        """StepInputError for a block that is not in the cache, and for a copy from other layers to windowed ones, or
+        back."""
+        blocks = int32_array("copies", list(chain.from_iterable(pairs)))
+        check_range("copies", blocks, self.block_count + self.window_blocks)
+        for pair in pairs:
+            if len({block < self.block_count for block in pair}) > 1:
+                raise StepInputError(f"copies: {pair[0]} and {pair[1]} are blocks of different layers")
 
 
 def int32_array(name: str, values: Sequence[int]) -> Integers:
@@ -194,13 +234,15 @@ def check_length(name: str, length: int, right: int) -> None:
         raise StepInputError(f"{name}: there are {length}, which should be {right}")
 
 
-def check_range(name: str, values: Integers, count: int) -> None:
-    """Each value must be from 0 to `count` - 1. As unsigned numbers the negative ones are the largest, so one maximum
-    is enough."""
-    unsigned = values.view(np.uint32)
+def check_range(name: str, values: Integers, count: int, first: int = 0) -> None:
+    """Each value must be one of the `count` numbers from `first` on. As unsigned differences the smaller ones are the
+    largest, so one maximum is enough."""
+    unsigned = values.view(np.uint32) - np.uint32(first)  # modulo 2**32
     if values.size and int(unsigned.max()) >= count:
         row = int((unsigned >= count).argmax())
-        raise StepInputError(f"{name}[{row}] is {values[row]}, which should be at least 0 and less than {count}")
+        raise StepInputError(
+            f"{name}[{row}] is {values[row]}, which should be at least {first} and less than {first + count}"
+        )
 
 
 def check_ascending(name: str, values: Integers) -> None:

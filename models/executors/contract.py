@@ -30,7 +30,9 @@ class StepInput:
 
     Sequence n owns rows [starts[n], starts[n + 1]). `block_tables[n]` lists the cache blocks of its tokens in order,
     including the new ones: the token at position p is in block `block_tables[n][p // block_size]`. Without a cache the
-    tables are empty. `output_rows` are the rows whose output is returned. No row attends to the last `hidden` rows of a
+    tables are empty. `window_tables` belongs to caches with blocks of their own for windowed layers: it lists the
+    blocks of the last tokens, in order, up to that of the last row. Blocks that lie before the window of the first row
+    may be missing. `output_rows` are the rows whose output is returned. No row attends to the last `hidden` rows of a
     sequence. `states` belongs to recurrent networks with a cache; without a cache states begin at zero and are not
     kept.
     """
@@ -45,6 +47,7 @@ class StepInput:
     sources: list[tuple[int, ...]] | None = None  # [N] source tokens, for an encoder-decoder
     hidden: list[int] | None = None  # [N] of networks with `hides_rows` only
     states: list[StateUse] | None = None  # [N]
+    window_tables: list[list[int]] | None = None  # [N]
 
 
 class Executor(Protocol):
@@ -57,6 +60,14 @@ class Executor(Protocol):
     @property
     def block_count(self) -> int:
         """Blocks in the cache; 0 for a network without a cache."""
+
+    @property
+    def window_blocks(self) -> int:
+        """Blocks of windowed layers, numbered from `block_count` on, if they are not those of other layers; else 0."""
+
+    @property
+    def window(self) -> int:
+        """Tokens that a windowed layer sees, the row's own included; 0: no layer is windowed."""
 
     @property
     def state_count(self) -> int:
@@ -88,7 +99,8 @@ class Executor(Protocol):
         """
 
     def copy(self, blocks: Sequence[tuple[int, int]]) -> None:
-        """Copy whole cache blocks in order: of each pair, the first block to the second."""
+        """Copy whole cache blocks in order: of each pair, the first block to the second. Both are of windowed layers,
+        or neither."""
 
     def attach(self, adapter: Lora) -> int:
         """Attach an adapter and return its number, by which sequences use it; a number is never used twice.

@@ -58,6 +58,7 @@ class Seq2SeqExecutor:
         """`vocabulary`: the size of the vocabulary, which both sides share."""
         self.network, self.device = network, device
         self.block_count, self.block_size, self.state_count = block_count, block_size, 0
+        self.window_blocks = self.window = 0  # it keeps tokens, not keys and values
         self._bounds = Bounds(vocabulary, 0, 0, block_count, block_size)
         self._slot_tokens = [0] * (block_count * block_size)  # tokens, by slot
         # By slot: the state, the row in it, and the step it is from.

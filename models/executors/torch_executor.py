@@ -14,7 +14,7 @@ from torch import Tensor
 
 from ..core.errors import StepInputError, UnsupportedError
 from ..network.attention import count_padding_rows
-from ..network.cache import CacheView, PagedCache
+from ..network.cache import BlockCounts, CacheView, PagedCache
 from ..network.heads import LanguageHead
 from ..network.lora import AdapterTiles, AdapterUpdates, Lora, expand_adapters, name_linears
 from ..network.ragged import RaggedBatch
@@ -30,7 +30,8 @@ class TorchExecutor:
     """Runs `network` and, for a generator, `head` on a StepInput; see models.executors.contract.Executor.
 
     `block_count` 0 means no cache: every sequence comes whole. `state_count` are the slots for states of recurrent
-    layers, if there are such layers and a cache. The way of attention is chosen here, once.
+    layers, if there are such layers and a cache; `window_blocks` the blocks of windowed layers, which have none of
+    their own with `in_place`. The way of attention is chosen here, once.
     """
 
     def __init__(
@@ -41,11 +42,14 @@ class TorchExecutor:
         block_count: int = 0,
         block_size: int = 0,
         state_count: int = 0,
+        window_blocks: int = 0,
         in_place: PagedAttention | None = None,
     ) -> None:
+        assert not (in_place and window_blocks), "the kernel reads one table for all layers"
         self.network, self.head = network.eval(), head
         self.block_count, self.block_size = block_count, block_size
-        self._bounds = Bounds.of(network.config, block_count, block_size, state_count)
+        self.window_blocks, self.window = window_blocks, network.config.window
+        self._bounds = Bounds.of(network.config, block_count, block_size, state_count, window_blocks)
         self.state_count = self._bounds.state_count
         weight, config = network.tokens.weight, network.config
         self.device, self.dtype = weight.device, weight.dtype
@@ -59,7 +63,8 @@ class TorchExecutor:
         if block_count:
             # Scans take another course for each step, so they are not recorded.
             replays = in_place is not None and in_place.decode_sequences > 0 and not config.is_recurrent
-            self.cache = PagedCache(config, block_count + replays, block_size, weight, in_place is not None)
+            counts = BlockCounts(block_count + replays, window_blocks)
+            self.cache = PagedCache(config, counts, block_size, weight, in_place is not None)
             if in_place is not None and replays:  # the cache has one more block, the spare one
                 self._graphs = DecodeGraphs(self._compute, self.cache, in_place, config.max_positions)
 
@@ -75,15 +80,18 @@ class TorchExecutor:
     def step(self, rows: StepInput) -> Tensor:
         """The result is valid until the next step. Raises StepInputError before anything is computed."""
         self.check(rows)
-        slots = self._slots(rows) if self.cache is not None else []
-        self._clear_reused_blocks(slots)
-        self._unchecked_blocks |= self._blocks_of(slots)
+        slots = self._slots(rows, rows.block_tables) if self.cache is not None else []
+        own = [] if rows.window_tables is None else self._slots(rows, self._window_tables(rows))
+        written = slots + own
+        self._clear_reused_blocks(written)
+        self._unchecked_blocks |= self._blocks_of(written)
         if self._graphs is not None and self._graphs.padding(rows) >= 0:
             out, finite = self._graphs.step(rows, slots)
         else:
             out, finite = self._compute(self._batch(rows, slots))
         if finite is not None:
-            self._record_nonfinite(finite, slots)
+            for each in filter(None, (slots, own)):
+                self._record_nonfinite(finite, each)
         return out
 
     def check(self, rows: StepInput) -> None:
@@ -116,7 +124,7 @@ class TorchExecutor:
     def _compute(self, batch: RaggedBatch) -> StepOutput:
         states = self.network(batch)  # [M, W]
         view = batch.cache
-        finite = None if view is None else view.cache.are_finite(view.storage_rows)
+        finite = None if view is None else view.are_finite()
         if finite is not None and batch.states is not None:
             states_finite = batch.states.state.are_finite(batch.states.writes)  # [N]
             finite = finite & states_finite.repeat_interleave(torch.tensor(batch.lengths, device=self.device))
@@ -127,7 +135,10 @@ class TorchExecutor:
     def copy(self, blocks: Sequence[tuple[int, int]]) -> None:
         if self.cache is not None:
             self._bounds.check_copies(blocks)
-            self.cache.copy(blocks)
+            first = self.block_count
+            self.cache.copy([pair for pair in blocks if pair[0] < first])
+            own = [(source - first, target - first) for source, target in blocks if source >= first]
+            self.cache.copy(own, windowed=True)
 
     def attach(self, adapter: Lora) -> int:
         if adapter.keys() - set(self._linear_names.values()):
@@ -158,6 +169,11 @@ class TorchExecutor:
         if self.cache is not None:
             places = self.cache.storage_rows(self._tensor(slots))
             cache = CacheView(self.cache, places, rows.block_tables, self._key_counts(rows))
+            if rows.window_tables is not None:
+                first, tables = self.block_count, self._window_tables(rows)
+                own = self._tensor(self._slots(rows, tables)) - first * self.block_size
+                tables = [[block - first for block in table] for table in tables]
+                cache = replace(cache, window_rows=self.cache.storage_rows(own), window_tables=tables)
         return RaggedBatch(
             tokens=self._tensor(rows.tokens),
             positions=self._tensor(rows.positions),
@@ -191,14 +207,24 @@ class TorchExecutor:
     def _tensor(self, values: list[int]) -> Tensor:
         return torch.tensor(values, dtype=torch.int64, device=self.device)
 
-    def _slots(self, rows: StepInput) -> list[int]:
+    def _slots(self, rows: StepInput, tables: Sequence[Sequence[int]]) -> list[int]:
         """The cache slot of each row's key and value."""
         size = self.block_size
         return [
             table[position // size] * size + position % size
-            for table, (start, end) in zip(rows.block_tables, pairwise(rows.starts), strict=True)
+            for table, (start, end) in zip(tables, pairwise(rows.starts), strict=True)
             for position in rows.positions[start:end]
         ]
+
+    def _window_tables(self, rows: StepInput) -> list[list[int]]:
+        """[N] the blocks of windowed layers from the first token on.
+
+        In place of a missing block is the sequence's first one that is there. Keys before the window are masked, and
+        still multiplied: another sequence's block could hold NaN.
+        """
+        counts = [-(-count // self.block_size) for count in self._key_counts(rows)]
+        tables = zip(rows.window_tables or [], counts, strict=True)
+        return [[table[0]] * (count - len(table)) + table for table, count in tables]
 
     def _key_counts(self, rows: StepInput) -> list[int]:
         return [rows.positions[end - 1] + 1 for end in rows.starts[1:]]
@@ -211,7 +237,9 @@ class TorchExecutor:
     def _clear_reused_blocks(self, slots: list[int]) -> None:
         if (self._nonfinite_blocks or self._unchecked_blocks) and self.cache is not None:
             started = self._blocks_of([slot for slot in slots if slot % self.block_size == 0])
-            self.cache.clear(sorted(started & (self._nonfinite_blocks | self._unchecked_blocks)))
+            unclean, first = sorted(started & (self._nonfinite_blocks | self._unchecked_blocks)), self.block_count
+            self.cache.clear([block for block in unclean if block < first])
+            self.cache.clear([block - first for block in unclean if block >= first], windowed=True)
             self._nonfinite_blocks -= started
             self._unchecked_blocks -= started
 

@@ -34,10 +34,11 @@ class LargestStep:
     in_place: bool = False
 
 
-def block_bytes(config: ModelConfig, block_size: int, dtype: torch.dtype) -> int:
-    """Bytes of a cache block: keys and values of `block_size` tokens in all layers that have their own. For states see
-    models.network.recurrent_state.state_bytes."""
-    numbers = sum(each.kv_heads * each.head_width for each in map(config.of_layer, config.cached_layers))
+def block_bytes(config: ModelConfig, block_size: int, dtype: torch.dtype, windowed: bool = False) -> int:
+    """Bytes of a cache block: keys and values of `block_size` tokens in all layers that have their own, or in the
+    windowed ones only. For states see models.network.recurrent_state.state_bytes."""
+    layers = config.windowed_layers if windowed else config.cached_layers
+    numbers = sum(each.kv_heads * each.head_width for each in map(config.of_layer, layers))
     return 2 * numbers * block_size * dtype.itemsize
 
 

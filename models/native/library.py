@@ -141,7 +141,8 @@ class Plan(Structure):
     _fields_ = (
         *((name, c_int32) for name in ("width", "depth", "heads", "mlp_width")),
         *((name, c_int32) for name in ("causal", "norm", "activation", "gated", "generates")),
-        *((name, c_int32) for name in ("block_count", "state_count", "narrow", "position_offset", "vocab_size")),
+        *((name, c_int32) for name in ("block_count", "window_blocks", "state_count", "narrow")),
+        *((name, c_int32) for name in ("position_offset", "vocab_size")),
         *((name, c_int32) for name in ("position_count", "segment_count")),
         *((name, c_int32) for name in ("embedding_width", "rotary_width", "head_norms", "layer_embedding")),
         *((name, c_float) for name in ("eps", "embedding_scale")),
@@ -172,6 +173,8 @@ class StepStruct(Structure):
                 "starts",
                 "block_tables",
                 "table_starts",
+                "window_tables",
+                "window_starts",
                 "output_rows",
                 "adapters",
                 "uses",

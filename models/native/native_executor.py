@@ -39,7 +39,8 @@ class NativeExecutor:
     """Runs `network` and, for a generator, `head`; see models.executors.contract.Executor. Weights are copied in
     `precision`.
 
-    `state_count` are the slots for states of recurrent layers, if there are such layers and a cache.
+    `state_count` are the slots for states of recurrent layers, if there are such layers and a cache; `window_blocks`
+    the blocks of windowed layers, 0: they use those of other layers.
     `instructions` names the library; the default is the fastest one for this processor. `threads` are its own. Each
     part of the network is packed inside `load_part(part)`; outside of it the part's own weights are not read.
     UnsupportedError names the part of a network that the compiled step does not support.
@@ -55,6 +56,7 @@ class NativeExecutor:
         precision: Precision = "int8",
         block_count: int = 0,
         state_count: int = 0,
+        window_blocks: int = 0,
         threads: int = 1,
         instructions: str = "",
         load_part: LoadPart = nullcontext,
@@ -65,10 +67,12 @@ class NativeExecutor:
         self._library = native.load_library(self.instructions)
         self._config, self._loras, self._attached = network.config, dict[int, PackedLora](), 0
         self.block_count, self.block_size = block_count, BLOCK_TOKENS if block_count else 0
-        self._bounds = Bounds.of(network.config, block_count, self.block_size, state_count)
+        self.window_blocks, self.window = window_blocks, network.config.window
+        self._bounds = Bounds.of(network.config, block_count, self.block_size, state_count, window_blocks)
         self.state_count = self._bounds.state_count
         pack = PackedNetwork(self._library, network.config, precision, threads)
-        pack.plan.block_count, pack.plan.state_count = block_count, self.state_count
+        pack.plan.block_count, pack.plan.window_blocks = block_count, window_blocks
+        pack.plan.state_count = self.state_count
         self._packed = pack_network(pack, network, head, load_part)
         self.weight_bytes = self._packed.weight_bytes
         self._vocabulary, self._width = network.config.vocab_size, network.config.width
@@ -88,16 +92,25 @@ class NativeExecutor:
         self._argmax = np.empty(0, np.int32)
         self._nonfinite_blocks: set[int] = set()
 
-    def _layers_of(self, which: int, kept: NDArray[np.uint8]) -> Iterator[NDArray[np.uint8]]:
-        """The keys (0) or values (1) of each layer that has its own, [runs, RUN_BLOCKS, bytes of a block], of the
-        step's layout: all layers of a run of blocks before the next run."""
-        runs, end = kept.reshape(-(-self.block_count // RUN_BLOCKS), -1), 0
-        for layer in range(self._config.depth):
-            if size := self._library.polyhead_layer_bytes(self._model, which, layer):
+    def _layers_of(self, which: int, kept: NDArray[np.uint8]) -> Iterator[tuple[bool, NDArray[np.uint8]]]:
+        """The keys (0) or values (1) of each layer that has its own, [runs, RUN_BLOCKS, bytes of a block], and whether
+        its blocks are those of windowed layers.
+
+        It is the step's layout: all layers of a run of blocks before the next run, and the blocks of windowed layers
+        last.
+        """
+        windowed = {*self._config.windowed_layers} if self.window_blocks else set()
+        start = 0
+        for is_windowed, count in ((False, self.block_count), (True, self.window_blocks)):
+            layers = [layer for layer in self._config.cached_layers if (layer in windowed) == is_windowed]
+            sizes = [self._library.polyhead_layer_bytes(self._model, which, layer) for layer in layers]
+            run_count, run_bytes, end = -(-count // RUN_BLOCKS), RUN_BLOCKS * sum(sizes), 0
+            runs = kept[start : start + run_count * run_bytes].reshape(run_count, run_bytes)
+            start += runs.size
+            for size in sizes:
                 begin, end = end, end + RUN_BLOCKS * size
-                yield np.lib.stride_tricks.as_strided(
-                    runs[:, begin:end], (len(runs), RUN_BLOCKS, size), (runs.strides[0], size, 1)
-                )
+                shape, strides = (run_count, RUN_BLOCKS, size), (runs.strides[0], size, 1)
+                yield is_windowed, np.lib.stride_tricks.as_strided(runs[:, begin:end], shape, strides)
 
     def __del__(self) -> None:
         if model := getattr(self, "_model", None):
@@ -151,6 +164,8 @@ class NativeExecutor:
             arrays.starts,
             arrays.blocks,
             arrays.table_starts,
+            arrays.window_blocks,
+            arrays.window_starts,
             arrays.output_rows,
             None if rows.adapters is None else np.fromiter(map(self._address, rows.adapters), np.uint64),
             arrays.states,
@@ -168,9 +183,14 @@ class NativeExecutor:
 
     def copy(self, blocks: Sequence[tuple[int, int]]) -> None:
         self._bounds.check_copies(blocks)
-        for runs in self._runs:
-            for source, target in blocks:
-                runs[target // RUN_BLOCKS, target % RUN_BLOCKS] = runs[source // RUN_BLOCKS, source % RUN_BLOCKS]
+        for source, target in blocks:
+            own = source >= self.block_count
+            (from_run, from_block), (to_run, to_block) = (
+                divmod(block - own * self.block_count, RUN_BLOCKS) for block in (source, target)
+            )
+            for is_windowed, runs in self._runs:
+                if is_windowed == own:
+                    runs[to_run, to_block] = runs[from_run, from_block]
 
     def attach(self, adapter: Lora) -> int:
         if unknown := sorted(adapter.keys() - adaptable_shapes(self._config).keys()):
@@ -202,3 +222,7 @@ class NativeExecutor:
             table for table, (a, b) in zip(rows.block_tables, pairwise(rows.starts), strict=True) for _ in range(b - a)
         ]
         return {table_of[i][rows.positions[i] // BLOCK_TOKENS] for i in members}
+
+
+def count_runs(blocks: int) -> int:
+    return -(-blocks // RUN_BLOCKS)

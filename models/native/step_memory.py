@@ -98,9 +98,10 @@ def loading_bytes(config: ModelConfig, precision: Precision, generates: bool, ti
     return max(vocabulary - layers - head, vocabulary - layers if head else 0, block)
 
 
-def native_block_bytes(config: ModelConfig, precision: Precision) -> int:
-    """Bytes of the keys and values of BLOCK_TOKENS tokens in all layers that have their own."""
-    layers = map(config.of_layer, config.cached_layers)
+def native_block_bytes(config: ModelConfig, precision: Precision, windowed: bool = False) -> int:
+    """Bytes of the keys and values of BLOCK_TOKENS tokens in all layers that have their own, or in the windowed ones
+    only."""
+    layers = map(config.of_layer, config.windowed_layers if windowed else config.cached_layers)
     return BLOCK_TOKENS * sum(each.kv_heads * _token_bytes(each, precision) for each in layers)
 
 

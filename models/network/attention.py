@@ -89,6 +89,7 @@ class AttentionGroup:
     keys: Tensor | slice | ByHeads
     mask: Tensor | None  # [N, 1, Q, K], or [N, H, Q, K] with a bias in it
     window_mask: Tensor | None
+    window_keys: Tensor | slice | ByHeads  # as `keys`, of layers that have cache blocks of their own
     distances: Tensor | None = (
         None  # [N, Q, K] tokens that a key is before a row, if scores depend on distances; N may be 1
     )
@@ -175,7 +176,7 @@ class AttentionContext:
         config, layer, source = attention.config, attention.layer, attention.key_layer
         cache, windowed = self.batch.cache, config.is_windowed(layer)
         if cache is not None and source == layer:
-            cache.cache.write(layer, cache.storage_rows, key, value)
+            cache.cache.write(layer, cache.rows_in(layer), key, value)
         if self.batch.spans is not None:
             kept = (key, value) if cache is None else (cache.cache.keys[source], cache.cache.values[source])
             return self.batch.spans.attend(query, kept, attention_window(config, layer), attention.scoring.scale)
@@ -183,7 +184,9 @@ class AttentionContext:
         for group in self.groups:
             if isinstance(group.keys, Mapping):
                 assert cache is not None
-                keys, values = cache.cache.read(source, group.keys)
+                pieces = group.window_keys if source in cache.cache.own_blocks else group.keys
+                assert isinstance(pieces, Mapping)
+                keys, values = cache.cache.read(source, pieces)
             else:
                 rows = group.keys
                 keys, values = (_gather_rows(kept, rows, group.size).transpose(1, 2) for kept in (key, value))
@@ -505,6 +508,10 @@ def _build_group(batch: RaggedBatch, config: ModelConfig, members: list[int], dt
         cache = batch.cache.cache
         blocks = _padded_blocks([batch.cache.tables[n] for n in members], max(key_counts), cache.size, device)
         keys, key_count = cache.block_pieces(blocks), blocks.size(1) * cache.size
+    window_keys = keys
+    if batch.cache is not None and batch.cache.window_tables:
+        own = [batch.cache.window_tables[n] for n in members]
+        window_keys = cache.block_pieces(_padded_blocks(own, max(key_counts), cache.size, device))
     # The position of each member's first row.
     firsts = [total - new for total, new in zip(key_counts, lengths, strict=True)]
     seen = (
@@ -520,7 +527,7 @@ def _build_group(batch: RaggedBatch, config: ModelConfig, members: list[int], dt
     before = _key_distances(firsts, (max(lengths), key_count)).to(device) if config.has_distance_scores else None
     hiding = additive_mask(mask, dtype, device)
     window_hiding = hiding if window_mask is mask else additive_mask(window_mask, dtype, device)
-    return AttentionGroup(len(members), rows, keys, hiding, window_hiding, before)
+    return AttentionGroup(len(members), rows, keys, hiding, window_hiding, window_keys, before)
 
 
 def _key_distances(firsts: list[int], shape: tuple[int, int]) -> Tensor:

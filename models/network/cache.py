@@ -4,6 +4,7 @@ import copy
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -14,8 +15,16 @@ from .model_config import ModelConfig
 ByHeads = Mapping[int, Tensor]  # by the number of key heads, which may differ from layer to layer
 
 
+class BlockCounts(NamedTuple):
+    """How many blocks a cache has for each layer; `windowed`: for each windowed layer, 0: as many as for others, and
+    the same ones."""
+
+    full: int
+    windowed: int = 0
+
+
 class PagedCache:
-    """Storage for `count` blocks of `size` tokens, with one tensor of keys and one of values for each layer.
+    """Storage for blocks of `size` tokens, with one tensor of keys and one of values for each layer.
 
     Inside a block the heads come first, so that a head's data is contiguous when it is gathered for a product. With
     `in_place` the tokens come first, as the kernel that reads blocks in place requires (models.network.varlen). It
@@ -24,14 +33,22 @@ class PagedCache:
 
     is_contiguous = False  # whether block n is the whole sequence n and is read in place
 
-    def __init__(self, config: ModelConfig, count: int, size: int, like: Tensor, in_place: bool = False) -> None:
+    def __init__(
+        self, config: ModelConfig, counts: BlockCounts, size: int, like: Tensor, in_place: bool = False
+    ) -> None:
         """Numbers have the type and device of `like`."""
-        self.count, self.size, self.in_place = count, size, in_place
+        self.count, self.window_count = counts
+        self.size, self.in_place = size, in_place
+        self.own_blocks = frozenset(config.windowed_layers if counts.windowed else ())  # layers that have such blocks
         cached = {layer: config.of_layer(layer) for layer in config.cached_layers}
         self.heads = {layer: each.kv_heads for layer, each in cached.items()}
         self.head_counts = sorted({*self.heads.values()}) or [1]
         shapes = {
-            layer: (count, *((size, each.kv_heads) if in_place else (each.kv_heads, size)), each.head_width)
+            layer: (
+                counts.windowed if layer in self.own_blocks else counts.full,
+                *((size, each.kv_heads) if in_place else (each.kv_heads, size)),
+                each.head_width,
+            )
             for layer, each in cached.items()
         }
         # [count, KV, size, D] or [count, size, KV, D]; nothing for a layer that has no keys of its own
@@ -65,24 +82,26 @@ class PagedCache:
         for storage, new in ((self.keys[layer], key), (self.values[layer], value)):
             storage.view(-1, new.size(-1)).index_copy_(0, rows, new.reshape(-1, new.size(-1)))
 
-    def copy(self, blocks: Sequence[tuple[int, int]]) -> None:
-        """Copy blocks in all layers, in order: of each pair, the first block to the second."""
-        for storage in self._storages():
+    def copy(self, blocks: Sequence[tuple[int, int]], windowed: bool = False) -> None:
+        """Copy blocks in all layers that have them, in order: of each pair, the first block to the second.
+        `windowed`: the blocks of windowed layers."""
+        for storage in self._storages(windowed):
             for source, target in blocks:
                 storage[target] = storage[source]
 
-    def clear(self, blocks: Sequence[int]) -> None:
-        """Zero whole blocks in all layers."""
-        for storage in self._storages():
+    def clear(self, blocks: Sequence[int], windowed: bool = False) -> None:
+        """Zero whole blocks in all layers that have them."""
+        for storage in self._storages(windowed):
             storage[list(blocks)] = 0
 
-    def _storages(self) -> list[Tensor]:
-        """The keys and values of the layers that have their own."""
-        return [storage for storage in (*self.keys, *self.values) if len(storage)]
+    def _storages(self, windowed: bool) -> list[Tensor]:
+        """The keys and values of the layers that have blocks of their own, or of the others that have keys."""
+        layers = [layer for layer in range(len(self.keys)) if (layer in self.own_blocks) == windowed]
+        return [kept[layer] for layer in layers for kept in (self.keys, self.values) if len(kept[layer])]
 
     def are_finite(self, places: ByHeads) -> Tensor:
-        """[T] whether the numbers at `places` are finite. Only the last layer with keys of its own is checked: NaN in
-        an earlier layer reaches it."""
+        """[T] whether the numbers at `places` of the last layer are finite. Only the last layer with keys of its own is
+        checked: NaN in an earlier layer reaches it."""
         if self.last_layer < 0:
             [rows] = places.values()
             return torch.ones(len(rows), dtype=torch.bool, device=rows.device)
@@ -103,7 +122,7 @@ class PagedCache:
         return keys, values
 
     def _gather(self, which: int, storage: Tensor, pieces: Tensor) -> Tensor:
-        rows = storage.view(self.count * pieces.size(1), -1)  # a piece is one contiguous copy
+        rows = storage.view(len(storage) * pieces.size(1), -1)  # a piece is one contiguous copy
         needed = pieces.numel() * rows.size(1)
         if self._gathered[which].numel() < needed:
             self._gathered[which] = storage.new_empty(needed * 5 // 4)
@@ -121,7 +140,7 @@ class ContiguousCache(PagedCache):
     is_contiguous = True
 
     def __init__(self, config: ModelConfig, count: int, size: int, like: Tensor) -> None:
-        super().__init__(config, count, size, like)
+        super().__init__(config, BlockCounts(count), size, like)
         self.config, self.step_count = config, 0
 
     def read(self, layer: int, pieces: ByHeads) -> tuple[Tensor, Tensor]:
@@ -216,6 +235,19 @@ class CacheView:
     storage_rows: ByHeads  # [T * KV] where the keys and values of each row are stored; see PagedCache.storage_rows
     tables: Sequence[Sequence[int]] = ()  # [N] the blocks of each sequence, in order; empty if the batch has spans
     lengths: Sequence[int] = ()  # [N] tokens to read, including the new ones; empty if the batch has spans
+    # The same of layers that have blocks of their own; of blocks that no row sees, the tables have other numbers.
+    window_rows: ByHeads | None = None
+    window_tables: Sequence[Sequence[int]] = ()
+
+    def rows_in(self, layer: int) -> ByHeads:
+        """Where the keys and values of each row are stored in a layer."""
+        own = layer in self.cache.own_blocks
+        assert not own or self.window_rows is not None, "the cache has blocks of windowed layers, the step has none"
+        return self.window_rows if own and self.window_rows is not None else self.storage_rows
+
+    def are_finite(self) -> Tensor:
+        """[T] whether the keys and values of each row are finite."""
+        return self.cache.are_finite(self.rows_in(self.cache.last_layer))
 
 
 def zero_pages(shape: tuple[int, ...], like: Tensor) -> Tensor:

@@ -56,7 +56,8 @@ def _build_memory_group(
     rows = slice(padded[0], padded[-1] + 1) if side_by_side else torch.tensor(padded, device=device)
     shown = (torch.arange(max(lengths)) < torch.tensor(lengths)[:, None])[:, None, None]  # [N, 1, 1, K]
     mask = additive_mask(shown, dtype, device)
-    return AttentionGroup(len(members), rows, slice(first, first + len(members) * max(lengths)), mask, mask)
+    keys = slice(first, first + len(members) * max(lengths))
+    return AttentionGroup(len(members), rows, keys, mask, mask, keys)
 
 
 class CrossAttention(Attention):

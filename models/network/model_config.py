@@ -300,6 +300,11 @@ class ModelConfig:
         """The layers whose keys and values are in the cache."""
         return tuple(layer for layer in self.attention_layers if self.key_layer(layer) == layer)
 
+    @property
+    def windowed_layers(self) -> tuple[int, ...]:
+        """The layers with keys of their own that are windowed. Layers that read their keys are windowed, too."""
+        return tuple(filter(self.is_windowed, self.cached_layers))
+
     def of_layer(self, layer: int) -> "ModelConfig":
         """The configuration with the sizes of one layer."""
         if not self.layer_shapes:

@@ -61,6 +61,7 @@ class LeaderExecutor:
     def __init__(self, own: FollowerExecutor, number: int, lost: OnFailure) -> None:
         self._executor, self._number, self._on_failure = own, number, lost
         self.block_size, self.block_count, self.state_count = own.block_size, own.block_count, 0
+        self.window_blocks, self.window = own.window_blocks, own.window
 
     @property
     def nonfinite_blocks(self) -> AbstractSet[int]:

@@ -47,10 +47,12 @@ class ShareRequest:
 
 
 def encode_step(rows: StepInput) -> MessageNumbers:
-    """The integers of a step. Adapters and encoder-decoders are not supported in shares, so they are not sent."""
+    """The integers of a step. Adapters, encoder-decoders and blocks of windowed layers are not supported in shares, so
+    they are not sent."""
     assert not rows.adapters
     assert not rows.sources
     assert not rows.hidden
+    assert rows.window_tables is None
     segments = rows.segments or []
     lists = (
         rows.tokens,

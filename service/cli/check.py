@@ -178,7 +178,8 @@ def format_table(needs: Sequence[MemoryNeed], explained: Mapping[str, MemoryNeed
 
 
 def format_cells(need: MemoryNeed) -> tuple[str, ...]:
-    cache = f"{ceil_mib(need.cache)} ({need.cache_tokens} tokens, {need.blocks} blocks)" if need.blocks else "-"
+    blocks = f"{need.blocks} + {need.window_blocks}" if need.window_blocks else str(need.blocks)
+    cache = f"{ceil_mib(need.cache)} ({need.cache_contents}, {blocks} blocks)" if need.blocks else "-"
     return need.name, str(ceil_mib(need.weights)), cache, str(ceil_mib(need.workspace)), str(ceil_mib(need.total))
 
 

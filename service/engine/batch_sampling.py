@@ -30,12 +30,14 @@ from .request_state import RequestState
 from .sampler import NO_SCORE, Sampler, SampleRow, TokenScore, score_tokens
 from .scheduler import Chunk, TokenSequence
 from .state_slots import NO_SLOT, HeldSlots
+from .window_blocks import WindowBlocks
 
 States = Mapping[TokenSequence, RequestState]  # the request of each scheduled sequence
 
 
-def build_step_input(chunks: Sequence[Chunk], block_size: int) -> StepInput:
+def build_step_input(chunks: Sequence[Chunk], block_size: int, windows: WindowBlocks) -> StepInput:
     """Concatenate the chunks to the input of an executor's step."""
+    window_tables: list[list[int]] = []
     tokens: list[int] = []
     positions: list[int] = []
     output_rows: list[int] = []
@@ -47,6 +49,7 @@ def build_step_input(chunks: Sequence[Chunk], block_size: int) -> StepInput:
         positions += range(sequence.computed, end + chunk.draft)
         starts.append(len(tokens))
         tables.append(sequence.blocks[: -(-(end + chunk.draft) // block_size)])
+        window_tables.append(windows.table(sequence.window, end + chunk.draft))
         output_rows += range(len(tokens) - chunk.row_count, len(tokens))
     adapters = [chunk.sequence.adapter for chunk in chunks]
     sources = [chunk.sequence.source for chunk in chunks]
@@ -60,6 +63,7 @@ def build_step_input(chunks: Sequence[Chunk], block_size: int) -> StepInput:
         adapters=adapters if any(adapters) else None,
         sources=sources if any(sources) else None,
         states=[use_slots(slots) for slots in held] if any(slots.write != NO_SLOT for slots in held) else None,
+        window_tables=window_tables if windows.count else None,
     )
 
 

@@ -41,7 +41,8 @@ def block_keys(parent: BlockKey, tokens: Sequence[int], size: int) -> list[Block
 class BlockAllocator:
     """A pool of `count` blocks of `size` tokens with reference counts.
 
-    Free blocks are allocated least recently used first, and those without cached contents before all others.
+    Free blocks are allocated least recently used first: those without cached contents, then passed ones, then all
+    others.
     """
 
     def __init__(self, count: int, size: int) -> None:
@@ -50,6 +51,7 @@ class BlockAllocator:
         self.count, self.size = count, size
         self.reference_counts = [0] * count
         self.free_blocks: OrderedDict[int, None] = OrderedDict.fromkeys(range(count))
+        self.passed_blocks: OrderedDict[int, None] = OrderedDict()  # free blocks that go before others with contents
         self.key_of: dict[int, BlockKey] = {}
         self.block_of: dict[BlockKey, int] = {}
 
@@ -131,6 +133,12 @@ class BlockAllocator:
         while held:
             self._drop_reference(held.pop())
 
+    def release_one(self, block: int, is_passed: bool) -> None:
+        """Drop a reference.  `is_passed`: its contents are cached only until no block without contents is free."""
+        self._drop_reference(block)
+        if is_passed and block in self.free_blocks:
+            self.passed_blocks[block] = None
+
     def check(self, tables: Iterable[Sequence[int]]) -> None:
         """Assert that reference counts equal the occurrences in `tables`, and that a block is free iff it has none."""
         held = [0] * self.count
@@ -141,15 +149,21 @@ class BlockAllocator:
         assert len(self.free_blocks) == held.count(0), "a block is neither free nor referenced"
         assert not any(held[block] for block in self.free_blocks), "a block is both free and referenced"
         assert len(self.key_of) == len(self.block_of), "a block has two keys, or a key two blocks"
+        assert self.passed_blocks.keys() <= self.free_blocks.keys(), "a passed block is not free"
 
     def _take_free(self) -> int:
-        block, _ = self.free_blocks.popitem(last=False)
+        block = next(iter(self.free_blocks))
+        if block in self.key_of and self.passed_blocks:
+            block = next(iter(self.passed_blocks))
+        del self.free_blocks[block]
+        self.passed_blocks.pop(block, None)
         self._remove_key(block)
         self.reference_counts[block] = 1
         return block
 
     def _add_reference(self, block: int) -> None:
         self.free_blocks.pop(block, None)
+        self.passed_blocks.pop(block, None)
         self.reference_counts[block] += 1
 
     def _drop_reference(self, block: int) -> None:

@@ -37,9 +37,10 @@ from .request_beams import SearchStep
 from .request_groups import RequestGroups
 from .request_state import RequestState, StepTimes
 from .sampler import NO_SCORE, Sampler, TokenScore, TorchSampler, finite_rows
-from .scheduler import Chunk, Scheduler, StepPlan, TokenSequence, number_rows
+from .scheduler import Chunk, LayerCaches, Scheduler, StepPlan, TokenSequence, number_rows
 from .speculation import DraftRequest, Speculation
 from .state_slots import HeldSlots
+from .window_blocks import HeldWindow
 from .worker import HandleEvent, RequestHandle, StepReport, StepResult, WarmupRequest, deadline_error
 
 EMPTY_PLAN = StepPlan([], 0, 0, [])
@@ -69,7 +70,8 @@ class GeneratorWorker:
         self._executor = executor
         self._blocks = BlockAllocator(executor.block_count, executor.block_size)
         budgets = {"token_budget": token_budget, "sequence_budget": sequence_budget, "chunk": prefill_chunk}
-        self._groups = RequestGroups(Scheduler(self._blocks, **budgets, state_count=executor.state_count))
+        caches = LayerCaches(executor.state_count, executor.window_blocks, executor.window)
+        self._groups = RequestGroups(Scheduler(self._blocks, **budgets, caches=caches))
         self._plan = EMPTY_PLAN  # of the current step
         self._copies: list[BlockCopy] = []  # to be made before the next step is computed
         self.speculation = Speculation(0, token_budget)  # drafts nothing, unless the loader replaces it
@@ -163,7 +165,7 @@ class GeneratorWorker:
                 self._copies = []
             if planned.chunks and not plan.chunks:
                 return StepResult([], self._report(plan, 0, (0.0, 0.0), StepTimes()), [], began)
-            rows = build_step_input(plan.chunks, self._blocks.size)
+            rows = build_step_input(plan.chunks, self._blocks.size, self._groups.scheduler.windows)
             if self._vocab_size:
                 self._mask_builder.start(guided_states(plan.chunks, states), self._vocab_size)
             logits = self._executor.step(rows)  # [M, V]
@@ -238,10 +240,11 @@ class GeneratorWorker:
 
     def _self_test(self, adapter: int) -> None:
         block, held, slots = list[int](), HeldSlots(), self._groups.scheduler.states
-        if not self._blocks.allocate(block, 1):
-            return  # no block is free: the running sequences show whether the model computes
-        slots.take_write(held)
+        window, windows = HeldWindow(), self._groups.scheduler.windows
         try:
+            if not (self._blocks.allocate(block, 1) and windows.extend(window, 1)):
+                return  # no block is free: the running sequences show whether the model computes
+            slots.take_write(held)
             proof = StepInput(
                 [0],
                 [0],
@@ -250,11 +253,13 @@ class GeneratorWorker:
                 [0],
                 adapters=[adapter] if adapter else None,
                 states=[use_slots(held)] if slots.count else None,
+                window_tables=[windows.table(window, 1)] if windows.count else None,
             )
             if not all(finite_rows(self._executor.step(proof))):
                 raise StepFailed("the logits after token 0 are not finite")
         finally:
             self._blocks.release(block)
+            windows.release(window)
             slots.release(held)
 
     def check_invariants(self) -> None:
@@ -445,6 +450,8 @@ class GeneratorWorker:
             adapters=Counter(each.adapter for each in scheduler.running if each.adapter) if self._adapters else {},
             blocks_total=self._blocks.count,
             blocks_used=self._blocks.used_count,
+            window_blocks_total=scheduler.windows.count,
+            window_blocks_used=scheduler.windows.used_count if scheduler.windows.count else 0,
             states_total=scheduler.states.count,
             states_used=scheduler.states.used_count,
             states_cached=scheduler.states.cached_count,

@@ -34,6 +34,10 @@ Of a network with recurrent layers, a sequence also holds a slot with its state 
 cached: after the last full block of a chunk, or where the tokens of two sequences branch.  Such sequences have no
 drafts, since a state cannot go back to the token before it.
 
+Windowed layers may have blocks of their own (service.engine.window_blocks).  A sequence holds those of its window and
+of its next chunk.  It is admitted when these are free, and gets more as it gives back others; where it shared those,
+none becomes free, and the last in rank may be preempted for it.
+
 A sequence whose reader has fallen behind is paused: it has neither blocks nor a place in the queue until it is
 resumed.
 """
@@ -48,6 +52,7 @@ from operator import attrgetter
 from ..concurrency.fair_queue import Deadlines, FairQueue, LineKey
 from .block_allocator import BlockAllocator, BlockCopy, BlockKey, child_key, root_key
 from .state_slots import NO_SLOT, HeldSlots, StateSlots, smallest_slot_count
+from .window_blocks import HeldWindow, WindowBlocks
 
 Rank = tuple[int, int]  # smaller goes first
 
@@ -71,6 +76,7 @@ class TokenSequence:
     block_keys: list[BlockKey] = field(default_factory=list)  # of its full blocks, as far as they were needed
     published: int = 0  # leading blocks that were published or are shared
     slots: HeldSlots = field(default_factory=HeldSlots)  # of recurrent states
+    window: HeldWindow = field(default_factory=HeldWindow)  # blocks of windowed layers
     branch: int = 0  # leading tokens whose blocks were found in the cache, but not the state after them
     cached_tokens: int = 0  # prompt tokens found in the cache
     preempted: int = 0
@@ -141,18 +147,41 @@ def logits_row_count(chunk: Chunk) -> int:
     return 1 + chunk.draft if chunk.is_last else 0
 
 
-class Scheduler:
-    """Shares `token_budget` tokens a step among at most `sequence_budget` sequences, `chunk` at most for each.
-
-    `state_count`: slots for the states of a network with recurrent layers, at least `smallest_slot_count`.
+@dataclass(frozen=True, slots=True)
+class LayerCaches:
+    """What layers have that do not use the blocks of the others: slots for the states of recurrent layers, at least
+    `smallest_slot_count`, and blocks of layers with a window of so many tokens; 0: there are no such layers.
     """
 
+    state_count: int = 0
+    window_blocks: int = 0
+    window: int = 0
+
+
+NO_LAYER_CACHES = LayerCaches()
+
+
+class Scheduler:
+    """Shares `token_budget` tokens a step among at most `sequence_budget` sequences, `chunk` at most for each."""
+
     def __init__(
-        self, blocks: BlockAllocator, *, token_budget: int, sequence_budget: int, chunk: int, state_count: int = 0
+        self,
+        blocks: BlockAllocator,
+        *,
+        token_budget: int,
+        sequence_budget: int,
+        chunk: int,
+        caches: LayerCaches = NO_LAYER_CACHES,
     ) -> None:
         assert min(token_budget, sequence_budget, chunk) > 0
-        assert not state_count or state_count >= smallest_slot_count(sequence_budget), "too few slots for states"
-        self.blocks, self.states = blocks, StateSlots(state_count, blocks.size)
+        slots = caches.state_count
+        assert not slots or slots >= smallest_slot_count(sequence_budget), "too few slots for states"
+        self.blocks, self.states = blocks, StateSlots(slots, blocks.size)
+        span = caches.window, min(chunk, token_budget)
+        self.windows = WindowBlocks(caches.window_blocks, blocks.size, blocks.count, span)
+        assert not self.windows.count or self.windows.count >= min(self.windows.limit, blocks.count), (
+            "too few blocks for the window of one sequence"
+        )
         self.token_budget, self.sequence_budget, self.chunk = token_budget, sequence_budget, chunk
         self.waiting: FairQueue[TokenSequence] = FairQueue()
         self.running: dict[TokenSequence, None] = {}  # in order of rank
@@ -184,6 +213,7 @@ class Scheduler:
     def remove(self, sequence: TokenSequence) -> None:
         """Remove a finished, aborted or expired sequence and release its blocks and its state."""
         self.blocks.release(sequence.blocks)
+        self.windows.release(sequence.window)
         self.states.release(sequence.slots)
         self._deadlines.remove(sequence)
         self._unlist(sequence)
@@ -251,6 +281,7 @@ class Scheduler:
         self.blocks.release(sequence.blocks)
         sequence.blocks, sequence.computed = kept, computed
         sequence.published, sequence.cached_tokens = other.published, other.cached_tokens
+        self.windows.share(sequence.window, other.window, computed)
         self.states.share(sequence.slots, other.slots)
 
     def schedule(self) -> StepPlan:
@@ -259,6 +290,7 @@ class Scheduler:
         self._copies = []
         for sequence in self.running:  # a chunk that was not committed is planned again
             self.states.drop_planned(sequence.slots)
+            self.windows.extend_partly(sequence.window, len(sequence.tokens))  # before others are admitted
         self._admit()
         chunks: list[Chunk] = []
         prefilling: list[TokenSequence] = []
@@ -292,27 +324,32 @@ class Scheduler:
             self._extend_keys(sequence, full)
             for index in range(sequence.published, full):
                 self.blocks.publish(sequence.blocks[index], sequence.block_keys[index])
+                self.windows.publish(sequence.window, index, sequence.block_keys[index])
             sequence.published = full
+        self.windows.release_passed(sequence.window, sequence.computed)
 
     def unpublish(self, sequence: TokenSequence) -> None:
         """Remove what was computed of a sequence from the cached prefixes, because it is not valid."""
         self.blocks.unpublish(sequence.blocks)
+        self.windows.unpublish(sequence.block_keys)
         self.states.unpublish(sequence.block_keys)
 
     def unpublish_all(self) -> None:
         self.blocks.unpublish(range(self.blocks.count))
+        self.windows.unpublish_all()
         self.states.unpublish_all()
 
     def check(self) -> None:
         """Assert that no block or slot is leaked, lost or held twice, and that no removed sequence is kept."""
         self.blocks.check(sequence.blocks for sequence in self.running)
         self.states.check(sequence.slots for sequence in self.running)
+        self.windows.check((sequence.window, sequence.computed) for sequence in self.running)
         assert not self.states.count or all(
             bool(sequence.computed) == (sequence.slots.current != NO_SLOT) for sequence in self.running
         ), "a running sequence lost its state, or has one before its first token"
-        assert not any(sequence.blocks for sequence in (*self.waiting, *self.paused, *self.set_aside)), (
-            "a sequence not running holds blocks"
-        )
+        for sequence in (*self.waiting, *self.paused, *self.set_aside):
+            assert not sequence.blocks, "a sequence not running holds blocks"
+            assert not sequence.window.blocks, "a sequence not running holds blocks of windowed layers"
         assert self._running_by_owner == Counter(sequence.owner for sequence in self.running), (
             "the running sequences of an owner are miscounted"
         )
@@ -329,7 +366,11 @@ class Scheduler:
 
         Returns False if the sequence itself was preempted.
         """
-        while not (self.blocks.allocate(sequence.blocks, sequence.slot_count) and self._make_writable(sequence)):
+        while not (
+            self.blocks.allocate(sequence.blocks, sequence.slot_count)
+            and self.windows.extend(sequence.window, len(sequence.tokens))
+            and self._make_writable(sequence)
+        ):
             last = next(reversed(self.running))
             self._preempt(last)
             if last is sequence:
@@ -337,13 +378,16 @@ class Scheduler:
         return True
 
     def _make_writable(self, sequence: TokenSequence) -> bool:
-        """Copy the block that is written next if it is shared; False if there is no free block for the copy."""
+        """Copy the blocks that are written next if they are shared; False if there is no free block for a copy."""
         index = sequence.computed // self.blocks.size
-        if not self.blocks.is_shared(sequence.blocks, index):
-            return True
-        if not self.blocks.free_blocks:
-            return False
-        self._copies.append(self.blocks.replace_shared(sequence.blocks, index))
+        if self.blocks.is_shared(sequence.blocks, index):
+            if not self.blocks.free_blocks:
+                return False
+            self._copies.append(self.blocks.replace_shared(sequence.blocks, index))
+        if self.windows.is_shared(sequence.window, index):
+            copies = self.windows.replace_shared(sequence.window, index)
+            self._copies += copies
+            return bool(copies)
         return True
 
     def _preempt(self, sequence: TokenSequence) -> None:
@@ -363,6 +407,7 @@ class Scheduler:
 
     def _forget_progress(self, sequence: TokenSequence) -> None:
         self.blocks.release(sequence.blocks)
+        self.windows.release(sequence.window)
         self.states.release(sequence.slots)
         sequence.computed = sequence.published = 0
 
@@ -430,14 +475,18 @@ class Scheduler:
         self.running = dict.fromkeys(sorted(self.running, key=attrgetter("rank")))
 
     def _make_place(self, sequence: TokenSequence) -> bool:
-        """Allocate blocks for all tokens of `sequence`; return whether there is room.
+        """Allocate blocks for all tokens of `sequence`, or for its window; return whether there is room.
 
         A free block is left for each running sequence.  Others are preempted where that is allowed.
         """
         while True:
             if len(self.running) < self.sequence_budget:
                 shared = self._reuse_prefix(sequence)
-                if self.blocks.allocate(sequence.blocks, sequence.slot_count, spare=len(self.running)):
+                spare, length = len(self.running), len(sequence.tokens)
+                if self.blocks.allocate(sequence.blocks, sequence.slot_count, spare) and self.windows.extend(
+                    sequence.window, length, spare
+                ):
+                    self.windows.mark(sequence.window, length // self.blocks.size)
                     self._count_cached(sequence, shared)
                     return True
                 self._forget_progress(sequence)
@@ -476,7 +525,9 @@ class Scheduler:
             if not budget:
                 break
             self._count_cached(sequence, self._reuse_prefix(sequence))
+            self.windows.extend_partly(sequence.window, len(sequence.tokens))
             count = min(sequence.uncomputed, self.chunk, budget)
+            count = self.windows.room(sequence.window, sequence.computed, count)
             if sequence.computed < sequence.scored_prefix:
                 count = min(count, rows)
                 rows -= count
@@ -491,7 +542,9 @@ class Scheduler:
         for chunk in chunks:
             sequence = chunk.sequence
             count = min(len(sequence.draft), budget, self.chunk - chunk.count) if chunk.is_last else 0
-            if count and self.blocks.allocate(sequence.blocks, sequence.slot_count + count, spare=len(self.running)):
+            if not count or not self.blocks.allocate(sequence.blocks, sequence.slot_count + count, len(self.running)):
+                continue
+            if self.windows.hold_draft(sequence.window, len(sequence.tokens) + count, len(self.running)):
                 chunk.draft = count
                 budget -= count
 
@@ -509,7 +562,8 @@ class Scheduler:
                 self.states.take_border(sequence.slots, border - start, sequence.block_keys[border // size - 1])
 
     def _reuse_prefix(self, sequence: TokenSequence) -> int:
-        """Skip cached blocks, up to a cached state where there are states; return how many tokens they hold.
+        """Skip cached blocks, up to a cached state where there are states, and to a cached window where there are
+        windows; return how many tokens they hold.
 
         The last token is always computed, for its logits.
         """
@@ -520,10 +574,17 @@ class Scheduler:
             return 0
         self._extend_keys(sequence, most)
         keys = sequence.block_keys[first:most]
-        if self.states.count:
-            found = self.blocks.count_cached(keys)
-            keys = keys[: self.states.adopt_cached(sequence.slots, keys[:found])]
-            sequence.branch = (first + found) * size if found > len(keys) else 0
+        keys, usable = keys[: self.blocks.count_cached(keys)], -1
+        found = len(keys)
+        while usable != len(keys):
+            usable = len(keys)
+            keys = keys[: self.windows.count_usable(keys, first)]
+            keys = keys[: self.states.count_usable(keys)]
+        self.windows.adopt_cached(sequence.window, keys, first)
+        self.states.adopt_cached(sequence.slots, keys)
+        sequence.branch = (first + found) * size if found > usable else 0
+        if sequence.branch:
+            self.windows.mark(sequence.window, first + found)
         shared = self.blocks.share_cached(sequence.blocks, keys, first)
         sequence.computed += shared * size
         sequence.published += shared

@@ -97,17 +97,19 @@ class StateSlots:
                 self.unpublish([held.answer_key])
                 held.answer_key = key
 
-    def adopt_cached(self, held: HeldSlots, keys: Sequence[BlockKey]) -> int:
-        """Make the last cached state of those with the keys `keys` the current one of a sequence.
-
-        Returns how many of the leading keys lie before that state; 0 if none is cached.
+    def count_usable(self, keys: Sequence[BlockKey]) -> int:
+        """How many of the leading keys lie before the last cached state of those with the keys `keys`; 0 if none is
+        cached.
         """
-        for length in range(len(keys), 0, -1):
-            slot = self._pool.block_of.get(keys[length - 1])
-            if slot is not None:
-                self._replace_current(held, slot)
-                return length
-        return 0
+        usable = len(keys)
+        while usable and self.count and keys[usable - 1] not in self._pool.block_of:
+            usable -= 1
+        return usable
+
+    def adopt_cached(self, held: HeldSlots, keys: Sequence[BlockKey]) -> None:
+        """Make the cached state after the blocks with these keys, as many as `count_usable` says, the current one."""
+        if self.count and keys:
+            self._replace_current(held, self._pool.block_of[keys[-1]])
 
     def share(self, held: HeldSlots, other: HeldSlots) -> None:
         """Make the current state of `other` that of `held` too, in place of all that it holds."""

@@ -85,6 +85,8 @@ class StepReport:
     waiting: int
     blocks_total: int = 0
     blocks_used: int = 0
+    window_blocks_total: int = 0  # blocks of windowed layers that are not those of other layers
+    window_blocks_used: int = 0
     states_total: int = 0  # slots for states of recurrent layers
     states_used: int = 0
     states_cached: int = 0  # slots whose state another sequence can find

@@ -175,6 +175,15 @@ SECTIONS: Mapping[str, tuple[Metric, ...]] = {
             "kv_blocks_used", MODEL_LABELS, "blocks", "Blocks that running sequences hold.", "PolyheadCacheExhausted"
         ),
         gauge(
+            "kv_window_blocks",
+            MODEL_LABELS,
+            "blocks",
+            "Blocks in the cache that are of windowed layers only; 0: these use the blocks of the others.",
+        ),
+        gauge(
+            "kv_window_blocks_used", MODEL_LABELS, "blocks", "Blocks of windowed layers that running sequences hold."
+        ),
+        gauge(
             "recurrent_states",
             MODEL_LABELS,
             "states",

@@ -162,6 +162,8 @@ class Metrics:
         self._histogram("stage_seconds", *labels, "sample").observe(report.sample_s)
         self._gauge("kv_blocks", *labels).set(report.blocks_total)
         self._gauge("kv_blocks_used", *labels).set(report.blocks_used)
+        self._gauge("kv_window_blocks", *labels).set(report.window_blocks_total)
+        self._gauge("kv_window_blocks_used", *labels).set(report.window_blocks_used)
         self._gauge("recurrent_states", *labels).set(report.states_total)
         self._gauge("recurrent_states_used", *labels).set(report.states_used)
         self._gauge("recurrent_states_cached", *labels).set(report.states_cached)
@@ -197,7 +199,7 @@ class Metrics:
     def record_idle(self, model: str, task: WorkerTask) -> None:
         """A model computes nothing any more: its requests have ended or are paused."""
         if task == "generate":
-            for gauge in ("kv_blocks_used", "recurrent_states_used"):
+            for gauge in ("kv_blocks_used", "kv_window_blocks_used", "recurrent_states_used"):
                 self._gauge(gauge, self._label_of(model), task).set(0)
 
     def record_tokenisation(self, model: str, task: WorkerTask, seconds: float) -> None:
@@ -309,7 +311,7 @@ class Metrics:
         self._remove_info(model.name)
         self._gauge("model_ready", model.name).set(0)
         cached = model.task == "generate" and not base_model_name(model.name)
-        sizes = ("kv_blocks", "recurrent_states", "recurrent_states_cached") if cached else ()
+        sizes = ("kv_blocks", "kv_window_blocks", "recurrent_states", "recurrent_states_cached") if cached else ()
         for gauge in ("requests_running", "requests_waiting", *sizes):
             self._gauge(gauge, *labels).set(0)
         if model.name not in self._configured:

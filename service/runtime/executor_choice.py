@@ -75,12 +75,13 @@ def executor_name(placement: Placement, config: ModelConfig) -> str:
 
 
 class CacheSize(NamedTuple):
-    """What a generator's executor keeps between steps, none of it for an encoder: blocks of keys and values, and slots
-    for the states of recurrent layers, if there are such layers.
+    """What a generator's executor keeps between steps, none of it for an encoder: blocks of keys and values, slots for
+    the states of recurrent layers, if there are such layers, and blocks of windowed layers, if these have their own.
     """
 
     blocks: int = 0
     states: int = 0
+    window_blocks: int = 0
 
 
 NO_CACHE = CacheSize()
@@ -114,6 +115,7 @@ def build_executor(
             "block_count": cache.blocks,
             "block_size": placement.block_size if cache.blocks else 0,
             "state_count": cache.states,
+            "window_blocks": cache.window_blocks,
         }
         return TorchExecutor(loaded.network, head, **sizes, in_place=paged)
     return NativeExecutor(
@@ -122,6 +124,7 @@ def build_executor(
         precision=cast(Precision, placement.precision),
         block_count=cache.blocks,
         state_count=cache.states,
+        window_blocks=cache.window_blocks,
         threads=placement.threads,
         instructions=placement.instructions,
         load_part=load_part,

@@ -483,7 +483,8 @@ class Loader:
             yield_turn()
 
         make_deterministic(loaded, settings, placement, yield_turn)
-        return build_executor(loaded, settings, placement, CacheSize(need.blocks, need.state_count), load_part)
+        cache = CacheSize(need.blocks, need.state_count, need.window_blocks)
+        return build_executor(loaded, settings, placement, cache, load_part)
 
     def _build_worker(
         self, placement: Placement, need: MemoryNeed, loaded: Checkpoint, drafter: DraftModel | None, executor: Executor

@@ -40,6 +40,7 @@ from ..core.request import Task
 from ..engine.head_outputs import reading_bytes
 from ..engine.sampler import sampling_bytes
 from ..engine.state_slots import smallest_slot_count
+from ..engine.window_blocks import held_limit
 from ..resources import machine
 from .executor_choice import choose_kernel, sampling_instructions
 from .placement import Placement, choose_placement
@@ -130,13 +131,15 @@ def shard_description(description: Description, share: Share) -> Description:
 
 @dataclass(frozen=True)
 class CachePlan:
-    """What a generator may keep between steps: blocks of keys and values, the sequences that run at once, and states of
-    recurrent layers that stay cached while they run.
+    """What a generator may keep between steps: blocks of keys and values, the sequences that run at once, states of
+    recurrent layers that stay cached while they run, and blocks of windowed layers. If there are none of these,
+    windowed layers use the blocks of the others; there are never more than of the others.
     """
 
     blocks: int = 0
     sequences: int = 0
     checkpoints: int = 0
+    window_blocks: int = 0
 
 
 @dataclass(frozen=True)
@@ -145,7 +148,8 @@ class MemoryNeed:
     0 blocks. `sequences` of a generator may run at once.
 
     `loading` is needed beside the weights while they are read, when cache and workspace are not in use yet. `states`
-    are `state_count` slots for the states of recurrent layers.
+    are `state_count` slots for the states of recurrent layers. `window_blocks` of the cache are of windowed layers, and
+    `blocks` then of the others.
     """
 
     name: str
@@ -158,6 +162,7 @@ class MemoryNeed:
     sequences: int = 0
     states: int = 0
     state_count: int = 0
+    window_blocks: int = 0
 
     @property
     def total(self) -> int:
@@ -167,8 +172,14 @@ class MemoryNeed:
     def cache_tokens(self) -> int:
         return self.blocks * self.block_size
 
+    @property
+    def cache_contents(self) -> str:
+        """The tokens that the cache holds, for a message."""
+        windows = f", {self.window_blocks * self.block_size} in windows" if self.window_blocks else ""
+        return f"{self.cache_tokens} tokens{windows}"
+
     def __str__(self) -> str:
-        cache = f", cache {ceil_mib(self.cache)} ({self.cache_tokens} tokens)" if self.blocks else ""
+        cache = f", cache {ceil_mib(self.cache)} ({self.cache_contents})" if self.blocks else ""
         states = f", states {ceil_mib(self.states)} ({self.state_count} slots)" if self.state_count else ""
         parts = f"weights {ceil_mib(self.weights)}{cache}{states}, workspace {ceil_mib(self.workspace)}"
         return f"{ceil_mib(self.total)} MiB ({parts})"
@@ -198,7 +209,7 @@ class MemoryPrediction:
         own = self._own_need(plan)
         if self.draft is None:
             return own
-        draft = self.draft.need(plan)
+        draft = self.draft.need(replace(plan, window_blocks=0))  # it has the numbers of one kind of block only
         return replace(
             own,
             weights=own.weights + draft.weights,
@@ -215,27 +226,57 @@ class MemoryPrediction:
         if not model.generates:
             return CachePlan()
         blocks = math.ceil((settings.cache_tokens or model.context) / self.placement.block_size)
-        return CachePlan(blocks, 1 if model.config.is_recurrent else settings.max_running)
+        sequences = 1 if model.config.is_recurrent else settings.max_running
+        return CachePlan(blocks, sequences, window_blocks=self._window_limit)
 
     def largest_plan(self) -> CachePlan:
         """Return the largest useful cache, with as many blocks as the setting `cache_tokens` asks for."""
         model, settings = self.model, self.settings
         if not model.generates:
             return CachePlan()
-        useful = settings.max_running * model.context
-        if self.placement.device.type == "cpu":
+        useful, size, limit = settings.max_running * model.context, self.placement.block_size, self._window_limit
+        takes_memory = not limit or len(model.config.windowed_layers) < len(model.config.attention_layers)
+        if self.placement.device.type == "cpu" and takes_memory:
             useful = min(useful, max(model.context, CPU_CACHE_TOKENS))
-        blocks = math.ceil((settings.cache_tokens or useful) / self.placement.block_size)
-        return CachePlan(blocks, settings.max_running, CHECKPOINT_STATES if model.config.is_recurrent else 0)
+        blocks = math.ceil((settings.cache_tokens or useful) / size)
+        checkpoints = CHECKPOINT_STATES if model.config.is_recurrent else 0
+        return CachePlan(blocks, settings.max_running, checkpoints, min(self._useful_window_blocks, blocks))
+
+    @property
+    def _window_limit(self) -> int:
+        """The blocks of windowed layers that one sequence needs; 0 if these layers use the blocks of the others: where
+        there are none, a context is no longer, or the executor reads one block table.
+        """
+        model, settings, size = self.model, self.settings, self.placement.block_size
+        config, one_table = model.config, choose_kernel(self.placement, model.config) or model.world_size > 1
+        if not model.generates or model.encoder_config is not None or one_table or not config.windowed_layers:
+            return 0
+        limit = held_limit(config.window, min(settings.prefill_chunk, settings.step_tokens), size)
+        return limit if limit < math.ceil((settings.cache_tokens or model.context) / size) else 0
+
+    @property
+    def _useful_window_blocks(self) -> int:
+        """The blocks of windowed layers for as many sequences as may run, whatever their lengths; on a CPU no more than
+        for CPU_CACHE_TOKENS, unless the setting `cache_tokens` says how many tokens the cache has.
+        """
+        settings, size, limit = self.settings, self.placement.block_size, self._window_limit
+        if not limit:
+            return 0
+        useful = settings.max_running * held_limit(self.model.config.window, 1, size)
+        useful += math.ceil(settings.step_tokens / size)
+        if self.placement.device.type == "cpu" and not settings.cache_tokens:
+            useful = min(useful, math.ceil(CPU_CACHE_TOKENS / size))
+        return max(useful, limit)
 
     def largest_need(self, room: int) -> MemoryNeed:
         """Predict the memory with the largest cache that takes at most `room` bytes, or else the smallest one.
 
-        Sequences that run at once come before more blocks for them, and these before cached states.
+        Sequences that run at once come before more blocks for them, those of windowed layers first, and these before
+        cached states.
         """
         plan, largest = self.smallest_plan(), self.largest_plan()
 
-        for part in ("sequences", "blocks", "checkpoints"):
+        for part in ("sequences", "window_blocks", "blocks", "checkpoints"):
             fits = partial(self._fits, plan, part, room)
             plan = replace(plan, **{part: search_highest(getattr(plan, part), getattr(largest, part), fits)})
         return self.need(plan)
@@ -253,10 +294,12 @@ class MemoryPrediction:
             if placement.instructions
             else torch_parts(model, self.settings, placement, largest)
         )
+        own = min(plan.window_blocks, blocks)
+        windowed = own or blocks  # blocks that windowed layers have
         return MemoryNeed(
             name=model.name,
             weights=parts.weights,
-            cache=blocks * parts.block if model.generates else 0,
+            cache=blocks * (parts.block - parts.window_block) + windowed * parts.window_block if model.generates else 0,
             workspace=model.checkpoint_size.tokenizer + parts.computing,
             loading=model.checkpoint_size.tokenizer + parts.loading,
             blocks=blocks,
@@ -264,6 +307,7 @@ class MemoryPrediction:
             sequences=plan.sequences,
             states=state_count * parts.state,
             state_count=state_count,
+            window_blocks=own,
         )
 
 
@@ -279,8 +323,8 @@ def smallest_need(model: ModelSize, settings: Settings) -> MemoryNeed:
 
 @dataclass(frozen=True)
 class MemoryParts:
-    """Bytes of the weights, of one cache block, of the largest step, of what is needed beside the weights while they
-    are loaded, and of one state of the recurrent layers.
+    """Bytes of the weights, of one cache block of all layers, of the largest step, of what is needed beside the weights
+    while they are loaded, of one state of the recurrent layers, and of the windowed layers' part of a block.
     """
 
     weights: int
@@ -288,6 +332,7 @@ class MemoryParts:
     computing: int
     loading: int
     state: int = 0
+    window_block: int = 0
 
 
 def torch_parts(model: ModelSize, settings: Settings, placement: Placement, largest: LargestStep) -> MemoryParts:
@@ -310,6 +355,7 @@ def torch_parts(model: ModelSize, settings: Settings, placement: Placement, larg
         computing + gather_bytes(config, dtype, largest),
         max(model.checkpoint_size.temporary_bytes(dtype), test),
         state_bytes(config),
+        block_bytes(config, placement.block_size, dtype, windowed=True),
     )
 
 
@@ -348,6 +394,7 @@ def native_parts(model: ModelSize, placement: Placement, largest: LargestStep) -
         computing,
         part + testing + model.checkpoint_size.temporary_bytes(placement.dtype),
         native.native_state_bytes(config),
+        native.native_block_bytes(config, precision, windowed=True),
     )
 
 

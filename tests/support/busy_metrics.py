@@ -53,6 +53,8 @@ def report(**changes: Any) -> StepReport:
         "waiting": 1,
         "blocks_total": 64,
         "blocks_used": 16,
+        "window_blocks_total": 48,
+        "window_blocks_used": 12,
         "states_total": 34,
         "states_used": 8,
         "states_cached": 21,

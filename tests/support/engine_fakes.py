@@ -42,7 +42,7 @@ class FakeGenerator:
     NaN. A step raises an error while `raises` returns True."""
 
     argmax = None
-    state_count = 0
+    state_count = window_blocks = window = 0
 
     def __init__(self, block_count: int = 64, block_size: int = 4) -> None:
         self.block_count, self.block_size = block_count, block_size
@@ -124,7 +124,7 @@ class FakeEncoder:
     """States of three features: the token, its position and its segment. A step with one of `failing_tokens` raises an
     error."""
 
-    block_count = block_size = state_count = 0
+    block_count = block_size = state_count = window_blocks = window = 0
     argmax = None
 
     def __init__(self) -> None:

@@ -94,6 +94,14 @@ class FaultyExecutor:
         return self.executor.state_count
 
     @property
+    def window_blocks(self) -> int:
+        return self.executor.window_blocks
+
+    @property
+    def window(self) -> int:
+        return self.executor.window
+
+    @property
     def nonfinite_blocks(self) -> AbstractSet[int]:
         return self.executor.nonfinite_blocks
 

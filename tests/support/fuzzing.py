@@ -57,6 +57,7 @@ from tests.support.sanitized import Exact, adapters, exactly, narrow
 
 BLOCK = 16  # tokens
 SLOTS = 40  # of states
+OWN = 290  # blocks of windowed layers, enough for seven sequences
 STEPS = 24  # of a round
 SIZES = (1, 1, 1, 2, 3, 4, 5, 7, 8, 9, 15, 16, 17, 31, 33, 64, 127, 128, 129, 200, 257, 300)  # tokens of a chunk
 WIDTHS = (1, 2, 15, 16, 17, 31, 32, 33, 48, 63, 64, 65, 96, 100, 128, 130)
@@ -290,7 +291,8 @@ class Replacing(Bounds):
         arrays = super().check(rows, attached)
         if self.choice is None:
             return arrays
-        names = [f.name for f in fields(arrays) if f.name != "table_starts"]  # whose length the step cannot check
+        unchecked = ("table_starts", "window_starts")  # whose length the step cannot check
+        names = [f.name for f in fields(arrays) if f.name not in unchecked]
         lists = {name: values for name in names if (values := getattr(arrays, name)) is not None and values.size}
         changed = {name: lists[name].copy() for name in self.choice.sample(sorted(lists), min(2, len(lists)))}
         for values in changed.values():
@@ -326,13 +328,17 @@ class Round:
             corrupt_weights(net, choice)
         blocks = choice.choice((1, 3, 15, 16, 17, 40)) if config.causal and choice.random() < 0.9 else 0
         threads = choice.choice((1,) * 6 + (2, 3))
-        sys.stderr.write(f"round {number}: {precision}, {blocks} blocks, {threads} threads, {config}\n")
+        own = OWN if blocks and config.window and choice.random() < 0.7 else 0
+        sys.stderr.write(
+            f"round {number}: {precision}, {blocks} blocks, {own} of windows, {threads} threads, {config}\n"
+        )
         executor = Exact(
             net,
             last,
             precision=precision,
             block_count=blocks,
             state_count=SLOTS,
+            window_blocks=own,
             threads=threads,
             instructions=instructions,
         )
@@ -372,6 +378,8 @@ class Round:
             rows = replace(rows, segments=[choice.randrange(self.config.segments) for _ in range(count)])
         if self.executor.state_count:
             rows = replace(rows, states=self.uses(rows))
+        if self.executor.window_blocks:
+            rows = replace(rows, window_tables=self.windows(rows))
         if len(self.numbers) > 1 and choice.random() < 0.7:
             rows = replace(rows, adapters=[choice.choice(self.numbers) for _ in rows.block_tables])
         if choice.random() < 0.3:
@@ -387,6 +395,15 @@ class Round:
             border_rows = choice.choice((0, 0, 1, end - start, choice.randint(1, end - start)))
             found.append(StateUse(read, free.pop(), border_rows, free.pop() if border_rows else -1))
         return found
+
+    def windows(self, rows: StepInput) -> list[list[int]]:
+        """Tables of blocks that were never written, or by other sequences; some have blocks that no row sees."""
+        free, tables = self.choice.sample(range(self.blocks, self.blocks + OWN), OWN), []
+        for start, end in pairwise(rows.starts):
+            most = rows.positions[end - 1] // BLOCK + 1
+            least = most - max(rows.positions[start] - self.config.window + 1, 0) // BLOCK
+            tables.append([free.pop() for _ in range(self.choice.choice((least, self.choice.randint(least, most))))])
+        return tables
 
     def tokens(self, count: int) -> list[int]:
         most = self.config.vocab_size - 1
@@ -438,12 +455,14 @@ class Round:
 
     def copy(self) -> None:
         """Copy blocks of the cache, some of which do not exist."""
-        numbers = (*range(self.blocks), -1, self.blocks, HUGE)
+        most = self.blocks + self.executor.window_blocks
+        numbers = (*range(self.blocks), -1, most - 1, most, HUGE)
         pairs = [(self.choice.choice(numbers), self.choice.choice(numbers)) for _ in range(self.choice.randint(0, 3))]
         try:
             self.executor.copy(pairs)
         except StepInputError:
-            assert any(not 0 <= number < self.blocks for pair in pairs for number in pair)
+            kinds = [{number // self.blocks > 0 for number in pair} for pair in pairs if self.blocks]
+            assert any(not 0 <= number < most for pair in pairs for number in pair) or {True, False} in kinds
 
     def repeat(self) -> None:
         """Compute the first rows again."""

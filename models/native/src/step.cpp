@@ -55,6 +55,7 @@ struct Plan {
     int32_t width, depth, heads, mlp_width;
     int32_t causal, norm, activation, gated, generates;
     int32_t block_count;     // of the cache; 0: no cache, sequences come whole
+    int32_t window_blocks;   // of windowed layers, numbered from block_count on; 0: they use those of other layers
     int32_t state_count;     // slots of states of recurrent layers; 0: there are no such layers, or there is no cache
     int32_t narrow;          // keys and values are codes, token embeddings bf16
     int32_t position_offset;
@@ -91,6 +92,9 @@ struct StepInput {
     const int32_t *tokens, *positions, *segments;  // [T]; segments may be null: all 0
     const int32_t* starts;                         // [N + 1]
     const int32_t *block_tables, *table_starts;    // of sequence n: block_tables[table_starts[n] .. table_starts[n + 1])
+    // As these, of windowed layers that have their own blocks; a table ends with the block of the sequence's last row, and
+    // begins where the window of its first row does, or before.
+    const int32_t *window_tables, *window_starts;
     const int32_t* output_rows;                    // [M], ascending
     const LowRank* const* adapters;                // [N] the adapter of each sequence, PRODUCTS updates a layer, or
                                                    // null; null: no sequence has one
@@ -190,7 +194,9 @@ class Model {
     // Bytes of the cache's keys (0), its values (1), and all state slots (2).
     size_t cache_bytes(int which) const {
         if (which == 2) return size_t(plan_.state_count) * state_numbers_ * sizeof(float);
-        return plan_.block_count ? size_t(padded(plan_.block_count, RUN)) * block_bytes_[which] : 0;
+        if (!plan_.block_count) return 0;
+        const size_t own = size_t(padded(plan_.window_blocks, RUN)) * block_bytes_[1][which];
+        return size_t(padded(plan_.block_count, RUN)) * block_bytes_[0][which] + own;
     }
     // Bytes of a layer's keys (0) or values (1) in a block.
     size_t layer_bytes(int which, int l) const {
@@ -232,6 +238,7 @@ class Model {
             for (int i = first; i < last; ++i)
                 if (!below(rows.block_tables[i], p.block_count)) return Invalid::BLOCKS;
         }
+        if (window_ && !are_windows_valid(rows)) return Invalid::BLOCKS;
         for (int n = 0; rows.adapters && n < rows.sequences; ++n) {
             const LowRank* low = rows.adapters[n];
             if (!low || (n && low == rows.adapters[n - 1])) continue;
@@ -266,6 +273,22 @@ class Model {
 
   private:
     static bool below(int32_t number, int32_t count) { return number >= 0 && number < count; }
+
+    // Whether the blocks of windowed layers exist and hold all tokens that a row sees.  Positions are valid.
+    bool are_windows_valid(const StepInput& rows) const {
+        if (!rows.window_tables || !rows.window_starts || rows.window_starts[0] != 0) return false;
+        for (int n = 0; n < rows.sequences; ++n) {
+            const int64_t first = rows.window_starts[n], last = rows.window_starts[n + 1];
+            const int64_t seen = std::max<int64_t>(0, rows.positions[rows.starts[n]] - window_ + 1);
+            const int64_t end = rows.positions[rows.starts[n + 1] - 1] / BLOCK + 1;
+            if (last - first < end - seen / BLOCK || last - first > end) return false;
+            for (int64_t i = first; i < last; ++i) {
+                const int64_t block = rows.window_tables[i];
+                if (block < plan_.block_count || block >= int64_t(plan_.block_count) + plan_.window_blocks) return false;
+            }
+        }
+        return true;
+    }
 
     // Whether the state slots of a step exist, and none is written that another sequence reads or writes.
     bool are_valid(const StepInput& rows) {
@@ -310,6 +333,7 @@ class Model {
             channels_ = std::max(channels_, shape.tiles ? shape.channels : 0);
             columns_.push_back(columns);
             places_.push_back(state_numbers_);
+            if (has_own_blocks(l)) window_ = std::max(window_, p.layers[l].window);
             if (mixer == ATTENTION || mixer == NO_MIXER) continue;
             last_recurrent_ = l;
             state_numbers_ += size_t(p.recurrence.kernel - 1) * shape.channels + shape.tiles * tile_numbers();
@@ -350,21 +374,22 @@ class Model {
         for (int which = 0; which < 2; ++which) {
             std::vector<size_t>& places = kept_places_[which];
             places.assign(p.depth, 0);
-            size_t shared = 0, end = 0;
+            size_t shared = 0, ends[2] = {};
             std::vector<bool> is_read(p.depth, p.block_count > 0);
             for (int l = 0; l < p.depth; ++l) {
                 if (p.layers[l].mixer == ATTENTION && p.layers[l].key_layer != l) is_read[p.layers[l].key_layer] = true;
                 shared = std::max(shared, layer_bytes(which, l));
             }
-            if (!p.block_count) end = shared;
+            if (!p.block_count) ends[0] = shared;
             for (int l = 0; l < p.depth; ++l) {
                 if (p.layers[l].mixer != ATTENTION) continue;
                 if (p.layers[l].key_layer != l) { places[l] = places[p.layers[l].key_layer]; continue; }
                 if (!is_read[l]) continue;
+                size_t& end = ends[has_own_blocks(l)];
                 places[l] = end;
                 end += layer_bytes(which, l);
             }
-            block_bytes_[which] = end;
+            for (int own = 0; own < 2; ++own) block_bytes_[own][which] = ends[own];
         }
     }
     const HeadShape& shape_of(int l) const { return head_shapes_[shape_numbers_[l]]; }
@@ -416,7 +441,7 @@ class Model {
             rows_.block_tables = local_tables_.data();
             rows_.table_starts = local_starts_.data();
             for (int which = 0; which < 2; ++which)
-                kept_[which] = kept_scratch_[which].reserve(local_tables_.size() * block_bytes_[which]);
+                kept_[which] = kept_scratch_[which].reserve(local_tables_.size() * block_bytes_[0][which]);
         }
         sequence_of_.resize(rows_.count);
         for (int n = 0; n < rows_.sequences; ++n)
@@ -1127,12 +1152,25 @@ class Model {
         group.meet();
     }
 
-    // The keys (0) or values (1) of a head in a block.
+    // Whether the keys that a layer reads are in blocks that are not those of other layers.
+    bool has_own_blocks(int l) const {
+        const Layer& layer = plan_.layers[l];
+        return plan_.window_blocks && layer.mixer == ATTENTION && plan_.layers[layer.key_layer].window;
+    }
+    // The number of the block that holds tokens [index * BLOCK, (index + 1) * BLOCK) of sequence n in a layer.
+    int block_of(int l, int n, int index) const {
+        if (!has_own_blocks(l)) return rows_.block_tables[rows_.table_starts[n] + index];
+        const int last = rows_.positions[rows_.starts[n + 1] - 1] / BLOCK;
+        return rows_.window_tables[rows_.window_starts[n + 1] - 1 - (last - index)];
+    }
+    // The keys (0) or values (1) of a head in a block.  The blocks of windowed layers come last.
     uint8_t* kept_at(int which, int l, int block, int head) const {
         const HeadShape& shape = shape_of(l);
-        const size_t run = plan_.block_count ? RUN : local_tables_.size(), b = size_t(block);
+        const bool own = has_own_blocks(l);
+        const size_t run = plan_.block_count ? RUN : local_tables_.size(), b = size_t(own ? block - plan_.block_count : block);
         const size_t first = plan_.block_count ? b / RUN : 0, in_run = plan_.block_count ? b % RUN : b;
-        const size_t at = (first * block_bytes_[which] + kept_places_[which][l]) * run;
+        const size_t before = own ? size_t(padded(plan_.block_count, RUN)) * block_bytes_[0][which] : 0;
+        const size_t at = before + (first * block_bytes_[own][which] + kept_places_[which][l]) * run;
         return kept_[which] + at + (in_run * shape.kv_heads + head) * shape.bytes[which];
     }
     template <class T>
@@ -1173,7 +1211,7 @@ class Model {
         if (angle)
             for (int h = 0; h < p.heads + kept; ++h)
                 rotate(q + h * d, angle, angle + layer.rotary_width / 2, layer.rotary_width);
-        const int block = rows_.block_tables[rows_.table_starts[n] + position / BLOCK];
+        const int block = block_of(l, n, position / BLOCK);
         for (int h = 0; h < kept; ++h)
             store_head(keys_at<T>(l, block, h), values_at<T>(l, block, h), position % BLOCK, k + h * d, v + h * d, d, shape.head);
         if (l == last_kept_) {  // NaN in an earlier layer reaches the last one
@@ -1235,12 +1273,11 @@ class Model {
             low = std::min(low, range.from[r]);
             high = std::max(high, range.to[r]);
         }
-        const int32_t* table = rows_.block_tables + rows_.table_starts[tile.sequence];
         const int blocks = (high + BLOCK - 1) / BLOCK;
         const T** keys = (const T**)scratch.blocks.reserve(2 * size_t(blocks + AHEAD));
         const T** values = keys + blocks + AHEAD;
         for (int b = low / BLOCK; b < blocks + AHEAD; ++b) {
-            const int block = table[std::min(b, blocks - 1)];
+            const int block = block_of(l, tile.sequence, std::min(b, blocks - 1));
             keys[b] = keys_at<T>(l, block, kv);
             values[b] = values_at<T>(l, block, kv);
         }
@@ -1357,9 +1394,10 @@ class Model {
     std::vector<LayerColumns> columns_;    // of each layer
     std::vector<size_t> places_;           // of each layer: where its state begins in a slot
     std::vector<size_t> kept_places_[2];   // of each layer: bytes of keys and of values in a block before its own
-    size_t block_bytes_[2] = {};           // of keys and of values in a block, of all layers
+    size_t block_bytes_[2][2] = {};        // of keys and of values in a block of all layers, and of windowed ones where they have their own
     size_t state_numbers_ = 0;    // of a slot
     int last_kept_ = -1, last_recurrent_ = -1;
+    int64_t window_ = 0;  // the largest of layers that have their own blocks
     std::vector<float> no_state_;  // a tile of zeros
     enum SlotUse : uint8_t { UNUSED, READ, WRITTEN };
     std::vector<uint8_t> slot_uses_;  // in the step that is checked

@@ -216,7 +216,12 @@ class Unchecked(Bounds):
             )
         }
         uses = native_integers([number for use in rows.states or () for number in use])
-        return replace(bounded, **changed, states=None if rows.states is None else uses.reshape(-1, 4))
+        changed["states"] = None if rows.states is None else uses.reshape(-1, 4)
+        if rows.window_tables is not None:
+            changed["window_blocks"] = native_integers([block for table in rows.window_tables for block in table])
+            ends = [sum(map(len, rows.window_tables[:n])) for n in range(len(rows.window_tables) + 1)]
+            changed["window_starts"] = native_integers(ends)
+        return replace(bounded, **changed)
 
 
 BOUNDLESS = Bounds(1 << 30, 0, 0, 1 << 20, 16)
@@ -288,10 +293,10 @@ def test_invalid_counts_return_an_error_code(instructions: str) -> None:
 def disturbed(rows: StepInput, choice: random.Random) -> StepInput:
     """A copy in which one or two integers are changed, or a list is one longer or shorter."""
     fields = ["tokens", "positions", "starts", "output_rows", "block_tables"]
-    fields += [name for name in ("segments", "adapters", "states") if getattr(rows, name) is not None]
+    fields += [name for name in ("segments", "adapters", "states", "window_tables") if getattr(rows, name) is not None]
     for _ in range(choice.randint(1, 2)):
         name = choice.choice(fields)
-        nested = name in ("block_tables", "states")
+        nested = name in ("block_tables", "states", "window_tables")
         whole = [list(each) for each in getattr(rows, name)] if nested else [list(getattr(rows, name))]
         values = choice.choice(whole) if whole else []
         number = choice.choice([-HUGE, -1, 0, 1, 2, 7, 8, 15, 16, 17, 39, 40, 77, 90, HUGE, 2**31 - 1, 2**35])

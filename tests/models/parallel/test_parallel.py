@@ -227,6 +227,7 @@ def test_an_error_within_a_step_ends_the_other_processes() -> None:
 
     class FailingExecutor:
         block_size = block_count = state_count = 4
+        window_blocks = window = 0
         group = SimpleNamespace(broadcast_message=lambda words: sent.append(words[:2]))
 
         def check(self, rows: StepInput) -> None:

@@ -3,7 +3,7 @@
 A dictionary is the network of the fuzz test: a slot of the cache stores the whole prefix that it was computed from,
 and the next token is a function of all tokens before it. So a block with contents of another sequence, a leaked
 block, or a sequence that was changed by another is found at once. The same holds for the slots of recurrent states, of
-which half of the runs have some."""
+which half of the runs have some, and for the blocks of windowed layers."""
 
 import random
 from collections import Counter
@@ -15,10 +15,12 @@ from typing import Any
 import pytest
 
 from polyhead.service.engine.block_allocator import ROOT_KEY, BlockAllocator, block_keys, child_key
-from polyhead.service.engine.scheduler import Chunk, Scheduler, TokenSequence, logits_row_count
+from polyhead.service.engine.scheduler import Chunk, LayerCaches, Scheduler, TokenSequence, logits_row_count
 from polyhead.service.engine.state_slots import NO_SLOT, smallest_slot_count
+from polyhead.service.engine.window_blocks import held_limit
 
 STOP = 5
+PLAIN = LayerCaches()
 NEVER = -1
 
 
@@ -53,6 +55,8 @@ class SimulatedRun:
     copies: int = 0
     late: int = 0
     checkpoints: int = 0
+    longest_held: int = 0  # blocks of windowed layers that one sequence held
+    given_back: int = 0
     states: dict[int, tuple[int, ...]] = field(default_factory=dict)
     written: set[int] = field(default_factory=set)  # slots, in this step
     start_of: dict[TokenSequence, list[int]] = field(default_factory=dict)
@@ -67,8 +71,8 @@ class SimulatedRun:
         self.written.clear()
 
     @classmethod
-    def of(cls, count: int, size: int, **budgets: int) -> "SimulatedRun":
-        return cls(Scheduler(BlockAllocator(count, size), **budgets))
+    def of(cls, count: int, size: int, caches: LayerCaches = PLAIN, **budgets: int) -> "SimulatedRun":
+        return cls(Scheduler(BlockAllocator(count, size), **budgets, caches=caches))
 
     def add(self, prompt: list[int], more: int, **terms: Any) -> TokenSequence:
         sequence = TokenSequence(list(prompt), **terms)
@@ -112,6 +116,8 @@ class SimulatedRun:
         self.copies += len(plan.copies)
         scheduler.check()
         self.check_published_states()
+        self.longest_held = max([self.longest_held, *(len(s.window.blocks) for s in scheduler.running)])
+        self.given_back += sum(sequence.window.first for sequence in scheduler.running)
         size = scheduler.blocks.size
         assert all(s.published == s.computed // size for s in scheduler.running), "a full block was not published"
         return plan.chunks
@@ -193,17 +199,33 @@ class SimulatedRun:
             last = line.get((sequence.priority, sequence.owner), sequence.rank)
             assert last <= sequence.rank, "overtaken by a sequence of the same owner and priority"
 
-    def slot(self, sequence: TokenSequence, position: int) -> int:
-        size = self.scheduler.blocks.size
-        return sequence.blocks[position // size] * size + position % size
+    def slots(self, sequence: TokenSequence, position: int, first: int = 0) -> list[int]:
+        """The slot of a token in each pool; of windowed layers only for a token that the row at `first` sees."""
+        size, windows, index = (
+            self.scheduler.blocks.size,
+            self.scheduler.windows,
+            position // self.scheduler.blocks.size,
+        )
+        found = [sequence.blocks[index]]
+        if windows.count and position > first - windows._window:
+            table = windows.table(sequence.window, len(sequence.tokens) + len(sequence.draft))
+            assert index >= sequence.window.first, "a block was given back that a row sees"
+            found.append(table[index - sequence.window.first])
+            assert found[1] >= self.scheduler.blocks.count
+        return [block * size + position % size for block in found]
+
+    def references(self, slot: int) -> int:
+        block, blocks = slot // self.scheduler.blocks.size, self.scheduler.blocks
+        pool = blocks if block < blocks.count else self.scheduler.windows._pool
+        return pool.reference_counts[block % blocks.count if pool is blocks else block - blocks.count]
 
     def write(self, chunk: Chunk) -> None:
         sequence = chunk.sequence
         tokens = sequence.tokens + sequence.draft
         for position in range(sequence.computed, sequence.computed + chunk.count + chunk.draft):
-            block = sequence.blocks[position // self.scheduler.blocks.size]
-            assert self.scheduler.blocks.reference_counts[block] == 1, "written to a shared block"
-            self.cache[self.slot(sequence, position)] = tuple(tokens[: position + 1])
+            for slot in self.slots(sequence, position):
+                assert self.references(slot) == 1, "written to a shared block"
+                self.cache[slot] = tuple(tokens[: position + 1])
         if self.scheduler.states.count:
             self.write_states(chunk)
 
@@ -225,9 +247,8 @@ class SimulatedRun:
         sequence = chunk.sequence
         length = sequence.computed + chunk.count
         for position in range(length):
-            assert self.cache[self.slot(sequence, position)] == tuple(sequence.tokens[: position + 1]), (
-                "block of another sequence"
-            )
+            for slot in self.slots(sequence, position, sequence.computed):
+                assert self.cache[slot] == tuple(sequence.tokens[: position + 1]), "block of another sequence"
         return sequence.tokens[:length]
 
 
@@ -248,6 +269,8 @@ class Totals:
     late: int = 0  # chunks that were not committed
     checkpoints: int = 0  # states inside a chunk
     resumed: int = 0  # prompt tokens that were skipped with a cached state
+    windowed: int = 0  # prompt tokens that were skipped with a cached window
+    given_back: int = 0  # blocks before the windows of running sequences
 
     def __add__(self, other: "Totals") -> "Totals":
         return Totals(
@@ -270,14 +293,14 @@ def fuzz(seed: int) -> Totals:
     choice = random.Random(seed)
     size, count = choice.choice([1, 2, 4]), choice.choice([6, 12, 20, 40])
     sequences, state_room = choice.choice([1, 3, 8]), choice.choice([0, 1, 10])
-    play = SimulatedRun.of(
-        count,
-        size,
-        token_budget=choice.choice([1, 3, 8, 64]),
-        sequence_budget=sequences,
-        chunk=choice.choice([1, 3, 64]),
+    budget, chunk, window = choice.choice([1, 3, 8, 64]), choice.choice([1, 3, 64]), choice.choice([1, 2, 5, 9, 100])
+    least = min(held_limit(window, min(budget, chunk), size), count)
+    caches = LayerCaches(
         state_count=smallest_slot_count(sequences) + state_room if choice.random() < 0.5 else 0,
+        window_blocks=least + choice.choice([0, 0, 1, 5, count]) if choice.random() < 0.6 else 0,
+        window=window,
     )
+    play = SimulatedRun.of(count, size, caches, token_budget=budget, sequence_budget=sequences, chunk=chunk)
     scheduler, capacity, lateness = play.scheduler, size * count, choice.choice([0.0, 0.1])
     prompts = [
         [choice.randint(0, 2) for _ in range(choice.randint(1, max(1, capacity // choice.choice([1, 2, 3]) - 1)))]
@@ -328,6 +351,8 @@ def fuzz(seed: int) -> Totals:
         late=play.late,
         checkpoints=play.checkpoints,
         resumed=play.cached if scheduler.states.count else 0,
+        windowed=play.cached if scheduler.windows.count else 0,
+        given_back=play.given_back,
     )
 
 
@@ -511,9 +536,106 @@ def test_uncommitted_blocks_are_not_found() -> None:
     assert scheduler.schedule().cached_tokens == 0
 
 
+def windowed_run(blocks: int, window: int = 8, **budgets: int) -> SimulatedRun:
+    budgets = {"token_budget": 64, "sequence_budget": 2, "chunk": 8} | budgets
+    run = SimulatedRun.of(64, 4, LayerCaches(window_blocks=blocks, window=window), **budgets)
+    run.stop = NEVER
+    return run
+
+
+def test_blocks_before_the_window_are_given_back() -> None:
+    play = windowed_run(held_limit(8, 8, 4))
+    sequence = play.add([index % 7 for index in range(60)], 150)
+    while len(sequence.tokens) < 200:
+        play.step()
+    held = sequence.window
+    assert play.longest_held == play.scheduler.windows.limit == 5, "8 tokens of the chunk, and 7 before it"
+    assert (held.first, len(held.blocks)) == ((199 - 7) // 4, 2)
+    assert len(sequence.blocks) == 50, "the other layers keep all"
+    play.run()
+    assert not play.preemptions
+
+
+def test_windows_of_more_sequences_than_fit_wait_for_a_place() -> None:
+    play = windowed_run(8, sequence_budget=4, chunk=8)
+    for first in range(3):
+        play.add([first] * 30, 20)
+    play.step()
+    assert len(play.scheduler.running) == 1, "three of eight blocks are left, and another needs five"
+    play.run()
+    assert not play.preemptions
+
+
+def test_a_prefix_is_found_where_its_last_window_is_cached() -> None:
+    play = windowed_run(40, sequence_budget=1)
+    prompt = [index % 7 for index in range(34)]
+    play.add(prompt, 20)
+    play.run()
+    found = play.add([*prompt, 9, 9], 1)
+    play.run()
+    assert found.cached_tokens == 32
+    play.scheduler.windows.unpublish(block_keys(ROOT_KEY, prompt, 4)[6:7])
+    shorter = play.add([*prompt, 8, 8], 1)
+    play.step()
+    assert shorter.cached_tokens == 24, "after 28 or 32 tokens, the row sees the block of tokens 24 to 28"
+
+
+def test_places_where_others_may_begin_stay_cached_longest() -> None:
+    """A pool that is too small for all windows of one long prompt keeps those of its end, of the prompt before it, and
+    of the place where two prompts branched."""
+    play = windowed_run(16, sequence_budget=1)
+    shared = [index % 5 for index in range(17)]
+    ended = play.add([6] * 18, 1)
+    play.run()
+    computed = []
+    for first in (7, 8, 9):
+        play.add([*shared, *[first] * 60], 1)
+        computed.append(0)
+        while play.scheduler.running or play.scheduler.waiting:
+            computed[-1] += sum(chunk.count for chunk in play.step())
+    assert computed == [77, 77, 61], "the second finds other layers' blocks of 16 tokens, the third its window too"
+    again = play.add(ended.tokens, 1)
+    play.run()
+    assert again.cached_tokens == 16
+
+
+def test_forks_share_a_window_until_they_write() -> None:
+    play = windowed_run(20)
+    parent = play.add([index % 7 for index in range(21)], 30)
+    while parent.uncomputed > 1 or not parent.computed:
+        play.step()
+    twin = TokenSequence(list(parent.tokens))
+    play.limits[twin], play.start_of[twin] = play.limits[parent], play.start_of[parent]
+    play.order.append(twin)
+    play.scheduler.fork(parent, twin)
+    assert twin.window.blocks == parent.window.blocks[: len(twin.window.blocks)]
+    before = play.copies
+    play.step()
+    assert play.copies == before + 2, "a block of windowed layers and one of the others"
+    play.run()
+
+
+def test_a_rejected_draft_gives_no_block_back() -> None:
+    play = windowed_run(8, sequence_budget=8)
+    sequence = play.add([1] * 12, 40)
+    while len(sequence.tokens) < 14:
+        play.step()
+    sequence.draft = [10] * 6
+    first = sequence.window.first
+    [chunk] = play.step()
+    assert chunk.draft == 6
+    assert sequence.window.first == first, "the next row is one token further, not seven"
+    play.run()
+
+
+def test_too_few_blocks_for_a_window_are_a_mistake_of_the_caller() -> None:
+    with pytest.raises(AssertionError, match="window of one sequence"):
+        windowed_run(held_limit(8, 8, 4) - 1)
+
+
 def recurrent_run(states: int, **budgets: int) -> SimulatedRun:
     budgets = {"token_budget": 64, "sequence_budget": 2, "chunk": 64} | budgets
-    run = SimulatedRun.of(64, 4, state_count=states, **budgets)
+    run = SimulatedRun.of(64, 4, LayerCaches(states), **budgets)
     run.stop = NEVER
     return run
 

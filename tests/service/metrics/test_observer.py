@@ -52,6 +52,8 @@ def test_a_step_is_observed_once_everywhere(metrics: Metrics) -> None:
     assert value(metrics, "polyhead_padding_tokens_total", model="chat") == 2
     assert value(metrics, "polyhead_kv_blocks", model="chat") == 64
     assert value(metrics, "polyhead_kv_blocks_used", model="chat") == 16
+    assert value(metrics, "polyhead_kv_window_blocks", model="chat") == 48
+    assert value(metrics, "polyhead_kv_window_blocks_used", model="chat") == 12
     for name, count in (("recurrent_states", 34), ("recurrent_states_used", 8), ("recurrent_states_cached", 21)):
         assert value(metrics, f"polyhead_{name}", model="chat") == count
     assert value(metrics, "polyhead_preemptions_total", model="chat") == 1

@@ -195,7 +195,7 @@ def test_nan_costs_too_much(tmp_path: Path) -> None:
     test.compute_reference(ignore_progress)
 
     class Broken:
-        block_size, state_count = 16, 0
+        block_size, state_count, window_blocks = 16, 0, 0
 
         def step(self, rows: Any) -> torch.Tensor:
             return torch.full((len(rows.output_rows), what.config.vocab_size), math.nan)
