@@ -76,8 +76,14 @@ class WeightReader:
     ) -> dict[nn.Parameter, TensorEntry]:
         """The matrices that `whole`, a tensor of a file without memory, becomes: each with its rows in the file. Empty
         unless the library decodes its blocks and all its pieces are matrices of whole rows, in their order."""
-        columns = entry.shape[-1]
-        if type(entry) is not TensorEntry or entry.kind not in BLOCK_KINDS or self._cuts or load_fastest() is None:
+        columns = entry.shape[-1] if entry.shape else 0
+        if (
+            not columns
+            or type(entry) is not TensorEntry
+            or entry.kind not in BLOCK_KINDS
+            or self._cuts
+            or load_fastest() is None
+        ):
             return {}
         found: dict[nn.Parameter, TensorEntry] = {}
         for ours, piece in pieces:
