@@ -145,6 +145,7 @@ class PackedNetwork:
         kept = torch.from_numpy(out)
         table = (kept.view(torch.bfloat16) if narrow else kept).view(-1, inputs)
 
+        @torch.inference_mode()
         def fill(first: int) -> None:
             table[first : first + TABLE_ROWS].copy_(self._floats(weight, first, first + TABLE_ROWS))
 

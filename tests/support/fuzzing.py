@@ -521,7 +521,8 @@ def pack_blocks(raw: NDArray[np.uint8], kind: library.BlockKind, precision: Prec
     [name] = [name for name, each in library.BLOCK_KINDS.items() if each == kind]
     linear = torch.nn.Linear(1, 1, bias=False)
     linear.weight = BlockWeights(torch.from_numpy(raw), name)
-    config = ModelConfig(vocab_size=1, width=1, depth=1, heads=1, kv_heads=1, head_width=1, mlp_width=1)
+    sizes = dict.fromkeys(("vocab_size", "width", "depth", "heads", "kv_heads", "head_width", "mlp_width"), 1)
+    config = ModelConfig(**sizes, max_positions=1, causal=True)
     PackedNetwork(library.load_library(instructions), config, precision).pack_linear([linear])
 
 

@@ -45,6 +45,11 @@ def of_models(path: str, name: str, *bodies: Mapping[str, Any]) -> Route:
     return route(f"/models/{{name}}{path}", path, bodies=bodies, name=name)
 
 
+def of_named(path: str, name: str, bodies: tuple[Mapping[str, Any], ...]) -> Route:
+    """A route whose bodies name a model; it also stands below the path of the model."""
+    return route(path, f"/models/{{name}}{path}", bodies=bodies, name=name)
+
+
 def of_tensors(name: str, *inputs: str, **parameters: Any) -> Route:
     body = {
         "id": "1",
@@ -104,8 +109,9 @@ EXPLAINING = {"method": "attention", "layers": [0], "heads": [0]}
 OF_TASKS = ("/models/{name}", "/models/{name}/pipeline/{task}", "/pipeline/{task}")
 
 ROUTES: tuple[Route, ...] = (
-    route(
+    of_named(
         "/v1/completions",
+        "chat",
         bodies=(
             {"model": "chat", "prompt": TEXT, "max_tokens": 2, "stop": ["x"], "logit_bias": {"5": 1}},
             {"model": "chat", "prompt": [[5, 6]], "max_tokens": 2, "stream": True, "stream_options": {}},
@@ -113,8 +119,9 @@ ROUTES: tuple[Route, ...] = (
             {"model": "chat", "prompt": TEXT, "max_tokens": 1, "explain": EXPLAINING},
         ),
     ),
-    route(
+    of_named(
         "/v1/chat/completions",
+        "chat",
         bodies=(
             CHAT | {"messages": CALLED},
             CHAT | {"tools": [TOOL], "tool_choice": NAMED},
@@ -139,12 +146,13 @@ ROUTES: tuple[Route, ...] = (
     of_models("/tokenize", "chat", {"messages": CALLED}, {"messages": SAID, "tools": [TOOL]}, {"prompt": TEXT}),
     of_models("/tokenize", "judge", {"inputs": [TEXT], "add_special_tokens": True}),
     route("/detokenize", bodies=({"model": "chat", "tokens": [5, 6]},)),
-    route(
+    of_named(
         "/v1/messages",
+        "chat",
         bodies=(CLAUDE | {"max_tokens": 2, "stop_sequences": ["x"]}, CLAUDE_TOOLS | {"max_tokens": 2}),
     ),
-    route("/v1/messages/count_tokens", bodies=(CLAUDE, CLAUDE_TOOLS)),
-    route("/v1/moderations", bodies=({"model": "judge", "input": [TEXT], "thresholds": {}},)),
+    of_named("/v1/messages/count_tokens", "chat", bodies=(CLAUDE, CLAUDE_TOOLS)),
+    of_named("/v1/moderations", "judge", bodies=({"model": "judge", "input": [TEXT], "thresholds": {}},)),
     route(
         "/api/chat",
         bodies=(
@@ -157,8 +165,9 @@ ROUTES: tuple[Route, ...] = (
     route("/api/embed", bodies=({"model": "embedder", "input": [TEXT], "truncate": True, "dimensions": 2},)),
     route("/api/embeddings", bodies=({"model": "embedder", "prompt": TEXT, "keep_alive": "5m"},)),
     route("/api/show", bodies=({"model": "chat", "verbose": True},)),
-    route(
+    of_named(
         "/v1/responses",
+        "chat",
         bodies=(
             RESPONSE | {"input": ITEMS},
             RESPONSE | {"tools": [{"type": "function", "name": "f", "parameters": SCHEMA}], "tool_choice": "required"},
@@ -170,8 +179,14 @@ ROUTES: tuple[Route, ...] = (
             },
         ),
     ),
-    route("/v1/embeddings", bodies=({"model": "embedder", "input": [TEXT]}, {"model": "embedder", "input": [[5, 6]]})),
-    route("/v1/rerank", bodies=({"model": "ranker", "query": TEXT, "documents": [{"text": TEXT}], "top_n": 1},)),
+    of_named(
+        "/v1/embeddings",
+        "embedder",
+        bodies=({"model": "embedder", "input": [TEXT]}, {"model": "embedder", "input": [[5, 6]]}),
+    ),
+    of_named(
+        "/v1/rerank", "ranker", bodies=({"model": "ranker", "query": TEXT, "documents": [{"text": TEXT}], "top_n": 1},)
+    ),
     route(
         "/v1/explain",
         bodies=(

@@ -101,7 +101,15 @@ def close(found: Tensor, expected: Tensor, rows: int | None = None, rerouted: fl
 def one_layer(config: ModelConfig) -> ModelConfig:
     """The configuration with one layer, which has experts if any layer has."""
     experts = config.experts and replace(config.experts, layers=())
-    return replace(config, depth=1, windowed=config.windowed[1:2], experts=experts)
+    return replace(
+        config,
+        depth=1,
+        windowed=config.windowed[1:2],
+        experts=experts,
+        layer_shapes=config.layer_shapes[1:2],
+        key_layers=(0,) if config.key_layers else (),
+        tied_values=config.tied_values[1:2],
+    )
 
 
 @pytest.mark.parametrize("instructions", SETS)
@@ -112,6 +120,8 @@ def test_a_generator_rounds_as_plain_torch(name: str, instructions: str) -> None
     native = NativeExecutor(net, last, block_count=BLOCKS, threads=2, instructions=instructions)
     rounded = rounded_copy(net)
     rounded.tokens.weight.data = net.tokens.weight.data.bfloat16().float()
+    if net.layer_embedding is not None:
+        rounded.layer_embedding.table.weight.data = net.layer_embedding.table.weight.data.bfloat16().float()
     close(
         all_logits(config, native),
         all_logits(config, TorchExecutor(rounded, rounded_copy(last), block_count=BLOCKS, block_size=16)),

@@ -26,6 +26,7 @@ SECRET = "zebra umbrella"
 FORGED = "2026-01-01 INFO forged"
 HOSTILE = f"x\r\n{FORGED}\n{FORGED}\x1b[31m\x9b2J\x85{FORGED}\u2028{FORGED}\u2029{FORGED}\x00\x7f\u202egnirts"
 CONSOLE = re.compile(r"\d\d:\d\d:\d\d (DEBUG|INFO|WARNING|ERROR|CRITICAL) +\S|  \| ")
+FIRST_STEPS = re.compile(r"  (page|models|request|terminal) ")
 CLIENT = httpx.Client(timeout=PATIENCE, verify=False)
 COMPLETIONS = "/v1/completions"
 Served = tuple[FaultServer, str]
@@ -186,7 +187,8 @@ def test_no_client_begins_a_line_or_reaches_a_terminal(served: Served) -> None:
         assert all("level" in line for line in process.lines), "a line that is not an object"
     else:
         lines = [line["message"] for line in process.lines]  # as in the pipe: \n and \r end a line
-        assert not [line for line in lines if not CONSOLE.match(line)]
+        assert not [line for line in lines if not CONSOLE.match(line) and not FIRST_STEPS.match(line)]
+        assert sum(bool(FIRST_STEPS.match(line)) for line in lines) == 4, "once, when the models are ready"
         assert not logs.UNSAFE_CHARS.search(whole.replace("\n", ""))
     assert FORGED in whole, "it was quoted in no line, so the test would show nothing"
 

@@ -263,6 +263,7 @@ BODIES: dict[str, Any] = {
     "/v1/embeddings": {"model": "vectors", "input": "The fox"},
     "/v1/rerank": {"model": "ranker", "query": "a", "documents": ["b"]},
     "/v1/moderations": {"model": "judge", "input": "The fox"},
+    "/models/judge/v1/moderations": {"input": "The fox"},
     "/v1/explain": {"model": "shut", "input": "The fox"},
     "/api/chat": {"model": "shut", "messages": TALK},
     "/api/generate": {"model": "shut", "prompt": "The fox"},

@@ -17,7 +17,6 @@ from polyhead.service.api.dialects.openai import routes
 from polyhead.service.api.dialects.openai.chat_messages import UNSUPPORTED_IN_MESSAGES
 from polyhead.service.api.dialects.openai.wire import (
     UNSUPPORTED_CHAT,
-    UNSUPPORTED_COMPLETION,
     ChatRequest,
     CompletionRequest,
     EmbeddingRequest,
@@ -118,7 +117,7 @@ def test_every_field_of_a_completion_is_read() -> None:
 
 
 def test_missing_and_null_fields_have_the_defaults_of_openai() -> None:
-    nothing = dict.fromkeys(CompletionRequest.model_fields.keys() | UNSUPPORTED_COMPLETION.keys(), None) | GO_ON
+    nothing = dict.fromkeys(CompletionRequest.model_fields.keys() | CompletionRequest.unsupported.keys(), None) | GO_ON
     for wire in (GO_ON, nothing):
         asked = read_completion(CompletionRequest.read(wire))
         assert asked.sampling == Sampling()
@@ -166,7 +165,6 @@ def test_one_or_several_texts_or_lists_of_ids(given: Any, inputs: Any) -> None:
         (CompletionRequest, GO_ON, {"prompt": None}, "prompt: is required"),
         (CompletionRequest, GO_ON, {"prompt": [1, "a", [2.5]]}, "prompt: must be a string, a list of strings, a list"),
         (CompletionRequest, GO_ON, {"prompt": [True]}, "prompt: must be a string, a list of strings, a list"),
-        (CompletionRequest, GO_ON, {"suffix": "x"}, 'suffix: "x" is not supported by this server'),
         (CompletionRequest, GO_ON, {"n": 0}, "n: must be between 1 and 128, got 0"),
         (CompletionRequest, GO_ON, {"best_of": True}, "best_of: must be a whole number, got true"),
         (CompletionRequest, GO_ON, {"logit_bias": {"a": 1}}, "logit_bias: must be an object from token ids to numbers"),
@@ -221,7 +219,7 @@ def test_errors_of_messages(message: Any, sentence: str) -> None:
 
 @pytest.mark.parametrize(
     ("kind", "valid", "table"),
-    [(CompletionRequest, GO_ON, UNSUPPORTED_COMPLETION), (ChatRequest, TALK, UNSUPPORTED_CHAT)],
+    [(CompletionRequest, GO_ON, CompletionRequest.unsupported), (ChatRequest, TALK, UNSUPPORTED_CHAT)],
 )
 def test_unsupported_fields_are_accepted_with_values_without_effect(kind: Any, valid: Any, table: Any) -> None:
     assert not table.keys() & kind.model_fields.keys()
@@ -426,7 +424,7 @@ NUMBERS = (-(1 << 63), -1, 0, 1, 1 << 31, 1 << 63, 1e308, 0.5, "1", None, True, 
 
 def numeric_fields() -> Iterator[tuple[str, str]]:
     wires: dict[str, tuple[Any, Any]] = {
-        "/v1/completions": (CompletionRequest, UNSUPPORTED_COMPLETION),
+        "/v1/completions": (CompletionRequest, CompletionRequest.unsupported),
         "/v1/chat/completions": (ChatRequest, UNSUPPORTED_CHAT),
         "/v1/embeddings": (EmbeddingRequest, {}),
     }
