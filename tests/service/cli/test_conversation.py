@@ -3,7 +3,6 @@
 The last tests run the real program in a pseudo-terminal against a real server."""
 
 import io
-import json
 import os
 import re
 import select
