@@ -1341,8 +1341,8 @@ class Model {
         const auto [a, b] = part(rows_.output_count, thread, team_.size());
         for (int i = a; i < b; ++i) {
             const size_t row = size_t(rows_.output_rows[i]);
-            memcpy(last_x_ + size_t(i) * width_, x_ + row * width_, size_t(width_) * 4);
-            memcpy(last_attn_ + size_t(i) * attended_, attn_ + row * attended_, size_t(attended_) * 4);
+            std::copy_n(x_ + row * width_, width_, last_x_ + size_t(i) * width_);
+            std::copy_n(attn_ + row * attended_, attended_, last_attn_ + size_t(i) * attended_);  // none without a mixer
         }
         team_.wait();
     }

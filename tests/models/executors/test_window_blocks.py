@@ -18,11 +18,13 @@ from polyhead.models.native.step_memory import native_block_bytes
 from polyhead.models.network.model_config import ModelConfig
 from polyhead.models.parallel.step_messages import encode_step
 from tests.models.executors.test_bounds import HUGE, Bad, unchecked
-from tests.models.native.test_step import LLAMA, head, network, rows_of
+from tests.models.native.test_step import GENERATORS, LLAMA, head, network, rows_of
 
 BLOCK, BLOCKS, OWN, WINDOW = 16, 24, 9, 20
 MIXED = replace(LLAMA, depth=3, window=WINDOW, windowed=(True, False, True))
 ALL = replace(LLAMA, window=WINDOW)
+SIZES = GENERATORS["layers of several sizes"]  # two windowed layers with keys of one of them, and a wide one
+assert SIZES.window == WINDOW
 EXECUTORS = [*runnable_targets(), "torch"]
 
 
@@ -68,7 +70,7 @@ def generate(executor: Executor, sizes: list[int]) -> list[Tensor]:
 
 
 @pytest.mark.parametrize("name", EXECUTORS)
-@pytest.mark.parametrize("config", [MIXED, ALL], ids=["mixed", "all"])
+@pytest.mark.parametrize("config", [MIXED, ALL, SIZES], ids=["mixed", "all", "several sizes"])
 def test_a_table_of_the_window_gives_the_same_bits(name: str, config: ModelConfig) -> None:
     sizes = [5, 30, 1, 1, 17, *[1] * 20, 33, 2]
     for precision in ("int8", "float32")[: 1 if name == "torch" else 2]:
