@@ -1,13 +1,14 @@
 """llama.cpp through llama-cpp-python's low interface, all sequences in one batch; runs in its own environment."""
 
 import ctypes
+from functools import partial
 from itertools import chain
 from time import perf_counter
 
 import llama_cpp
 import numpy as np
 
-from benchmarks.peer_runs.text_workload import memory
+from benchmarks.peer_runs.text_workload import loading, memory
 from benchmarks.peer_runs.workload import Answer, Generate, Run, asked, generation, print_figures
 
 STEP_TOKENS = 512  # a step of prompts, its own default of a physical batch
@@ -96,11 +97,8 @@ def generator(context: Context) -> Generate:
 
 def main() -> None:
     run = asked()
-    began = perf_counter()
-    context = Context(run)
-    loaded = perf_counter() - began
-    figures = generation(generator(context), run.work)
-    print_figures({"load": loaded, **figures, **memory("self")})
+    context, taken = loading(partial(Context, run))
+    print_figures({**taken, **generation(generator(context), run.work), **memory("self")})
 
 
 if __name__ == "__main__":

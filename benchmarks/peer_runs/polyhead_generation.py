@@ -5,7 +5,7 @@ from functools import partial
 from time import perf_counter
 
 from benchmarks.peer_runs.polyhead_loading import load_model
-from benchmarks.peer_runs.text_workload import memory
+from benchmarks.peer_runs.text_workload import loading, memory
 from benchmarks.peer_runs.workload import Answer, Generate, Run, asked, generation, print_figures
 from polyhead.service.core.request import Event, Failed, GeneratedToken, Request, Sampling
 from polyhead.service.core.request import Generate as Asked
@@ -59,12 +59,10 @@ def blocks(run: Run, placement: Placement) -> int:
 
 def main() -> None:
     run = asked()
-    began = perf_counter()
-    loaded = load_model(run, partial(blocks, run))
-    seconds = perf_counter() - began
+    loaded, taken = loading(partial(load_model, run, partial(blocks, run)))
     worker = GeneratorWorker(loaded.executor, model="measured")
     figures = generation(generator(worker), run.work)
-    print_figures({"load": seconds, "precision": loaded.placement.precision, **figures, **memory("self")})
+    print_figures({**taken, "precision": loaded.placement.precision, **figures, **memory("self")})
 
 
 if __name__ == "__main__":

@@ -14,11 +14,12 @@ from polyhead.models.executors.contract import Executor
 from polyhead.models.native.packed_network import free_weights
 from polyhead.service.config import settings
 from polyhead.service.config.settings import Settings
+from polyhead.service.engine.state_slots import smallest_slot_count
 from polyhead.service.resources.process_info import trim_heap
 from polyhead.service.runtime.executor_choice import CacheSize, build_executor, make_deterministic
 from polyhead.service.runtime.placement import Placement, choose_placement
 
-STATES = 64  # slots for the states of recurrent layers: two for each sequence of the work, and more
+STATES = smallest_slot_count(64)  # for the states of recurrent layers, of as many sequences as a worker runs at once
 
 
 @dataclass(frozen=True)

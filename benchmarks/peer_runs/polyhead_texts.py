@@ -23,7 +23,7 @@ def served(run: Run) -> tuple[Model, EncoderWorker]:
     head = cast(OutputHead, read.head)
     worker = EncoderWorker(loaded.executor, head, model=NEED.name, task=read.task, token_budget=tokens)
     worker.warm_up()
-    return build_model(NEED, read, loaded.placement), worker
+    return build_model(NEED, read, loaded.placement, {}), worker
 
 
 def reader(model: Model, worker: EncoderWorker) -> Answer:

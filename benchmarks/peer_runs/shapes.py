@@ -34,13 +34,16 @@ class Shape:
     hidden: int  # of an expert, where there are some
     experts: int = 0
     chosen: int = 0  # experts of a token
+    attending: tuple[int, ...] = ()  # layers with attention, where the others have a short convolution
 
 
 SHAPES = {
     "qwen2.5-0.5b": Shape("qwen2", 151_936, 896, 24, 14, 2, 4864),
     "gpt2-124m": Shape("gpt2", 50_257, 768, 12, 12, 12, 3072),
     "olmoe-1b-7b": Shape("olmoe", 50_304, 2048, 16, 16, 16, 1024, experts=64, chosen=8),
+    "lfm2-350m": Shape("lfm2", 65_536, 1024, 16, 16, 8, 4608, attending=(2, 5, 8, 10, 12, 14)),
 }
+KERNEL = 3  # tokens of a short convolution
 Sizes = Iterator[tuple[str, tuple[int, ...]]]
 DEVIATION = 0.03  # of weights: small, so that answers stay numbers
 EMBEDDING = 3.0  # of a mixture's embeddings: tokens differ in all layers, and so do the experts that they choose
@@ -105,8 +108,31 @@ def olmoe(shape: Shape) -> Sizes:
         yield f"{layer}ffn_down_exps.weight", (experts, width, hidden)
 
 
+def lfm2(shape: Shape) -> Sizes:
+    """The output layer is the embeddings; the last norm has the name of one behind the embeddings."""
+    width, hidden, head = shape.width, shape.hidden, shape.width // shape.heads
+    yield "token_embd.weight", (shape.vocabulary, width)
+    yield "token_embd_norm.weight", (width,)
+    for n, layer in ((n, f"blk.{n}.") for n in range(shape.depth)):
+        if n in shape.attending:
+            for name, rows in (("attn_q", width), ("attn_k", head * shape.kv_heads), ("attn_v", head * shape.kv_heads)):
+                yield f"{layer}{name}.weight", (rows, width)
+            yield f"{layer}attn_output.weight", (width, width)
+            for name in ("attn_q_norm", "attn_k_norm"):
+                yield f"{layer}{name}.weight", (head,)
+        else:
+            yield f"{layer}shortconv.conv.weight", (width, KERNEL)
+            yield f"{layer}shortconv.in_proj.weight", (3 * width, width)
+            yield f"{layer}shortconv.out_proj.weight", (width, width)
+        for name in ("ffn_gate", "ffn_up"):
+            yield f"{layer}{name}.weight", (hidden, width)
+        yield f"{layer}ffn_down.weight", (width, hidden)
+        for name in ("attn_norm", "ffn_norm"):
+            yield f"{layer}{name}.weight", (width,)
+
+
 def kind_of(shape: Shape, name: str, size: tuple[int, ...]) -> Kind:
-    if len(size) == 1 or name.startswith("position") or "ffn_gate_inp" in name:
+    if len(size) == 1 or name.startswith("position") or "ffn_gate_inp" in name or "shortconv.conv" in name:
         return Kind.F32
     if not shape.experts:
         return Kind.Q8_0
@@ -145,7 +171,12 @@ def described(writer: gguf.GGUFWriter, shape: Shape) -> None:
     writer.add_block_count(shape.depth)
     writer.add_feed_forward_length(shape.hidden)
     writer.add_head_count(shape.heads)
-    writer.add_head_count_kv(shape.kv_heads)
+    if shape.attending:
+        writer.add_head_count_kv([shape.kv_heads if n in shape.attending else 0 for n in range(shape.depth)])
+        writer.add_shortconv_l_cache(KERNEL)
+        writer.add_vocab_size(shape.vocabulary)
+    else:
+        writer.add_head_count_kv(shape.kv_heads)
     writer.add_file_type(gguf.LlamaFileType.MOSTLY_Q4_0 if shape.experts else gguf.LlamaFileType.MOSTLY_Q8_0)
     if shape.experts:
         writer.add_expert_count(shape.experts)
@@ -170,7 +201,7 @@ def tokenizer(writer: gguf.GGUFWriter, source: Path, vocabulary: int) -> None:
         writer.add_key_value(field.name, value, field.types[0], inner)
 
 
-ARCHITECTURES = {"qwen2": qwen2, "gpt2": gpt2, "olmoe": olmoe}
+ARCHITECTURES = {"qwen2": qwen2, "gpt2": gpt2, "olmoe": olmoe, "lfm2": lfm2}
 
 
 def main() -> None:

@@ -9,7 +9,8 @@ import math
 import statistics
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from time import perf_counter
+from time import perf_counter, process_time
+from typing import TypeVar
 
 from benchmarks.peer_runs.workload import WORK, Work, times
 
@@ -23,6 +24,7 @@ TEXTS_EACH, MIXED_TEXTS = 512, 256  # of which the mixed are all read by everybo
 SECONDS = 2.0  # of one figure, at most, or three calls
 SAMPLE = 16  # texts of each length whose answers are compared
 Answer = Callable[[list[str]], Sequence[object]]
+T = TypeVar("T")
 
 
 def texts() -> dict[str, list[str]]:
@@ -62,3 +64,11 @@ def memory(pid: int | str) -> dict[str, object]:
     status = Path(f"/proc/{pid}/status").read_text()
     fields = dict(line.split(":", 1) for line in status.splitlines())
     return {name: int(fields[field].split()[0]) * 1024 / 1e6 for name, field in (("MB", "VmRSS"), ("MB peak", "VmHWM"))}
+
+
+def loading(load: Callable[[], T]) -> tuple[T, dict[str, object]]:
+    """What `load` returns, and what it took: seconds, processor seconds of all threads, the most memory until then."""
+    began, computed = perf_counter(), process_time()
+    loaded = load()
+    taken = {"load": perf_counter() - began, "load processor": process_time() - computed}
+    return loaded, {**taken, "load MB peak": memory("self")["MB peak"]}
