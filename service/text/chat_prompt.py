@@ -16,7 +16,7 @@ from polyhead.models.chat.template_functions import value_size
 from ..core.errors import BadRequest
 from ..core.grammar import MAX_REGEX_CHARS, MAX_TOOL_SCHEMA_CHARS, Grammar, Thinking
 from ..core.model import Model
-from ..structured.grammar_child import find_long_pattern
+from ..structured.grammar_child import close_source, find_long_pattern
 from .chat_parser import ExpectedOutput
 from .generation_request import ChatMessages, GenerationRequest, ReasoningSettings, ToolDefinition, ToolOptions
 from .prompts import reasoning_state
@@ -225,6 +225,7 @@ def tool_rules(tools: Sequence[ToolDefinition], style: ToolCallStyle) -> Iterato
     for index, tool in enumerate(tools):
         head = dump_json(f'{tool.name}", "{style.key}": ')
         schema = dump_json({**tool.parameters, "type": "object", "x-guidance": COMPACT_JSON})
+        schema = schema if tool.is_open else close_source(schema)
         schema = schema.replace("::=", r"\u003a:=")  # which llguidance would take for another kind of grammar
         yield f'named_{index}: {head} %json {schema} "}}"'
 
@@ -244,6 +245,8 @@ def document_rule(document: Grammar, style: ToolCallStyle) -> str:
         case "object":
             return '%json {"type": "object"}'
         case "schema":
+            return f"%json {close_source(document.source)}"
+        case "open_schema":
             return f"%json {document.source}"
         case "choice":
             return " | ".join(dump_json(choice) for choice in json.loads(document.source))
