@@ -82,7 +82,7 @@ class ReasoningSettings:
     limit).
 
     `field` is the name of the option in the request. `effort` is a variable for templates. `is_shown`: the client gets
-    the reasoning.
+    the reasoning. `is_required`: a model that cannot reason refuses the request; otherwise it ignores the option.
     """
 
     mode: Literal["", "on", "off"] = ""
@@ -90,6 +90,7 @@ class ReasoningSettings:
     effort: str = ""
     field: str = ""
     is_shown: bool = True
+    is_required: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

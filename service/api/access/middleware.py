@@ -28,7 +28,7 @@ from .app_state import AppState
 from .auth import is_anthropic_path, read_authorization, required_access
 from .origins import check_content_type
 from .rate_limit import anthropic_headers, openai_headers
-from .request_context import TIMEOUT_HEADER, RequestContext, read_timeout
+from .request_context import IGNORED_HEADER, TIMEOUT_HEADER, RequestContext, read_timeout
 
 ErrorResponder = Callable[[RequestContext, str, PolyheadError], Response]
 
@@ -64,6 +64,8 @@ class AccessMiddleware:
                 status, has_begun = message["status"], True
                 headers = MutableHeaders(scope=message)
                 headers.update(response_headers | self.quota_headers(context, scope["path"]))
+                if context.ignored:
+                    headers[IGNORED_HEADER] = ", ".join(context.ignored)
                 self.server.origins.add_cors_headers(request_headers, headers)
             await send(message)
 
