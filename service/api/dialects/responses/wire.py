@@ -250,7 +250,7 @@ class ResponseRequest(EngineRequest):
         "previous_response_id": (),
         "prompt": (),
         "store": (False,),
-        "truncation": ("disabled",),
+        "truncation": ("disabled", "auto"),  # a conversation that is too long is refused in both cases
     }
 
     model: str
