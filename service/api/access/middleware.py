@@ -96,7 +96,7 @@ class AccessMiddleware:
         return trace
 
     async def admit(self, context: RequestContext, scope: Scope, receive: Receive, send: Send) -> None:
-        """Check what can be checked without the body, then run the application.  GET and HEAD need no permit."""
+        """Check what can be checked without the body, then run the application.  Requests without a body need no permit."""
         try:
             headers, origins = Headers(scope=scope), self.server.origins
             origins.check_host(headers, scope)
@@ -108,7 +108,7 @@ class AccessMiddleware:
             context.key = self.server.keys.authenticate(scope_name, read_authorization(headers, scope["path"]))
             self.server.keys.authorize(context.key, scope_name)
             context.is_counted = is_admin = scope_name == "admin"  # admin requests are not counted as model requests
-            if scope["method"] in ("GET", "HEAD"):
+            if scope["method"] in ("GET", "HEAD", "OPTIONS"):
                 context.admitted = time.perf_counter()
                 await self.app(scope, receive, send)
                 return
