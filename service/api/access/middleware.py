@@ -96,7 +96,10 @@ class AccessMiddleware:
         return trace
 
     async def admit(self, context: RequestContext, scope: Scope, receive: Receive, send: Send) -> None:
-        """Check what can be checked without the body, then run the application.  Requests without a body need no permit."""
+        """Check what can be checked without the body, then run the application.
+
+        GET, HEAD and OPTIONS have no body, and need no permit.
+        """
         try:
             headers, origins = Headers(scope=scope), self.server.origins
             origins.check_host(headers, scope)
