@@ -17,7 +17,6 @@ from polyhead.service.api.dialects.openai import routes
 from polyhead.service.api.dialects.openai.chat_messages import UNSUPPORTED_IN_MESSAGES
 from polyhead.service.api.dialects.openai.wire import (
     UNSUPPORTED_CHAT,
-    UNSUPPORTED_COMPLETION,
     ChatRequest,
     CompletionRequest,
     EmbeddingRequest,
@@ -118,7 +117,7 @@ def test_every_field_of_a_completion_is_read() -> None:
 
 
 def test_missing_and_null_fields_have_the_defaults_of_openai() -> None:
-    nothing = dict.fromkeys(CompletionRequest.model_fields.keys() | UNSUPPORTED_COMPLETION.keys(), None) | GO_ON
+    nothing = dict.fromkeys(CompletionRequest.model_fields.keys() | CompletionRequest.unsupported.keys(), None) | GO_ON
     for wire in (GO_ON, nothing):
         asked = read_completion(CompletionRequest.read(wire))
         assert asked.sampling == Sampling()
@@ -221,7 +220,7 @@ def test_errors_of_messages(message: Any, sentence: str) -> None:
 
 @pytest.mark.parametrize(
     ("kind", "valid", "table"),
-    [(CompletionRequest, GO_ON, UNSUPPORTED_COMPLETION), (ChatRequest, TALK, UNSUPPORTED_CHAT)],
+    [(CompletionRequest, GO_ON, CompletionRequest.unsupported), (ChatRequest, TALK, UNSUPPORTED_CHAT)],
 )
 def test_unsupported_fields_are_accepted_with_values_without_effect(kind: Any, valid: Any, table: Any) -> None:
     assert not table.keys() & kind.model_fields.keys()
@@ -426,7 +425,7 @@ NUMBERS = (-(1 << 63), -1, 0, 1, 1 << 31, 1 << 63, 1e308, 0.5, "1", None, True, 
 
 def numeric_fields() -> Iterator[tuple[str, str]]:
     wires: dict[str, tuple[Any, Any]] = {
-        "/v1/completions": (CompletionRequest, UNSUPPORTED_COMPLETION),
+        "/v1/completions": (CompletionRequest, CompletionRequest.unsupported),
         "/v1/chat/completions": (ChatRequest, UNSUPPORTED_CHAT),
         "/v1/embeddings": (EmbeddingRequest, {}),
     }
