@@ -3,7 +3,7 @@
 An error has the format of the dialect that owns the path (`DIALECTS`), wherever it was raised.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
 from functools import partial
 
@@ -11,6 +11,7 @@ from fastapi import FastAPI, Request
 from fastapi.exceptions import RequestValidationError
 from starlette.exceptions import HTTPException
 from starlette.responses import Response
+from starlette.routing import BaseRoute, Match, Route
 
 from polyhead.models.tokenizer import TokenizerError
 
@@ -90,23 +91,24 @@ def build_app(server: AppState, lifespan: Lifespan | None = None) -> FastAPI:
     server.metrics.watch_drain(server.admission.drain_elapsed_s, server.settings.drain_seconds)
     error_response = partial(respond_error, server)
     admin_routers = [admin.router, oip_repository.router] if server.has_admin_key else []
-    for router in (
+    routers = (
         health.router,
         web_pages.router,
         *admin_routers,
         tokens.router,
         explain.router,
         *(dialect.router for dialect in DIALECTS),
-    ):
+    )
+    for router in routers:
         app.include_router(router)
     app.add_middleware(AccessMiddleware, server=server, error_response=error_response)
-    add_error_handlers(app, error_response)
+    add_error_handlers(app, error_response, [route for router in routers for route in router.routes])
     app.openapi = partial(describe_app, app, app.openapi, find_dialect)  # type: ignore[method-assign]
     app.state.description = web_pages.CachedDocument(app.openapi)
     return app
 
 
-def add_error_handlers(app: FastAPI, error_response: ErrorResponder) -> None:
+def add_error_handlers(app: FastAPI, error_response: ErrorResponder, routes: Sequence[BaseRoute]) -> None:
     def to_response(request: Request, error: PolyheadError) -> Response:
         return error_response(request.state.context, request.url.path, error)
 
@@ -120,6 +122,8 @@ def add_error_handlers(app: FastAPI, error_response: ErrorResponder) -> None:
 
     async def answer_http_error(request: Request, error: Exception) -> Response:
         assert isinstance(error, HTTPException)
+        if error.status_code == 405 and request.method == "OPTIONS":
+            return Response(status_code=204, headers={"Allow": list_methods(request, routes)})
         response = to_response(request, convert_http_error(request, error))
         response.headers.update(error.headers or {})
         return response
@@ -140,6 +144,15 @@ def add_error_handlers(app: FastAPI, error_response: ErrorResponder) -> None:
     app.add_exception_handler(HTTPException, answer_http_error)
     app.add_exception_handler(RequestValidationError, answer_validation_error)
     app.add_exception_handler(Exception, answer_server_error)
+
+
+def list_methods(request: Request, routes: Sequence[BaseRoute]) -> str:
+    """The methods of all routes with the path of the request, in the form of the header Allow."""
+    methods = {"OPTIONS"}
+    for route in routes:
+        if isinstance(route, Route) and route.matches(request.scope)[0] != Match.NONE:
+            methods |= route.methods or set()
+    return ", ".join(sorted(methods))
 
 
 def respond_error(server: AppState, context: RequestContext, path: str, error: PolyheadError) -> Response:

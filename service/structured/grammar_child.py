@@ -31,6 +31,9 @@ MAX_LEXER_STATES = 50_000
 NAMED_SUBSCHEMAS = ("$defs", "definitions", "properties", "patternProperties", "dependentSchemas")  # schemas by names
 LISTED_SUBSCHEMAS = ("prefixItems", "anyOf", "oneOf", "allOf")
 SINGLE_SUBSCHEMAS = ("items", "additionalProperties", "unevaluatedProperties", "contains", "not")
+COMBINING = frozenset(("$ref", "anyOf", "oneOf", "allOf", "not"))  # keywords whose schemas hold for the same value
+NAMING_KEYS = frozenset(("properties", "patternProperties"))
+OTHER_KEYS = frozenset(("additionalProperties", "unevaluatedProperties"))
 
 ERROR_MESSAGES = {
     r"Unimplemented keys: \[(.*)\]": "keywords that are not supported: {}",
@@ -54,9 +57,10 @@ def to_llguidance(kind: str, source: str) -> str:
     match kind:
         case "object":
             return LLMatcher.grammar_from_json_schema('{"type": "object"}', {"whitespace_pattern": WHITESPACE})
-        case "schema":
+        case "schema" | "open_schema":
             return LLMatcher.grammar_from_json_schema(
-                source, {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}
+                source if kind == "open_schema" else close_source(source),
+                {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "},
             )
         case "regex":
             return LLMatcher.grammar_from_regex(source)
@@ -69,6 +73,81 @@ def to_llguidance(kind: str, source: str) -> str:
             return source
 
 
+def close_source(source: str) -> str:
+    """The text of a schema with its objects closed; what is no JSON object is left for llguidance's error."""
+    try:
+        schema = json.loads(source)
+        return json.dumps(schema) if isinstance(schema, dict) and close_objects(schema) else source
+    except (ValueError, RecursionError):
+        return source
+
+
+def close_objects(schema: dict[str, Any]) -> int:
+    """Let objects that name properties, and do not say whether there may be others, have no others.
+
+    OpenAI's strict schemas, vLLM and llama.cpp do the same: in JSON Schema such an object may have any other key, and a
+    small model invents and repeats keys until its answer is cut.  An object to which several schemas apply stays open,
+    because a property that one of them names would be forbidden by another.  Changes `schema`, and returns how many
+    objects were closed.
+    """
+    found: dict[int, dict[str, Any]] = {}
+    combined: set[int] = set()  # the ids of schemas that apply to a value together with another
+    left: list[tuple[dict[str, Any], bool]] = [(schema, False)]
+    while left:
+        part, is_combined = left.pop()
+        if id(part) in (combined if is_combined else found):
+            continue
+        found[id(part)] = part
+        applied = [*applied_schemas(part, schema)]
+        if is_combined or combines_schemas(part):
+            combined.add(id(part))
+            left += ((each, True) for each in applied)
+        left += ((each, False) for _, each in subschemas(part))
+        left += ((each, False) for each in applied)
+    closed = [part for at, part in found.items() if at not in combined and names_all_keys(part)]
+    for part in closed:
+        part["additionalProperties"] = False
+    return len(closed)
+
+
+def combines_schemas(part: dict[str, Any]) -> bool:
+    """Whether more than one schema applies to a value of `part`, or one that excludes values."""
+    combining, every = part.keys() & COMBINING, part.get("allOf")
+    if combining and (len(combining) > 1 or part.keys() & NAMING_KEYS):
+        return True
+    return "not" in part or (isinstance(every, list) and len(every) > 1)
+
+
+def applied_schemas(part: dict[str, Any], root: dict[str, Any]) -> Iterator[dict[str, Any]]:
+    """The schemas that apply to the same value as `part`."""
+    for key in ("anyOf", "oneOf", "allOf"):
+        if isinstance(listed := part.get(key), list):
+            yield from (each for each in listed if isinstance(each, dict))
+    if isinstance(negated := part.get("not"), dict):
+        yield negated
+    reference = part.get("$ref")
+    if isinstance(reference, str) and reference.startswith("#"):
+        target: Any = root
+        for step in reference[1:].split("/")[1:]:
+            name = step.replace("~1", "/").replace("~0", "~")
+            target = target.get(name) if isinstance(target, dict) else None
+        if isinstance(target, dict):
+            yield target
+
+
+def names_all_keys(part: dict[str, Any]) -> bool:
+    """Whether `part` is a schema of objects that can be closed: what it requires is among what it names."""
+    named, required = part.get("properties", {}), part.get("required", [])
+    if not part.keys() & NAMING_KEYS or part.keys() & OTHER_KEYS:
+        return False
+    if not isinstance(named, dict) or not isinstance(required, list):
+        return False
+    least = part.get("minProperties", 0)
+    return all(isinstance(key, str) and key in named for key in required) and (
+        "patternProperties" in part or (isinstance(least, int | float) and least <= len(named))
+    )
+
+
 def grammar_error(tokenizer: LLTokenizer, grammar: str) -> str:
     """llguidance's error message for the grammar; empty if it is valid."""
     limits = set_parser_limits(MAX_LEXER_STATES, verbose=False)
@@ -78,7 +157,8 @@ def grammar_error(tokenizer: LLTokenizer, grammar: str) -> str:
 def check_grammar(question: dict[str, Any]) -> dict[str, str]:
     """The `grammar` in llguidance's form, or what is `wrong` with it, and at which `place` of a schema."""
     kind, source = question["kind"], question["source"]
-    if kind == "schema" and (place := find_long_pattern(source, question["pattern"])):
+    is_schema = kind in ("schema", "open_schema")
+    if is_schema and (place := find_long_pattern(source, question["pattern"])):
         return {"wrong": f"must have at most {question['pattern']} characters", "place": place}
     tokenizer = build_byte_tokenizer(question["size"], tuple(question["ends"]), tuple(map(tuple, question["special"])))
     try:
@@ -88,10 +168,10 @@ def check_grammar(question: dict[str, Any]) -> dict[str, str]:
     error = grammar_error(tokenizer, grammar)
     if not error:
         return {"grammar": grammar}
-    if kind != "schema":
+    if not is_schema:
         return {"wrong": readable_error(error), "place": ""}
     place, error = narrow_error(
-        json.loads(source), error, lambda part: grammar_error(tokenizer, to_llguidance("schema", json.dumps(part)))
+        json.loads(source), error, lambda part: grammar_error(tokenizer, to_llguidance(kind, json.dumps(part)))
     )
     return {"wrong": readable_error(error), "place": place}
 

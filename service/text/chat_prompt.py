@@ -16,7 +16,7 @@ from polyhead.models.chat.template_functions import value_size
 from ..core.errors import BadRequest
 from ..core.grammar import MAX_REGEX_CHARS, MAX_TOOL_SCHEMA_CHARS, Grammar, Thinking
 from ..core.model import Model
-from ..structured.grammar_child import find_long_pattern
+from ..structured.grammar_child import close_source, find_long_pattern
 from .chat_parser import ExpectedOutput
 from .generation_request import ChatMessages, GenerationRequest, ReasoningSettings, ToolDefinition, ToolOptions
 from .prompts import reasoning_state
@@ -43,6 +43,8 @@ def fit_chat(request: GenerationRequest, model: Model) -> GenerationRequest:
     assert isinstance(chat, ChatMessages)
     format = model.chat_format
     check_chat(request, chat, model)
+    if ignores_reasoning(request, model):
+        request = replace(request, reasoning=ReasoningSettings(is_shown=request.reasoning.is_shown))
     grammar = build_answer_grammar(request.tools, format, request.grammar)
     chat = add_tools(replace(chat, variables=template_variables(request.reasoning, chat)), request.tools, format)
     return replace(
@@ -54,10 +56,15 @@ def check_chat(request: GenerationRequest, chat: ChatMessages, model: Model) -> 
     field, wanted = request.tools.field, request.reasoning.field
     if value_size([tool.as_template_object for tool in request.tools.offered]) > MAX_TOOL_CHARACTERS:
         raise BadRequest(f"{field}: may have at most {MAX_TOOL_CHARACTERS:,} characters", param=field)
-    if request.reasoning.mode == "on" and not model.chat_format.end:
+    if request.reasoning.is_required and ignores_reasoning(request, model):
         raise BadRequest(f"{wanted}: the chat template of {model.name} knows no thinking", param=wanted)
     if chat.variables.get("documents") and not (model.chat and model.chat.uses_variable("documents")):
         raise BadRequest(f"documents: the chat template of {model.name} reads none", param="documents")
+
+
+def ignores_reasoning(request: GenerationRequest, model: Model) -> bool:
+    """Whether the request asks for reasoning, which the model's template does not know."""
+    return request.reasoning.mode == "on" and not model.chat_format.end
 
 
 def expected_output(request: GenerationRequest, model: Model, tokens: Sequence[int]) -> ExpectedOutput | None:
@@ -225,6 +232,7 @@ def tool_rules(tools: Sequence[ToolDefinition], style: ToolCallStyle) -> Iterato
     for index, tool in enumerate(tools):
         head = dump_json(f'{tool.name}", "{style.key}": ')
         schema = dump_json({**tool.parameters, "type": "object", "x-guidance": COMPACT_JSON})
+        schema = schema if tool.is_open else close_source(schema)
         schema = schema.replace("::=", r"\u003a:=")  # which llguidance would take for another kind of grammar
         yield f'named_{index}: {head} %json {schema} "}}"'
 
@@ -244,6 +252,8 @@ def document_rule(document: Grammar, style: ToolCallStyle) -> str:
         case "object":
             return '%json {"type": "object"}'
         case "schema":
+            return f"%json {close_source(document.source)}"
+        case "open_schema":
             return f"%json {document.source}"
         case "choice":
             return " | ".join(dump_json(choice) for choice in json.loads(document.source))

@@ -40,13 +40,14 @@ Prompt = str | tuple[int, ...] | ChatMessages | FillInMiddle
 @dataclass(frozen=True, slots=True)
 class ToolDefinition:
     """A function and the JSON schema of its arguments, which calls must follow. `schema_path` is the field of the
-    schema in the request.
+    schema in the request. Unless `is_open`, objects that name their properties have no others.
     """
 
     name: str
     description: str = ""
     parameters: Mapping[str, Any] = field(default_factory=lambda: NO_PARAMETERS)
     schema_path: str = ""
+    is_open: bool = False
 
     @property
     def as_template_object(self) -> dict[str, Any]:
@@ -81,7 +82,7 @@ class ReasoningSettings:
     limit).
 
     `field` is the name of the option in the request. `effort` is a variable for templates. `is_shown`: the client gets
-    the reasoning.
+    the reasoning. `is_required`: a model that cannot reason refuses the request; otherwise it ignores the option.
     """
 
     mode: Literal["", "on", "off"] = ""
@@ -89,6 +90,7 @@ class ReasoningSettings:
     effort: str = ""
     field: str = ""
     is_shown: bool = True
+    is_required: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

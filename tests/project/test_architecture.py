@@ -63,6 +63,8 @@ MANY_ARGUMENTS = {
     "models/native/native_executor.py:__init__": "all but the network and its head by keyword, each with a default",
 }
 GET_PREFIXES = {
+    "service/api/shared/dialect.py:__get_pydantic_core_schema__": "pydantic asks for a method of this name",
+    "service/api/shared/dialect.py:__get_pydantic_json_schema__": "pydantic asks for a method of this name",
     "service/api/shared/tagged_unions.py:__get_pydantic_core_schema__": "pydantic asks for a method of this name",
     "service/api/http/connection.py:get_buffer": "asyncio asks for a method of this name",
     "service/config/settings.py:get_field_value": "pydantic-settings asks for a method of this name",

@@ -28,7 +28,7 @@ from .app_state import AppState
 from .auth import is_anthropic_path, read_authorization, required_access
 from .origins import check_content_type
 from .rate_limit import anthropic_headers, openai_headers
-from .request_context import TIMEOUT_HEADER, RequestContext, read_timeout
+from .request_context import IGNORED_HEADER, TIMEOUT_HEADER, RequestContext, read_timeout
 
 ErrorResponder = Callable[[RequestContext, str, PolyheadError], Response]
 
@@ -64,6 +64,8 @@ class AccessMiddleware:
                 status, has_begun = message["status"], True
                 headers = MutableHeaders(scope=message)
                 headers.update(response_headers | self.quota_headers(context, scope["path"]))
+                if context.ignored:
+                    headers[IGNORED_HEADER] = ", ".join(context.ignored)
                 self.server.origins.add_cors_headers(request_headers, headers)
             await send(message)
 
@@ -94,7 +96,10 @@ class AccessMiddleware:
         return trace
 
     async def admit(self, context: RequestContext, scope: Scope, receive: Receive, send: Send) -> None:
-        """Check what can be checked without the body, then run the application.  GET and HEAD need no permit."""
+        """Check what can be checked without the body, then run the application.
+
+        GET, HEAD and OPTIONS have no body, and need no permit.
+        """
         try:
             headers, origins = Headers(scope=scope), self.server.origins
             origins.check_host(headers, scope)
@@ -106,7 +111,7 @@ class AccessMiddleware:
             context.key = self.server.keys.authenticate(scope_name, read_authorization(headers, scope["path"]))
             self.server.keys.authorize(context.key, scope_name)
             context.is_counted = is_admin = scope_name == "admin"  # admin requests are not counted as model requests
-            if scope["method"] in ("GET", "HEAD"):
+            if scope["method"] in ("GET", "HEAD", "OPTIONS"):
                 context.admitted = time.perf_counter()
                 await self.app(scope, receive, send)
                 return

@@ -17,6 +17,7 @@ from starlette.types import Scope
 from ...config.settings import Settings
 from ...core.errors import ForeignOrigin, MisdirectedRequest, UnsupportedType
 from ..http.request_head import REQUEST_ID_HEADERS
+from .request_context import IGNORED_HEADER
 
 WILDCARD = "*"
 LOCAL_NAME = "localhost"
@@ -30,7 +31,7 @@ MAX_AGE_S = 7200  # how long a preflight may be cached; Chromium's maximum
 QUOTA_HEADERS = tuple(product(("limit", "remaining", "reset"), ("requests", "tokens")))
 EXPOSED_HEADERS = ", ".join(  # response headers that pages may read, besides the CORS-safelisted ones
     (
-        *(*REQUEST_ID_HEADERS, "Retry-After", "WWW-Authenticate", "Inference-Header-Content-Length"),
+        *(*REQUEST_ID_HEADERS, "Retry-After", "WWW-Authenticate", IGNORED_HEADER, "Inference-Header-Content-Length"),
         *(f"X-RateLimit-{name}-{what}" for name, what in QUOTA_HEADERS),
         *(f"Anthropic-RateLimit-{what}-{name}" for name, what in QUOTA_HEADERS),
     )

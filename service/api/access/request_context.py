@@ -21,6 +21,7 @@ from .auth import Access
 MIN_TIMEOUT_S, MAX_TIMEOUT_S = 0.001, 1e9  # limits of a request's timeout
 SECONDS_PATTERN = re.compile(r"[0-9]{1,10}(\.[0-9]{1,9})?")
 TIMEOUT_HEADER = "X-Request-Timeout"
+IGNORED_HEADER = "X-Polyhead-Ignored"  # of a response: fields of the body that have no effect on this model
 
 
 @dataclass
@@ -41,6 +42,7 @@ class RequestContext:
     timings: list[RequestTiming] = field(default_factory=list)  # of its engine requests
     cleanup: ExitStack = field(default_factory=ExitStack)  # closed when the response has been sent, or is lost
     claim: MemoryClaim = field(default_factory=lambda: MemoryClaim(UNBOUNDED_HEADROOM))  # on request memory
+    ignored: list[str] = field(default_factory=list)  # fields of the body that have no effect on this model
     outcome: str = ""  # empty unless it ended with an error
     reason: str = ""  # the error's code
 

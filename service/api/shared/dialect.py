@@ -18,12 +18,16 @@ from pydantic import (
     BeforeValidator,
     ConfigDict,
     Field,
+    GetCoreSchemaHandler,
+    GetJsonSchemaHandler,
     ValidationError,
     ValidatorFunctionWrapHandler,
     WrapValidator,
     model_validator,
 )
-from pydantic_core import ErrorDetails, PydanticCustomError
+from pydantic.json_schema import JsonSchemaValue
+from pydantic_core import CoreSchema, ErrorDetails, PydanticCustomError
+from pydantic_core.core_schema import no_info_after_validator_function
 
 from ...config.settings import Settings
 from ...core.errors import BadRequest, EmptyInput, PolyheadError
@@ -232,8 +236,15 @@ def inline_schema(kind: type[Wire]) -> dict[str, Any]:
 
 
 def resolve_refs(schema: Any, named: Mapping[str, Any]) -> Any:
-    """`schema` with each reference replaced by its definition in `named`."""
+    """`schema` with each reference replaced by its definition in `named`.
+
+    A default out of bounds means that the field was not given; clients cannot send it, so it is left out.
+    """
     match schema:
+        case {"default": int() | float() as default, "minimum": low, "maximum": high, **others} if (
+            not low <= default <= high
+        ):
+            return resolve_refs({"minimum": low, "maximum": high, **others}, named)
         case {"$ref": str(reference), **others}:
             return resolve_refs(named[reference.rpartition("/")[2]], named) | others
         case dict():
@@ -244,15 +255,28 @@ def resolve_refs(schema: Any, named: Mapping[str, Any]) -> Any:
             return schema
 
 
-def between(low: float, high: float) -> AfterValidator:
-    """Numbers from `low` to `high`, both included."""
+@dataclass(frozen=True)
+class Bounds:
+    """Numbers from `low` to `high`, both included.  The JSON schema of the field has the bounds, too."""
 
-    def check(value: Any) -> Any:
-        if not low <= value <= high:
-            raise PydanticCustomError("bounds", "must be between {low} and {high}", {"low": low, "high": high})
+    low: float
+    high: float
+
+    def __get_pydantic_core_schema__(self, source: Any, handler: GetCoreSchemaHandler) -> CoreSchema:
+        return no_info_after_validator_function(self.check, handler(source))
+
+    def __get_pydantic_json_schema__(self, schema: CoreSchema, handler: GetJsonSchemaHandler) -> JsonSchemaValue:
+        return handler(schema) | {"minimum": self.low, "maximum": self.high}
+
+    def check(self, value: Any) -> Any:
+        if not self.low <= value <= self.high:
+            limits = {"low": self.low, "high": self.high}
+            raise PydanticCustomError("bounds", "must be between {low} and {high}", limits)
         return value
 
-    return AfterValidator(check)
+
+def between(low: float, high: float) -> Bounds:
+    return Bounds(low, high)
 
 
 def must_be(sentence: str) -> WrapValidator:

@@ -16,7 +16,7 @@ from ...core.request import Generate, Terms
 from ...resources.request_memory import MemoryClaim
 from ...text.answer_delta import AnswerDelta, TokenLogprobs, Usage
 from ...text.answer_stream import AnswerStream, collect_deltas, join_answers
-from ...text.chat_prompt import expected_output, fit_chat, parameter_grammars
+from ...text.chat_prompt import expected_output, fit_chat, ignores_reasoning, parameter_grammars
 from ...text.generation_request import ChatMessages, GenerationRequest
 from ...text.stop_strings import StopRules
 from ..access.authorized_models import ModelLookup
@@ -41,7 +41,7 @@ async def start_answers(
     """
     with name_model_in_errors(model):
         is_chat = isinstance(generation.prompts[0], ChatMessages) if generation.prompts else False
-        fitted = fit_chat(generation, model) if is_chat else generation
+        fitted = fit_conversation(request, generation, model) if is_chat else generation
         prepared = set_cache_salt(request, set_default_length(request, fitted))
     requests = await read_prompts(request, model, prepared, call, read_terms(request, wire))
     stops = StopRules(prepared.stops, prepared.stop_tokens, prepared.keep_stop)
@@ -50,6 +50,14 @@ async def start_answers(
     answers = AnswerStream(model.tokenizer, stops, requests, sources, expected)
     request_context(request).cleanup.callback(answers.close)
     return answers
+
+
+def fit_conversation(request: Request, generation: GenerationRequest, model: Model) -> GenerationRequest:
+    """`fit_chat`; a header of the response names an option of reasoning that the model's template does not know."""
+    fitted = fit_chat(generation, model)
+    if ignores_reasoning(generation, model):
+        request_context(request).ignored.append(generation.reasoning.field)
+    return fitted
 
 
 async def read_prompts(

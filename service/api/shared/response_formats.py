@@ -29,7 +29,7 @@ FormatType = Literal["text", "json_object", "json_schema"]
 
 
 class JsonSchema(Wire):
-    """A schema with a name.  Answers follow the schema, `strict` or not."""
+    """A schema with a name.  With `strict: false` objects may have keys that it does not name."""
 
     name: Annotated[str, Field(max_length=256)] = ""
     description: str = ""
@@ -62,7 +62,7 @@ class StructuredOutputs(Wire):
         "structural_tag": (),
         "disable_fallback": (False, True),  # there is no fallback
         "disable_any_whitespace": (False,),
-        "disable_additional_properties": (False,),
+        "disable_additional_properties": (False, True),  # of an object that names its properties, as always
         "whitespace_pattern": (),
     }
 
@@ -112,26 +112,28 @@ def convert_format(format: ResponseFormat | TextFormat | StructuredOutputs | Tgi
             named = format.json_schema
             if format.value is not None:
                 return value_grammar(format, f"{field}.value")
-            return convert_typed(
-                format.type, named.body if named else None, f"{field}.json_schema", f"{field}.json_schema.schema"
-            )
+            place = f"{field}.json_schema.schema"
+            schema = schema_grammar(named.body, place, strict=named.strict) if named else None
+            return convert_typed(format.type, schema, f"{field}.json_schema")
         case TextFormat():
-            return convert_typed(format.type, format.body, f"{field}.schema", f"{field}.schema")
+            place = f"{field}.schema"
+            schema = schema_grammar(format.body, place, strict=format.strict) if format.body is not None else None
+            return convert_typed(format.type, schema, place)
         case StructuredOutputs():
             return convert_structured(format, field)
         case TgiGrammar():
             return convert_tgi_grammar(format, f"{field}.value")
 
 
-def convert_typed(kind: FormatType, body: dict[str, Any] | None, given: str, place: str) -> Grammar | None:
-    """`given` is the name of the field with the schema, `place` that of the schema itself."""
+def convert_typed(kind: FormatType, schema: Grammar | None, given: str) -> Grammar | None:
+    """`given` is the name of the field with the schema."""
     if kind != "json_schema":
-        if body is not None:
+        if schema is not None:
             raise BadRequest(f'{given}: only together with type: "json_schema", got {kind!r}', param=given)
         return Grammar("object", "", given.rpartition(".")[0]) if kind == "json_object" else None
-    if body is None:
+    if schema is None:
         raise BadRequest(f'{given}: is required where the type is "json_schema"', param=given)
-    return schema_grammar(body, place)
+    return schema
 
 
 def value_grammar(format: ResponseFormat, place: str) -> Grammar:
@@ -162,7 +164,8 @@ def convert_tgi_grammar(grammar: TgiGrammar, place: str) -> Grammar:
         case "regex", _:
             raise BadRequest(f'{place}: must be a string where the type is "regex"', param=place)
         case "json_schema", dict(value) if "schema" in value:
-            return schema_grammar(read_named_schema(value, place).body, f"{place}.schema")
+            named = read_named_schema(value, place)
+            return schema_grammar(named.body, f"{place}.schema", strict=named.strict)
         case "json_schema", _:
             raise BadRequest(f'{place}: must be an object with a "schema"', param=place)
         case _, value:
@@ -176,14 +179,14 @@ def read_named_schema(value: dict[str, Any], place: str) -> JsonSchema:
         raise BadRequest(f"{place}.{error.message}", param=f"{place}.{error.param}") from None
 
 
-def schema_grammar(body: dict[str, Any] | str, field: str) -> Grammar:
-    """The grammar of a JSON schema, or of its text."""
+def schema_grammar(body: dict[str, Any] | str, field: str, *, strict: bool = True) -> Grammar:
+    """The grammar of a JSON schema, or of its text.  If `strict`, objects have no keys but those that they name."""
     try:
         source = body if isinstance(body, str) else orjson.dumps(body).decode()
     except orjson.JSONEncodeError:  # orjson parses deeper nesting than it serializes
         raise BadRequest(f"{field}: is nested too deeply", param=field) from None
     check_source_length(source, field)
-    return Grammar("schema", source, field)
+    return Grammar("schema" if strict else "open_schema", source, field)
 
 
 def choice_grammar(texts: Sequence[str], field: str) -> Grammar:

@@ -11,14 +11,16 @@ from .dialect import quote_json
 EFFORT_BUDGETS: Mapping[str, int] = {"minimal": 256, "low": 1024, "medium": 4096, "high": -1, "xhigh": -1, "max": -1}
 
 
-def make_tool(name: str, description: str, schema: Mapping[str, Any], place: str) -> ToolDefinition:
+def make_tool(
+    name: str, description: str, schema: Mapping[str, Any], place: str, *, strict: bool = True
+) -> ToolDefinition:
     """`place` is the name of the arguments' schema in the body.  Arguments are always an object."""
     if not schema:
         return ToolDefinition(name, description)
     kind = schema.get("type", "object")
     if kind != "object":
         raise BadRequest(f'{place}.type: must be "object", got {quote_json(kind)}', param=f"{place}.type")
-    return ToolDefinition(name, description, schema, place)
+    return ToolDefinition(name, description, schema, place, is_open=not strict)
 
 
 def check_tools(tools: ToolOptions, named: str) -> ToolOptions:

@@ -18,6 +18,7 @@ from polyhead.models.checkpoint import Checkpoint, ignore_progress
 from polyhead.models.checkpoint.tensor_files import TensorEntry
 from polyhead.models.core.errors import CheckpointError
 from polyhead.models.executors.contract import StepInput
+from polyhead.models.native.block_weights import BlockWeights
 from polyhead.models.native.library import runnable_targets
 from polyhead.models.native.native_executor import NativeExecutor
 from polyhead.models.native.packed_network import Precision, free_weights
@@ -175,6 +176,35 @@ def test_a_file_of_blocks_is_packed_to_the_same_bits(
     assert calls[-1][0] == calls[-1][1] == prepared_total(path)
     steps = [after - before for (before, _), (after, _) in pairwise(calls)]
     assert max(steps) <= max(size for size in read_sizes(path) if size)
+
+
+@pytest.mark.parametrize("kind", ["Q4_0", "Q4_1", "Q8_0"])
+def test_matrices_whose_rows_are_reordered_are_read_as_floats(tmp_path: Path, kind: str) -> None:
+    """Files of Llama have the rows of queries and keys in another order than the network."""
+    path = write_llama(tmp_path / "llama.gguf", kind)
+    one = packed_blocks(prepared(path), "float32", from_blocks=True)
+    other = packed_blocks(prepared(path), "float32", from_blocks=False)
+    assert torch.equal(logits(one), logits(other))
+    loaded = prepared(path)
+    loaded.load_blocks(loaded.network)
+    attention, blocks = cast(Any, loaded.network.blocks[0]).attention, BlockWeights
+    assert [isinstance(getattr(attention, name).weight, blocks) for name in ("query", "key", "value")] == [0, 0, 1]
+
+
+def write_llama(path: Path, kind: str) -> Path:
+    """A GGUF file of a Llama with one layer and two key heads."""
+    fields = gguf_files.byte_level_metadata(byte_level_bpe())
+    vocabulary, torch_seed = len(fields[".tokenizer.ggml.tokens"]), torch.Generator().manual_seed(0)
+    fields |= {"block_count": 1, "context_length": 64, "embedding_length": WIDTH, "feed_forward_length": INNER}
+    fields |= {"attention.head_count": 4, "attention.head_count_kv": 2, "attention.layer_norm_rms_epsilon": 1e-5}
+    shapes: dict[str, tuple[int, ...]] = {"token_embd.weight": (vocabulary, WIDTH), "output_norm.weight": (WIDTH,)}
+    rows = {"attn_q": WIDTH, "attn_k": WIDTH // 2, "attn_v": WIDTH // 2, "attn_output": WIDTH}
+    shapes |= {f"blk.0.{name}.weight": (count, WIDTH) for name, count in rows.items()}
+    shapes |= {f"blk.0.{name}.weight": (WIDTH,) for name in ("attn_norm", "ffn_norm")}
+    shapes |= {f"blk.0.ffn_{name}.weight": (INNER, WIDTH) for name in ("gate", "up")}
+    shapes["blk.0.ffn_down.weight"] = WIDTH, INNER
+    tensors = {name: torch.randn(shape, generator=torch_seed) for name, shape in shapes.items()}
+    return gguf_files.write(path, "llama", fields, tensors, lambda _, tensor: "F32" if tensor.dim() == 1 else kind)
 
 
 def prepared_total(path: Path) -> int:

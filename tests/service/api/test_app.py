@@ -234,6 +234,24 @@ def test_openai_shape_is_the_fallback(app: FastAPI, method: str, path: str, stat
 
 
 @pytest.mark.parametrize(
+    ("path", "allowed"),
+    [
+        ("/v1/completions", "OPTIONS, POST"),
+        ("/livez", "GET, HEAD, OPTIONS"),
+        ("/models/talker/predict", "OPTIONS, POST"),
+    ],
+)
+def test_options_answers_with_the_methods_of_a_route(app: FastAPI, path: str, allowed: str) -> None:
+    answer = call(app, "OPTIONS", path)
+    assert (answer.status_code, answer.headers["allow"], answer.content) == (204, allowed, b"")
+    assert not any(name.startswith("access-control-") for name in answer.headers)
+
+
+def test_options_of_a_path_without_a_route_is_404(app: FastAPI) -> None:
+    assert call(app, "OPTIONS", "/v1/nowhere").status_code == 404
+
+
+@pytest.mark.parametrize(
     ("method", "path", "status"), [("DELETE", "/models/talker/predict", 405), ("DELETE", "/predict", 405)]
 )
 def test_errors_have_the_format_of_the_dialect_of_the_path(app: FastAPI, method: str, path: str, status: int) -> None:

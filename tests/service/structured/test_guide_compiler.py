@@ -27,7 +27,7 @@ from polyhead.service.core.guide import Guide, GuideState
 from polyhead.service.core.model import Model
 from polyhead.service.structured import grammar_check as trial
 from polyhead.service.structured import guide_compiler as kept
-from polyhead.service.structured.compiled_guide import MAX_FORCED_TOKENS, wait_for_mask
+from polyhead.service.structured.compiled_guide import MAX_FORCED_TOKENS, CompiledGuide, wait_for_mask
 from polyhead.service.structured.guide_compiler import GuideCompiler
 from polyhead.service.text.chat_prompt import build_answer_grammar
 from polyhead.service.text.generation_request import ToolDefinition, ToolOptions
@@ -243,6 +243,58 @@ def test_a_token_other_than_the_forced_one_is_accepted(guides: GuideCompiler, ge
 
 
 LONG = "a" * (MAX_REGEX_CHARS + 1)
+
+
+NAMED = {"type": "object", "properties": {"a": {"type": "integer"}}}
+OTHER = {"type": "object", "properties": {"b": {"type": "integer"}}}
+
+
+@pytest.mark.parametrize(
+    ("body", "text", "is_allowed"),
+    [
+        (NAMED, '{"a": 1}', True),
+        (NAMED, '{"a": 1, "b": 2}', False),
+        ({"type": "array", "items": NAMED}, '[{"b": 2}]', False),
+        ({"$defs": {"x": NAMED}, "$ref": "#/$defs/x"}, '{"b": 2}', False),
+        ({"anyOf": [NAMED, OTHER]}, '{"b": 2}', True),
+        ({"anyOf": [NAMED, OTHER]}, '{"a": 1, "b": 2}', False),
+        ({"type": "object", "properties": {}}, '{"b": 2}', False),
+        (NAMED | {"additionalProperties": True}, '{"a": 1, "b": 2}', True),
+        ({"type": "object"}, '{"b": 2}', True),
+        ({"allOf": [NAMED, OTHER]}, '{"a": 1, "b": 2}', True),
+        ({"$defs": {"x": NAMED}, "allOf": [{"$ref": "#/$defs/x"}, OTHER]}, '{"a": 1, "b": 2}', True),
+        (NAMED | {"anyOf": [OTHER]}, '{"a": 1, "b": 2}', True),
+        (NAMED | {"required": ["b"]}, '{"b": 2, "a": 1}', False),  # declared properties come first
+        (NAMED | {"required": ["b"]}, '{"a": 1, "b": 2}', True),
+    ],
+)
+def test_an_object_that_names_its_properties_has_no_others(
+    guides: GuideCompiler, generator: Model, body: Any, text: str, is_allowed: bool
+) -> None:
+    assert allows(guides, generator, schema(body), text) == is_allowed
+
+
+def test_an_open_schema_allows_other_properties(guides: GuideCompiler, generator: Model) -> None:
+    assert allows(guides, generator, Grammar("open_schema", json.dumps(NAMED), FIELD), '{"a": 1, "b": 2}')
+
+
+@pytest.mark.parametrize("is_open", [True, False])
+def test_arguments_of_a_tool_have_only_named_properties_unless_open(
+    guides: GuideCompiler, generator: Model, is_open: bool
+) -> None:
+    tools = ToolOptions((ToolDefinition("f", "", NAMED, "tools[0]", is_open),), "required")
+    grammar = build_answer_grammar(tools, ChatFormat(), None)
+    assert grammar is not None
+    call = '{"name": "f", "arguments": {"a": 1, "b": 2}}'
+    assert allows(guides, generator, grammar, call) == is_open
+
+
+def allows(guides: GuideCompiler, known: Model, grammar: Grammar, text: str) -> bool:
+    """Whether the grammar allows the tokens of `text`, one after the other."""
+    guide = guides.compile(known, grammar, None)
+    assert isinstance(guide, CompiledGuide)
+    state = guide.new_state()
+    return all(state.try_advance(token) for token in guide.vocabulary.tokenize(text.encode()))
 
 
 @pytest.mark.parametrize(

@@ -7,7 +7,6 @@ from fastapi import APIRouter, Request
 from starlette.responses import Response
 
 from ....text.answer_stream import collect_deltas
-from ....text.chat_prompt import fit_chat
 from ....text.generation_request import ChatMessages
 from ...shared.dialect import (
     Dialect,
@@ -19,7 +18,7 @@ from ...shared.dialect import (
     request_context,
     server,
 )
-from ...shared.generation_calls import start_answers, write_json
+from ...shared.generation_calls import fit_conversation, start_answers, write_json
 from ...shared.output_items import stream_items
 from ...shared.streaming import EventStream, JsonResponse, encode_events, encode_named_event, run_while_connected
 from .read import read_count, read_messages
@@ -61,7 +60,7 @@ async def count_tokens(request: Request) -> Response:
 
 async def answer_count(request: Request, wire: CountRequest) -> Response:
     model = record_model(request, authorized_models(request).resolve(wire.model, ["generate"]))
-    [chat] = fit_chat(read_count(wire), model).prompts
+    [chat] = fit_conversation(request, read_count(wire), model).prompts
     assert isinstance(chat, ChatMessages), "a conversation"
     terms = read_terms(request, wire)
     with request_context(request).time_tokenising():

@@ -87,7 +87,10 @@ class AnthropicMessage(Wire):
 
 
 class AnthropicTool(Cacheable):
-    """Arguments follow the schema, `strict` or not, and are streamed as they are generated."""
+    """Arguments follow the schema, and are streamed as they are generated.
+
+    With `strict: false` objects may have keys that the schema does not name.
+    """
 
     unsupported: ClassVar[NeutralValues] = {
         "allowed_callers": (["direct"],),

@@ -121,9 +121,9 @@ def read_think(wire: OllamaGenerationRequest) -> ReasoningSettings:
         case None:
             return ReasoningSettings()
         case bool():
-            return ReasoningSettings("on" if wire.think else "off", field="think")
+            return ReasoningSettings("on" if wire.think else "off", field="think", is_required=True)
         case effort:
-            return ReasoningSettings("on", EFFORT_BUDGETS[effort], effort, "think")
+            return ReasoningSettings("on", EFFORT_BUDGETS[effort], effort, "think", is_required=True)
 
 
 def read_tools(tools: list[OllamaTool]) -> ToolOptions:

@@ -20,7 +20,7 @@ Name = Annotated[
 
 
 class ToolFunction(Wire):
-    """Calls follow the schema, `strict` or not."""
+    """Calls follow the schema.  With `strict: false` objects may have keys that it does not name."""
 
     name: Name
     description: str = ""
@@ -87,7 +87,9 @@ def read_tools(definitions: Sequence[FunctionTool], choice: ChatToolChoice, *, p
 
 
 def read_tool(function: ToolFunction, place: str) -> ToolDefinition:
-    return make_tool(function.name, function.description, function.parameters, f"{place}.parameters")
+    return make_tool(
+        function.name, function.description, function.parameters, f"{place}.parameters", strict=function.strict
+    )
 
 
 def read_choice(choice: ChatToolChoice) -> tuple[Literal["none", "auto", "required"], dict[str, str]]:

@@ -24,6 +24,7 @@ from ...shared.dialect import (
     Wire,
     between,
     max_items,
+    must_be,
     normalize_inputs,
 )
 from ...shared.explain_options import ExplainFields, read_explain_options
@@ -41,7 +42,6 @@ UNSUPPORTED_CHAT: NeutralValues = {
     "function_call": ("none", "auto"),
     "modalities": (["text"],),
     "audio": (),
-    "prediction": (),
     "moderation": (),
     "verbosity": ("medium",),
     "web_search_options": (),
@@ -95,6 +95,13 @@ class ChatCacheOptions(Wire):
     ttl: Literal["30m"] = "30m"
 
 
+class Prediction(Wire):
+    """A likely answer, with which OpenAI's servers are faster.  It has no effect here."""
+
+    type: Literal["content"]
+    content: Annotated[str | list[dict[str, Any]], must_be("a string or a list of parts"), max_items(256)]
+
+
 class ChatRequest(SampledRequest, ReasoningFields):
     unsupported: ClassVar[NeutralValues] = UNSUPPORTED_CHAT
 
@@ -111,6 +118,7 @@ class ChatRequest(SampledRequest, ReasoningFields):
     documents: Documents = Field(default_factory=list)
     chat_template_kwargs: TemplateVariables = Field(default_factory=dict)
     prompt_cache_options: ChatCacheOptions = ChatCacheOptions()
+    prediction: Prediction | None = None  # ignored
 
 
 class EmbeddingRequest(EngineRequest):

@@ -164,7 +164,7 @@ def as_items(given: Any) -> Any:
 
 
 class ResponseTool(Wire):
-    """Arguments follow the schema, `strict` or not."""
+    """Arguments follow the schema.  With `strict: false` objects may have keys that it does not name."""
 
     unsupported: ClassVar[NeutralValues] = {
         "allowed_callers": (["direct"],),
@@ -250,7 +250,7 @@ class ResponseRequest(EngineRequest):
         "previous_response_id": (),
         "prompt": (),
         "store": (False,),
-        "truncation": ("disabled",),
+        "truncation": ("disabled", "auto"),  # a conversation that is too long is refused in both cases
     }
 
     model: str

@@ -14,7 +14,6 @@ from ....concurrency.outcome import run_on_thread
 from ....core.model import Model
 from ....core.request import Task
 from ....resources.request_memory import MemoryClaim
-from ....text.chat_prompt import fit_chat
 from ....text.generation_request import ChatMessages
 from ....text.tokenization import Decoding, spell_tokens
 from ...shared.dialect import (
@@ -29,6 +28,7 @@ from ...shared.dialect import (
     request_context,
     server,
 )
+from ...shared.generation_calls import fit_conversation
 from ...shared.streaming import PartsResponse, dumps_sliced, run_while_connected
 from ..openai.wire import ChatRequest, read_chat
 
@@ -83,7 +83,7 @@ async def encode_prompt(request: Request, model: Model, wire: TokenizeInput) -> 
     text, terms = server(request).text, request_context(request).terms
     if isinstance(wire, PromptRequest):
         return await text.render_prompt(model, wire.prompt, "prompt", special=wire.add_special_tokens, terms=terms)
-    [chat] = fit_chat(read_chat(wire), model).prompts
+    [chat] = fit_conversation(request, read_chat(wire), model).prompts
     assert isinstance(chat, ChatMessages), "a conversation"
     return await text.render_prompt(model, chat, "messages", special=False, terms=terms)
 

@@ -28,6 +28,17 @@ OBJECT = {"type": "object"}
             '{"const":null}',
             "response_format.json_schema.schema",
         ),
+        (
+            {
+                "response_format": {
+                    "type": "json_schema",
+                    "json_schema": {"name": "x", "schema": {"const": None}, "strict": False},
+                }
+            },
+            "open_schema",
+            '{"const":null}',
+            "response_format.json_schema.schema",
+        ),
         ({"structured_outputs": {"json": {}}}, "schema", "{}", "structured_outputs.json"),
         ({"structured_outputs": {"json": "{}"}}, "schema", "{}", "structured_outputs.json"),
         ({"structured_outputs": {"regex": "a+"}}, "regex", "a+", "structured_outputs.regex"),

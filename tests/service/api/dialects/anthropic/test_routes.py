@@ -180,6 +180,21 @@ def test_thinking(change: Any, mode: str, budget: int, effort: str) -> None:
     assert (reasoning.mode, reasoning.budget, reasoning.effort) == (mode, budget, effort)
 
 
+@pytest.mark.parametrize("streamed", [False, True])
+def test_thinking_that_the_template_does_not_know_is_ignored_and_named_in_a_header(
+    generator: Model, streamed: bool
+) -> None:
+    asked = TALK | {"thinking": {"type": "enabled", "budget_tokens": 3}}
+    count = {name: asked[name] for name in ("model", "messages", "thinking")}
+    app = application(Registry([generator], echo))
+    answers = ask(app, ("/v1/messages", asked | {"stream": streamed}), ("/v1/messages/count_tokens", count))
+    for response in (*answers, *ask(app, ("/v1/messages", asked | {"output_config": {"effort": "low"}}))):
+        assert response.status_code == 200
+        assert response.headers["X-Polyhead-Ignored"] == "thinking"
+    [plain] = ask(app, ("/v1/messages", TALK | {"stream": streamed}))
+    assert "X-Polyhead-Ignored" not in plain.headers
+
+
 def test_a_schema_becomes_a_grammar() -> None:
     grammar = read(output_config={"format": {"type": "json_schema", "schema": {"type": "null"}}}).grammar
     assert grammar is not None
@@ -486,6 +501,7 @@ def test_an_error_before_the_first_event_keeps_its_status(generator: Model) -> N
         ("/v1/messages", {}, 401),
         ("/v1/messages", {"x-api-key": "s3cret", "authorization": "Bearer wrong"}, 401),
         ("/v1/models", {"x-api-key": "s3cret"}, 200),
+        ("/v1/chat/completions", {"x-api-key": "s3cret"}, 401),
     ],
 )
 def test_the_key_may_stand_in_the_header_of_its_clients(

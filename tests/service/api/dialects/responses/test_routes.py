@@ -179,7 +179,7 @@ def test_which_tools_are_called(choice: Any, kind: str, only: set[str]) -> None:
         ({"previous_response_id": "r"}, 'previous_response_id: "r" is not supported by this server'),
         ({"conversation": "c"}, 'conversation: "c" is not supported by this server'),
         ({"prompt": {"id": "p"}}, 'prompt: {"id":"p"} is not supported by this server'),
-        ({"truncation": "auto"}, 'truncation: "auto" is not supported by this server'),
+        ({"truncation": "left"}, 'truncation: "left" is not supported by this server'),
         ({"text": {"verbosity": "low"}}, 'text.verbosity: "low" is not supported by this server'),
         ({"text": {"format": {"type": "json_schema", "name": "x"}}}, "text.format.schema: is required where the type"),
         ({"reasoning": {"summary": "detailed"}}, 'reasoning.summary: "detailed" is not supported by this server'),
