@@ -252,7 +252,6 @@ def test_the_prompt_shows_whether_the_answer_begins_with_reasoning(answer_with: 
         ({"thinking_budget": -1}, "thinking_budget: must be between 0 and 2147483647, got -1"),
         ({"reasoning_effort": "much"}, "reasoning_effort: must be '', 'none', 'minimal'"),
         ({"separate_reasoning": False}, "separate_reasoning: false is not supported by this server"),
-        ({"prediction": {"type": "content"}}, 'prediction: {"type":"content"} is not supported by this server'),
     ],
 )
 def test_errors_name_the_place(change: Any, sentence: str) -> None:
