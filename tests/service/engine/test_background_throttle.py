@@ -5,7 +5,7 @@ from math import log
 from unittest import mock
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from polyhead.service.engine import background_throttle as pace
@@ -137,6 +137,7 @@ def test_on_an_idle_machine_background_work_never_sleeps(pieces: list[float], be
 
 
 @settings(max_examples=25)
+@example(step=0.0078125, rest=0.125, piece=1.0)
 @given(step=st.floats(0.005, 0.2), rest=st.floats(0.0, 0.2), piece=st.floats(0.01, 2.0))
 def test_busy_workers_keep_their_share(step: float, rest: float, piece: float) -> None:
     """`rest`: the pause after each step, as a part of it."""
@@ -144,4 +145,4 @@ def test_busy_workers_keep_their_share(step: float, rest: float, piece: float) -
     with mock.patch.object(pace, "perf_counter", clock):
         simulate(clock, step, rest * step, piece, 5 * DECAY_S)
         others, mine = simulate(clock, step, rest * step, piece, 200 * max(piece, step))
-    assert mine / (others + mine) < 2 * BACKGROUND_SHARE
+    assert (mine - piece) / (others + mine) < 2 * BACKGROUND_SHARE, "the last piece may end with the measurement"
