@@ -142,11 +142,9 @@ def _apply_renames(name: str, renames: Iterable[tuple[str, str]]) -> str:
 def deinterleave_heads(tensor: Tensor, heads: int, rotary_width: int = 0) -> Tensor:
     """Reorder the first R rows of each head [H * D, ...] from (pairs, 2) to (2, pairs), so that features d and
     d + R / 2 form a pair. R is `rotary_width`; 0: all rows."""
-    if tensor.is_meta:
-        # Only the shape is asked for, and whether rows keep their order, which these strides deny. A new tensor would
-        # import torch's compiler, which takes 70 MB.
-        return tensor.as_strided(tensor.shape, tensor.stride()[::-1])
     rows = tensor.reshape(heads, -1, *tensor.shape[1:])  # [H, D, ...]
+    if tensor.is_meta:  # only the shape is asked for; new tensors would import torch's compiler, which takes 70 MB
+        return rows.view(tensor.shape)
     order = torch.arange(len(tensor), device=tensor.device).view(heads, -1)  # [H, D]
     width = rotary_width or rows.size(1)
     paired = order[:, :width].reshape(heads, -1, 2).transpose(1, 2).reshape(heads, width)

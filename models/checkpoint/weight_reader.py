@@ -45,7 +45,8 @@ class WeightReader:
             for ours, _ in pieces:
                 if ours in self._parameters:
                     self._entries[self._parameters[ours]] = name, entry
-            self._blocks |= self._locate_blocks(entry, whole, pieces)
+            if blocks := self._locate_blocks(entry, whole, pieces):
+                self._blocks |= blocks if self._keeps_rows(name, entry, pieces) else {}
         self._total, self._done = sum(entry.read_size for entry in entries.values()), 0
         progress(0, self._total)
 
@@ -99,6 +100,17 @@ class WeightReader:
             start = entry.start + int(piece.storage_offset()) // columns * row_bytes
             found[parameter] = replace(entry, shape=tuple(piece.shape), start=start)
         return found
+
+    def _keeps_rows(self, name: str, entry: TensorEntry, pieces: Sequence[tuple[str, Tensor]]) -> bool:
+        """Whether the rows of all pieces are in the file's order: a tensor without memory does not show it."""
+        columns = entry.shape[-1]
+        numbers = torch.arange(prod(entry.shape[:-1]), dtype=torch.int32)
+        marked = self._description.translate(name, numbers.view(*entry.shape[:-1], 1).expand(entry.shape))
+        firsts = [int(piece.storage_offset()) // columns for _, piece in pieces]
+        return all(
+            torch.equal(rows[:, 0], numbers[first : first + len(rows)])
+            for first, (_, rows) in zip(firsts, marked, strict=True)
+        )
 
     def _report_bytes(self, size: int) -> None:
         self._done += size
