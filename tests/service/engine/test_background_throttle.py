@@ -145,5 +145,5 @@ def test_busy_workers_keep_their_share(step: float, rest: float, piece: float) -
     with mock.patch.object(pace, "perf_counter", clock):
         simulate(clock, step, rest * step, piece, 5 * DECAY_S)
         others, mine = simulate(clock, step, rest * step, piece, 200 * max(piece, step))
-    # Whole pieces are counted: one may begin before the measurement, and one ends with it.
-    assert (mine - 2 * piece) / (others + mine) < 2 * BACKGROUND_SHARE
+    # Long pieces beside short steps take up to a tenth: a piece may begin in a moment when the others seem idle.
+    assert mine / (others + mine) < 3 * BACKGROUND_SHARE
