@@ -34,10 +34,12 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
     return clock
 
 
-def simulate(clock: Clock, step: float, pause: float, piece: float, seconds: float) -> tuple[float, float]:
+def simulate(
+    clock: Clock, step: float, pause: float, piece: float, seconds: float, turns: BackgroundThrottle | None = None
+) -> tuple[float, float]:
     """The time of the other workers and of the background work, if the others want a step after every pause, whether
     they get it or not."""
-    turns, others, mine = BackgroundThrottle(), 0.0, 0.0
+    turns, others, mine = turns or BackgroundThrottle(), 0.0, 0.0
     until, wanted = clock.now + seconds, clock.now
     while clock.now < until:
         wanting = [MINE, OTHERS] if clock.now >= wanted else [MINE]
@@ -143,7 +145,8 @@ def test_busy_workers_keep_their_share(step: float, rest: float, piece: float) -
     """`rest`: the pause after each step, as a part of it."""
     clock = Clock()
     with mock.patch.object(pace, "perf_counter", clock):
-        simulate(clock, step, rest * step, piece, 5 * DECAY_S)
-        others, mine = simulate(clock, step, rest * step, piece, 200 * max(piece, step))
-    # Long pieces beside short steps take up to a tenth: a piece may begin in a moment when the others seem idle.
-    assert mine / (others + mine) < 3 * BACKGROUND_SHARE
+        turns = BackgroundThrottle()
+        simulate(clock, step, rest * step, piece, 60 * max(piece, step), turns)
+        others, mine = simulate(clock, step, rest * step, piece, 200 * max(piece, step), turns)
+    # After idle time, the first 70 ms of foreground work are not held against background work yet.
+    assert mine / (others + mine) < 2 * BACKGROUND_SHARE
