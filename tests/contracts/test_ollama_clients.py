@@ -65,7 +65,7 @@ def test_models_are_listed(client: ollama.Client) -> None:
 
 def test_errors_are_those_of_the_client(client: ollama.Client) -> None:
     with pytest.raises(ollama.ResponseError) as missing:
-        client.chat("nobody", HELLO)
+        client.chat("missing", HELLO)
     assert missing.value.status_code == 404
     with pytest.raises(ollama.ResponseError, match="mirostat: 1 is not supported"):
         client.chat("chat", HELLO, options={"mirostat": 1})

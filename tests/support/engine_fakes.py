@@ -4,7 +4,7 @@ import asyncio
 import itertools
 import random
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import torch
 from torch import Tensor
@@ -235,3 +235,16 @@ class RecordingObserver:
     @property
     def outcomes(self) -> list[str]:
         return [end.outcome for end in self.ends]
+
+
+def scores(events: Sequence[Event]) -> list[object]:
+    """What must be equal: tokens and their probabilities, not how many prompt tokens were cached."""
+    return [replace(event, cached_tokens=0) for event in events if isinstance(event, GeneratedToken)]
+
+
+def answer_scores(worker: Worker, *requests: Generate) -> list[list[object]]:
+    """`scores` of the answers to requests that run together."""
+    tickets = ask(worker, *requests)
+    finish(worker)
+    assert all(isinstance(ticket.events[-1], Done) for ticket in tickets)
+    return [scores(ticket.events) for ticket in tickets]

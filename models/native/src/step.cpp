@@ -333,7 +333,8 @@ class Model {
             channels_ = std::max(channels_, shape.tiles ? shape.channels : 0);
             columns_.push_back(columns);
             places_.push_back(state_numbers_);
-            if (has_own_blocks(l)) window_ = std::max(window_, p.layers[l].window);
+            own_blocks_.push_back(has_own_blocks(l));
+            if (own_blocks_[l]) window_ = std::max(window_, p.layers[l].window);
             if (mixer == ATTENTION || mixer == NO_MIXER) continue;
             last_recurrent_ = l;
             state_numbers_ += size_t(p.recurrence.kernel - 1) * shape.channels + shape.tiles * tile_numbers();
@@ -385,11 +386,12 @@ class Model {
                 if (p.layers[l].mixer != ATTENTION) continue;
                 if (p.layers[l].key_layer != l) { places[l] = places[p.layers[l].key_layer]; continue; }
                 if (!is_read[l]) continue;
-                size_t& end = ends[has_own_blocks(l)];
+                size_t& end = ends[own_blocks_[l]];
                 places[l] = end;
                 end += layer_bytes(which, l);
             }
             for (int own = 0; own < 2; ++own) block_bytes_[own][which] = ends[own];
+            own_start_[which] = size_t(padded(p.block_count, RUN)) * ends[0];
         }
     }
     const HeadShape& shape_of(int l) const { return head_shapes_[shape_numbers_[l]]; }
@@ -1159,18 +1161,17 @@ class Model {
     }
     // The number of the block that holds tokens [index * BLOCK, (index + 1) * BLOCK) of sequence n in a layer.
     int block_of(int l, int n, int index) const {
-        if (!has_own_blocks(l)) return rows_.block_tables[rows_.table_starts[n] + index];
+        if (!own_blocks_[l]) return rows_.block_tables[rows_.table_starts[n] + index];
         const int last = rows_.positions[rows_.starts[n + 1] - 1] / BLOCK;
         return rows_.window_tables[rows_.window_starts[n + 1] - 1 - (last - index)];
     }
     // The keys (0) or values (1) of a head in a block.  The blocks of windowed layers come last.
     uint8_t* kept_at(int which, int l, int block, int head) const {
         const HeadShape& shape = shape_of(l);
-        const bool own = has_own_blocks(l);
+        const bool own = own_blocks_[l];
         const size_t run = plan_.block_count ? RUN : local_tables_.size(), b = size_t(own ? block - plan_.block_count : block);
         const size_t first = plan_.block_count ? b / RUN : 0, in_run = plan_.block_count ? b % RUN : b;
-        const size_t before = own ? size_t(padded(plan_.block_count, RUN)) * block_bytes_[0][which] : 0;
-        const size_t at = before + (first * block_bytes_[own][which] + kept_places_[which][l]) * run;
+        const size_t at = (first * block_bytes_[own][which] + kept_places_[which][l]) * run + (own ? own_start_[which] : 0);
         return kept_[which] + at + (in_run * shape.kv_heads + head) * shape.bytes[which];
     }
     template <class T>
@@ -1394,7 +1395,9 @@ class Model {
     std::vector<LayerColumns> columns_;    // of each layer
     std::vector<size_t> places_;           // of each layer: where its state begins in a slot
     std::vector<size_t> kept_places_[2];   // of each layer: bytes of keys and of values in a block before its own
-    size_t block_bytes_[2][2] = {};        // of keys and of values in a block of all layers, and of windowed ones where they have their own
+    std::vector<uint8_t> own_blocks_;      // of each layer: has_own_blocks
+    size_t block_bytes_[2][2] = {};        // of keys and of values in a block: of the other layers, and of windowed ones with their own
+    size_t own_start_[2] = {};             // where the keys and the values of these begin
     size_t state_numbers_ = 0;    // of a slot
     int last_kept_ = -1, last_recurrent_ = -1;
     int64_t window_ = 0;  // the largest of layers that have their own blocks

@@ -9,6 +9,8 @@ from contextlib import aclosing
 from dataclasses import dataclass, field
 from typing import Any, Literal, Protocol
 
+from pydantic_core import from_json
+
 from ...text.answer_delta import (
     AnswerDelta,
     AnswerPart,
@@ -143,6 +145,15 @@ def collect_items(deltas: Sequence[AnswerDelta]) -> list[OutputItem]:
         for _ in items.push(delta):
             pass
     return items.items
+
+
+def parse_arguments(text: str) -> dict[str, Any]:
+    """The arguments of a call; incomplete ones, if the answer was cut, as far as they go."""
+    try:
+        read = from_json(text, allow_partial=True)
+    except ValueError:
+        return {}
+    return read if isinstance(read, dict) else {}
 
 
 class AnswerEvents(Protocol):

@@ -3,7 +3,7 @@
 Whatever happens to a sequence, its answer has the same tokens and the same probabilities to the bit."""
 
 import random
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import replace
 from threading import Semaphore
 
@@ -20,11 +20,11 @@ from polyhead.models.network.heads import LanguageHead
 from polyhead.models.network.model_config import MixerConfig, ModelConfig
 from polyhead.models.network.transformer import Transformer
 from polyhead.service.core.guide import GuideSpec
-from polyhead.service.core.request import BeamSearchOptions, Done, Event, Failed, Generate, GeneratedToken, Sampling
+from polyhead.service.core.request import BeamSearchOptions, Done, Failed, Generate, Sampling
 from polyhead.service.engine import generator_worker
 from polyhead.service.engine.generator_worker import GeneratorWorker
 from polyhead.service.engine.state_slots import smallest_slot_count
-from tests.support.engine_fakes import RecordingTicket, ask, finish, generate, turn
+from tests.support.engine_fakes import RecordingTicket, answer_scores, ask, finish, generate, scores, turn
 
 WORDS, BLOCK = 90, 8
 CONFIG = ModelConfig(
@@ -99,28 +99,16 @@ def mixed(count: int) -> list[Generate]:
     return [generate(prompt, 12, sampling=ways[number % 3], logprobs=2) for number, prompt in enumerate(prompts(count))]
 
 
-def scores(events: Sequence[Event]) -> list[object]:
-    """What must be equal: tokens and their probabilities, not how many prompt tokens were cached."""
-    return [replace(event, cached_tokens=0) for event in events if isinstance(event, GeneratedToken)]
-
-
-def answer(worker: GeneratorWorker, *requests: Generate) -> list[list[object]]:
-    tickets = ask(worker, *requests)
-    finish(worker)
-    assert all(isinstance(ticket.events[-1], Done) for ticket in tickets)
-    return [scores(ticket.events) for ticket in tickets]
-
-
 @pytest.fixture(scope="module")
 def alone(network: Network) -> list[list[object]]:
     """The answers to `mixed`, each in a worker of its own."""
-    return [answer(talker(network), request)[0] for request in mixed(7)]
+    return [answer_scores(talker(network), request)[0] for request in mixed(7)]
 
 
 def test_alone_with_neighbours_and_in_chunks(network: Network, alone: list[list[object]]) -> None:
     assert len(set(map(repr, alone))) == 7
-    assert answer(talker(network), *mixed(7)) == alone
-    assert answer(talker(network, token_budget=24, prefill_chunk=7), *mixed(7)) == alone
+    assert answer_scores(talker(network), *mixed(7)) == alone
+    assert answer_scores(talker(network, token_budget=24, prefill_chunk=7), *mixed(7)) == alone
 
 
 def test_preempted_sequences_begin_again(network: Network, alone: list[list[object]]) -> None:
@@ -134,7 +122,7 @@ def test_preempted_sequences_begin_again(network: Network, alone: list[list[obje
 def test_a_cached_prefix_gives_the_same_answer(network: Network, checkpoints: int) -> None:
     opening = [(7 * index) % WORDS for index in range(45)]
     requests = [generate([*opening, *last], 5, logprobs=2) for last in ([1, 2] * 10, [4] * 9, [5, 6], [])]
-    fresh = [answer(talker(network), request)[0] for request in requests]
+    fresh = [answer_scores(talker(network), request)[0] for request in requests]
     worker, cached = talker(network, checkpoints=checkpoints, sequence_budget=2, prefill_chunk=32), []
     for request in requests:
         (ticket,) = ask(worker, request)
@@ -149,7 +137,7 @@ def test_a_cached_prefix_gives_the_same_answer(network: Network, checkpoints: in
 def test_answers_of_one_prompt_share_its_state(network: Network) -> None:
     ways = [Sampling(temperature=1.5, seed=seed) for seed in range(4)]
     one = generate([*range(30)], 12, logprobs=2)
-    wanted = [answer(talker(network), replace(one, sampling=way))[0] for way in ways]
+    wanted = [answer_scores(talker(network), replace(one, sampling=way))[0] for way in ways]
     worker = talker(network)
     tickets = ask(worker, *(replace(one, sampling=way, group="g") for way in ways))
     assert turn(worker).tokens == 30
@@ -161,7 +149,7 @@ def test_answers_of_one_prompt_share_its_state(network: Network) -> None:
 def test_a_beam_search_is_the_same_in_any_cache(network: Network) -> None:
     search = replace(generate([*range(20)], 12, logprobs=1), beams=BeamSearchOptions(4), group="s")
     others = mixed(6)
-    (roomy,) = answer(talker(network), search)
+    (roomy,) = answer_scores(talker(network), search)
     worker = talker(network, blocks=20, prefill_chunk=5, token_budget=16)
     tickets = ask(worker, *others, search)
     assert sum(report.preemptions for report in finish(worker))
@@ -260,7 +248,7 @@ def test_the_self_test_and_the_warm_up_leave_no_state(network: Network, alone: l
     worker.self_test()
     worker.check_invariants()
     assert worker._groups.scheduler.states.cached_count == worker._groups.scheduler.states.used_count == 0
-    assert answer(worker, mixed(1)[0]) == alone[:1]
+    assert answer_scores(worker, mixed(1)[0]) == alone[:1]
 
 
 def test_a_report_counts_the_states(network: Network) -> None:

@@ -11,12 +11,12 @@ from torch import Tensor
 from polyhead.models.executors.contract import StepInput
 from polyhead.models.native.library import runnable_targets
 from polyhead.models.native.native_executor import NativeExecutor
-from polyhead.service.core.request import BeamSearchOptions, Done, Event, Generate, GeneratedToken, Sampling
+from polyhead.service.core.request import BeamSearchOptions, Done, Generate, Sampling
 from polyhead.service.engine.generator_worker import GeneratorWorker
 from polyhead.service.engine.speculation import DraftRequest, Speculation
 from polyhead.service.engine.window_blocks import held_limit
 from tests.models.native.test_step import LLAMA, head, network
-from tests.support.engine_fakes import ask, finish, generate, turn
+from tests.support.engine_fakes import answer_scores, ask, finish, generate, scores, turn
 
 pytestmark = pytest.mark.skipif(not runnable_targets(), reason="no compiled library for this processor")
 WINDOW, WORDS = 20, 77
@@ -56,30 +56,19 @@ def mixed(count: int = 6) -> list[Generate]:
     return [generate(prompt, 50, sampling=ways[n % 3], logprobs=2) for n, prompt in enumerate(prompts)]
 
 
-def scores(events: Sequence[Event]) -> list[object]:
-    return [replace(event, cached_tokens=0) for event in events if isinstance(event, GeneratedToken)]
-
-
-def answer(worker: GeneratorWorker, *requests: Generate) -> list[list[object]]:
-    tickets = ask(worker, *requests)
-    finish(worker)
-    assert all(isinstance(ticket.events[-1], Done) for ticket in tickets)
-    return [scores(ticket.events) for ticket in tickets]
-
-
 @pytest.fixture(scope="module")
 def alone() -> list[list[object]]:
     """The answers to `mixed`, computed with one table of blocks."""
-    return [answer(talker(own=0), request)[0] for request in mixed()]
+    return [answer_scores(talker(own=0), request)[0] for request in mixed()]
 
 
 def test_alone_with_neighbours_and_in_chunks(alone: list[list[object]]) -> None:
-    assert answer(talker(), *mixed()) == alone
-    assert answer(talker(token_budget=24, prefill_chunk=7), *mixed()) == alone
+    assert answer_scores(talker(), *mixed()) == alone
+    assert answer_scores(talker(token_budget=24, prefill_chunk=7), *mixed()) == alone
 
 
 def test_with_blocks_for_one_window_and_preemptions(alone: list[list[object]]) -> None:
-    assert answer(talker(own=held_limit(WINDOW, 24, 16), prefill_chunk=24), *mixed()) == alone
+    assert answer_scores(talker(own=held_limit(WINDOW, 24, 16), prefill_chunk=24), *mixed()) == alone
     worker = talker(blocks=11, own=11, token_budget=32)
     tickets = ask(worker, *mixed())
     assert sum(report.preemptions for report in finish(worker))
@@ -109,7 +98,7 @@ def test_a_failed_step_is_computed_again(alone: list[list[object]]) -> None:
 def test_a_cached_prefix_gives_the_same_answer() -> None:
     opening = [(7 * index) % WORDS for index in range(100)]
     requests = [generate([*opening, *last], 50, logprobs=2) for last in ([1, 2] * 30, [4] * 40, [5, 6], [])]
-    wanted = [answer(talker(own=0), request)[0] for request in requests]
+    wanted = [answer_scores(talker(own=0), request)[0] for request in requests]
     worker, cached = talker(own=8, sequence_budget=2), []
     for request, fresh in zip(requests, wanted, strict=True):
         (ticket,) = ask(worker, request)
@@ -124,18 +113,18 @@ def test_a_cached_prefix_gives_the_same_answer() -> None:
 def test_answers_of_one_prompt_and_beams(alone: list[list[object]]) -> None:
     ways = [Sampling(temperature=1.5, seed=seed) for seed in range(4)]
     one = generate([*range(50)], 40, logprobs=2)
-    wanted = [answer(talker(own=0), replace(one, sampling=way))[0] for way in ways]
-    assert answer(talker(), *(replace(one, sampling=way, group="g") for way in ways)) == wanted
+    wanted = [answer_scores(talker(own=0), replace(one, sampling=way))[0] for way in ways]
+    assert answer_scores(talker(), *(replace(one, sampling=way, group="g") for way in ways)) == wanted
     search = replace(generate([*range(50)], 40, logprobs=1), beams=BeamSearchOptions(4), group="s")
-    (found,) = answer(talker(own=0), search)
+    (found,) = answer_scores(talker(own=0), search)
     for own in (60, 9):
-        *others, beams = answer(talker(blocks=60, own=own, token_budget=40), *mixed(3), search)
+        *others, beams = answer_scores(talker(blocks=60, own=own, token_budget=40), *mixed(3), search)
         assert (others, beams) == (alone[:3], found)
 
 
 def test_drafts_change_no_answer() -> None:
     request = generate([1, 2, 3, 4, 5, 6] * 8, 60, logprobs=2)
-    (wanted,) = answer(talker(own=0), request)
+    (wanted,) = answer_scores(talker(own=0), request)
     worker = talker(own=9, prefill_chunk=16)
     worker.speculation = Repeating(8, 512)
     tickets = ask(worker, request)

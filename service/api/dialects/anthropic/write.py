@@ -7,11 +7,18 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from pydantic_core import from_json
-
 from ....core.errors import PolyheadError
 from ....text.answer_delta import AnswerDelta, Usage
-from ...shared.output_items import ItemBegun, ItemDelta, ItemEnded, ItemEvent, OutputItem, OutputItems, collect_items
+from ...shared.output_items import (
+    ItemBegun,
+    ItemDelta,
+    ItemEnded,
+    ItemEvent,
+    OutputItem,
+    OutputItems,
+    collect_items,
+    parse_arguments,
+)
 
 ERROR_TYPES: Mapping[int, str] = {
     401: "authentication_error",
@@ -110,15 +117,6 @@ def write_block(item: OutputItem) -> dict[str, Any]:
             return {"type": "text", "text": item.text}
         case "call":
             return {"type": "tool_use", "id": item.id, "name": item.name, "input": parse_arguments(item.text)}
-
-
-def parse_arguments(text: str) -> dict[str, Any]:
-    """The arguments of a call; incomplete ones, if the answer was cut, as far as they go."""
-    try:
-        read = from_json(text, allow_partial=True)
-    except ValueError:
-        return {}
-    return read if isinstance(read, dict) else {}
 
 
 def stop_fields(call: MessageInfo, last: AnswerDelta) -> dict[str, Any]:

@@ -6,12 +6,19 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from typing import Any, Literal
 
-from pydantic_core import from_json
-
 from ....core.errors import PolyheadError
 from ....core.model import Model
-from ....text.answer_delta import AnswerDelta, ScoredToken, TokenLogprobs
-from ...shared.output_items import ItemDelta, ItemEnded, ItemEvent, OutputItem, OutputItems, collect_items
+from ....text.answer_delta import AnswerDelta, TokenLogprobs
+from ...shared.openai_errors import write_scored_token
+from ...shared.output_items import (
+    ItemDelta,
+    ItemEnded,
+    ItemEvent,
+    OutputItem,
+    OutputItems,
+    collect_items,
+    parse_arguments,
+)
 
 AnswerKind = Literal["response", "message"]  # the field of the text: of generate, and of chat
 
@@ -91,21 +98,11 @@ def write_part(call: AnswerInfo, fields: Mapping[str, Any], tokens: Sequence[Tok
 
 
 def write_token(token: TokenLogprobs) -> dict[str, Any]:
-    return write_scored(token.token) | {"top_logprobs": [write_scored(one) for one in token.top]}
-
-
-def write_scored(token: ScoredToken) -> dict[str, Any]:
-    return {"token": token.text, "logprob": token.logprob, "bytes": list(token.data)}
+    return write_scored_token(token.token) | {"top_logprobs": [write_scored_token(one) for one in token.top]}
 
 
 def write_call(item: OutputItem) -> dict[str, Any]:
-    """A call; arguments of an answer that was cut, as far as they go."""
-    try:
-        arguments = from_json(item.text, allow_partial=True)
-    except ValueError:
-        arguments = {}
-    arguments = arguments if isinstance(arguments, dict) else {}
-    return {"id": item.id, "function": {"name": item.name, "arguments": arguments}}
+    return {"id": item.id, "function": {"name": item.name, "arguments": parse_arguments(item.text)}}
 
 
 def finish_fields(call: AnswerInfo, last: AnswerDelta) -> dict[str, Any]:
