@@ -29,7 +29,7 @@ def write_error(text: str) -> None:
 
 def answer_input(client: ApiClient, options: ChatOptions) -> None:
     """Answer the question that is on standard input."""
-    messages = [*options.opening, {"role": "user", "content": sys.stdin.read()}]
+    messages = [*options.opening, {"role": "user", "content": sys.stdin.read().removesuffix("\n")}]
     with closing(client.chat(messages, options.fields(client))) as pieces:
         try:
             for piece in pieces:

@@ -18,7 +18,7 @@ REACHED_BY = {"://0.0.0.0:": "://127.0.0.1:", "://[::]:": "://[::1]:"}
 SHOWN_TASKS: Sequence[Task] = ("generate", "classify", "embed")  # those with a short example, the first one first
 QUESTION, SENTENCE = "What is the capital of Japan?", "A warm, funny, beautifully acted film."
 COMMANDS: Mapping[str, str] = {
-    "generate": "chat",
+    "generate": "chat --temperature 0",
     "classify": f'classify "{SENTENCE}"',
     "embed": f'embed "{SENTENCE}"',
     "": "--help",
@@ -79,7 +79,8 @@ def example_body(model: Model) -> tuple[str, dict[str, Any]]:
         return "/v1/embeddings", {"model": model.name, "input": SENTENCE}
     if model.chat is None:
         return "/v1/completions", {"model": model.name, "prompt": SENTENCE, "max_tokens": 30}
-    return "/v1/chat/completions", {"model": model.name, "messages": [{"role": "user", "content": QUESTION}]}
+    question = {"role": "user", "content": QUESTION}
+    return "/v1/chat/completions", {"model": model.name, "temperature": 0, "messages": [question]}
 
 
 def example_command(address: ServerAddress, model: Model | None, program: str) -> str:
