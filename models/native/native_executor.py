@@ -222,7 +222,3 @@ class NativeExecutor:
             table for table, (a, b) in zip(rows.block_tables, pairwise(rows.starts), strict=True) for _ in range(b - a)
         ]
         return {table_of[i][rows.positions[i] // BLOCK_TOKENS] for i in members}
-
-
-def count_runs(blocks: int) -> int:
-    return -(-blocks // RUN_BLOCKS)
