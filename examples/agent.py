@@ -32,7 +32,7 @@ def call_tools(client: OpenAI, model: str, messages: list[Any]) -> list[Any]:
         result = TOOLS[call.function.name](**json.loads(call.function.arguments))
         print(f"call    {call.function.name}({call.function.arguments}) = {result}")
         results.append({"role": "tool", "tool_call_id": call.id, "content": result})
-    again = {"role": "user", "content": "Answer my question in one sentence."}  # without it a small model repeats the call
+    again = {"role": "user", "content": "Answer my question in one sentence."}  # else a small model calls again
     return [*messages, message.model_dump(exclude_none=True), *results, again]
 
 

@@ -10,6 +10,7 @@ import socket
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
 from importlib.metadata import PackageNotFoundError, version
+from itertools import takewhile
 from pathlib import Path
 from typing import Literal
 
@@ -28,7 +29,6 @@ from ..server.process import bind_socket
 Status = Literal["ok", "info", "slow", "broken"]
 DISK_RESERVE = 1 << 30  # bytes that the quick-start models and their downloads take
 GIB, MIB = 1 << 30, 1 << 20
-NO_LIMIT = 1 << 50  # bytes; control groups of version 1 state a number about as large as an address if they have none
 # An extra, the distribution that shows whether it is installed, and what it is for.
 EXTRAS = (
     ("hub", "huggingface-hub", "models of the hub"),
@@ -106,12 +106,11 @@ def examine_instructions() -> Iterator[Finding]:
         yield Finding("compiled step", "broken", str(error), build)
         return
     flags = processor_flags()
-    faster = [name for name in TARGETS if list(CPU_FLAGS).index(name) < list(CPU_FLAGS).index(runnable[0])]
-    reasons = [describe_missing(name, flags) for name in faster]
-    found = f"{runnable[0]} runs" + "".join(f"; {reason}" for reason in reasons)
-    compiled = all(flags.issuperset(CPU_FLAGS[name]) is False for name in faster)
-    advice = "" if compiled else f"a faster one can be compiled: {build}"
-    is_slow = runnable[0] == "portable" or not compiled
+    faster = [name for name in takewhile(lambda name: name != runnable[0], CPU_FLAGS) if name in TARGETS]
+    found = f"{runnable[0]} runs" + "".join(f"; {describe_missing(name, flags)}" for name in faster)
+    is_improvable = any(flags.issuperset(CPU_FLAGS[name]) for name in faster)
+    advice = f"a faster one can be compiled: {build}" if is_improvable else ""
+    is_slow = runnable[0] == "portable" or is_improvable
     yield Finding("compiled step", "slow" if is_slow else "ok", found, advice)
 
 
@@ -133,7 +132,7 @@ def examine_machine() -> Iterator[Finding]:
         yield Finding("cores", "slow", f"{cores} for computing ({limits})", advice)
     else:
         yield Finding("cores", "ok", f"{cores} for computing ({limits})")
-    groups = [limit for limit, _ in capacity.group_limits() if limit < NO_LIMIT]
+    groups = [limit for limit, _ in capacity.group_limits()]
     free = min(capacity.available_memory(), default=0)
     limit = f"limit of the container {min(groups) / GIB:.1f} GiB" if groups else "no limit of a container"
     if shortage := capacity.explain_shortage():

@@ -18,12 +18,7 @@ KEPT_SAMPLES = 60  # five minutes
 WINDOW = 12  # samples of a percentile: one minute
 Sample = Mapping[str, float | None]
 Key = tuple[str, str]  # the name of a series without the prefix, and its label `kind` or `stage`
-GAUGES: Mapping[str, Key] = {
-    "http_requests_in_flight": ("http_requests_in_flight", ""),
-    "requests_running": ("requests_running", ""),
-    "requests_waiting": ("requests_waiting", ""),
-    "kv_blocks_used": ("kv_blocks_used", ""),
-}
+GAUGES = ("http_requests_in_flight", "requests_running", "requests_waiting", "kv_blocks_used")
 RATES: Mapping[str, Key] = {
     "computed_tokens_per_second": ("tokens_total", "computed"),
     "generated_tokens_per_second": ("tokens_total", "generated"),
@@ -36,7 +31,7 @@ PERCENTILES: Mapping[str, tuple[Key, float]] = {
     "inter_token_seconds_p50": (("inter_token_seconds_bucket", ""), 0.5),
     "queue_seconds_p95": (("stage_seconds_bucket", "queue"), 0.95),
 }
-SERIES = sorted({name for name, _ in (*GAUGES.values(), *RATES.values(), *(key for key, _ in PERCENTILES.values()))})
+SERIES = sorted({*GAUGES, *(name for name, _ in (*RATES.values(), *(key for key, _ in PERCENTILES.values())))})
 
 
 @dataclass(frozen=True)
@@ -53,7 +48,7 @@ class MetricHistory:
 
     def __init__(self, metrics: Metrics) -> None:
         self._metrics = metrics
-        self._totals: deque[Totals] = deque(maxlen=WINDOW + 1)
+        self._totals: deque[Totals] = deque(maxlen=WINDOW)  # before the sample that is taken
         self._samples: deque[tuple[float, Sample]] = deque(maxlen=KEPT_SAMPLES)
 
     def record(self, now: float) -> None:
@@ -62,7 +57,7 @@ class MetricHistory:
         before = self._totals[-1] if self._totals else totals
         first = self._totals[0] if self._totals else totals
         self._totals.append(totals)
-        sample: dict[str, float | None] = {name: totals.values.get(key, 0.0) for name, key in GAUGES.items()}
+        sample: dict[str, float | None] = {name: totals.values.get((name, ""), 0.0) for name in GAUGES}
         sample |= {name: rate(before, totals, key) for name, key in RATES.items()}
         sample |= {name: percentile(first, totals, key, share) for name, (key, share) in PERCENTILES.items()}
         self._samples.append((now, sample | {"resident_memory_bytes": float(resident_memory())}))

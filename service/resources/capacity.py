@@ -16,6 +16,7 @@ MEMORY_FILES = (  # controller, limit, usage; a process may exceed memory.high, 
     ("memory", "memory.limit_in_bytes", "memory.usage_in_bytes"),
 )
 MIN_MEMORY = 256 << 20  # bytes of the interpreter and the libraries, measured without any model; rounded up
+NO_LIMIT = 1 << 50  # bytes; control groups of version 1 without a limit state a number about as large as an address
 
 
 def explain_shortage() -> str:
@@ -73,12 +74,13 @@ def control_groups(controller: str) -> Iterator[Path]:
 
 
 def read_number(file: Path) -> int:
-    """The limit or usage in a file of a group; 0: no such file, or no limit ("max", "-1")."""
+    """The limit or usage in a file of a group; 0: no such file, or no limit ("max", "-1", or a huge number)."""
     try:
         text = file.read_text().strip()
     except OSError:  # or the group was removed meanwhile
         return 0
-    return int(text) if text.isdecimal() else 0
+    number = int(text) if text.isdecimal() else 0
+    return number if number < NO_LIMIT else 0
 
 
 def reclaimable_bytes(statistics: Path) -> int:

@@ -73,6 +73,7 @@ def to_llguidance(kind: str, source: str) -> str:
             return source
 
 
+@lru_cache(maxsize=32)  # an agent sends the same tools with each request
 def close_source(source: str) -> str:
     """The text of a schema with its objects closed; what is no JSON object is left for llguidance's error."""
     try:

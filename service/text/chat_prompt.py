@@ -240,7 +240,9 @@ def tool_rules(tools: Sequence[ToolDefinition], style: ToolCallStyle) -> Iterato
 def parameter_grammars(tools: ToolOptions) -> list[Grammar]:
     """Return the schemas of the tools, each under its field in the request."""
     return [
-        Grammar("schema", dump_json(tool.parameters), tool.schema_path) for tool in tools.callable if tool.schema_path
+        Grammar(tool.grammar_kind, dump_json(tool.parameters), tool.schema_path)
+        for tool in tools.callable
+        if tool.schema_path
     ]
 
 

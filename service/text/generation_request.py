@@ -27,11 +27,10 @@ class ChatMessages:
 
 @dataclass(frozen=True, slots=True)
 class FillInMiddle:
-    """A text to be written between `before` and `after`. `field` is the name of `after` in the request."""
+    """A text to be written between `before` and `after`, which is `suffix` in the request."""
 
     before: str
     after: str
-    field: str = "suffix"
 
 
 Prompt = str | tuple[int, ...] | ChatMessages | FillInMiddle
@@ -48,6 +47,11 @@ class ToolDefinition:
     parameters: Mapping[str, Any] = field(default_factory=lambda: NO_PARAMETERS)
     schema_path: str = ""
     is_open: bool = False
+
+    @property
+    def grammar_kind(self) -> Literal["schema", "open_schema"]:
+        """The kind of grammar that the arguments follow."""
+        return "open_schema" if self.is_open else "schema"
 
     @property
     def as_template_object(self) -> dict[str, Any]:

@@ -161,7 +161,7 @@ def encode_fill(model: Model, prompt: FillInMiddle, where: str) -> list[int]:
     marks, quote = model.tokenizer.fill_marks, model.tokenizer.quote
     if marks is None:
         message = f"{model.name} has no tokens for a text between two others; leave it out"
-        raise BadRequest(f"{prompt.field}: {message}", param=prompt.field)
+        raise BadRequest(f"suffix: {message}", param="suffix")
     parts = encode_chat(model, marks.join(quote(prompt.before), quote(prompt.after)), where)
     begin, _ = model.tokenizer.boundary_tokens
     check_length(model, len(begin) + sum(map(len, parts)), where)

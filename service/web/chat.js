@@ -35,7 +35,9 @@ class Chat {
     this.message = textArea("", 2);
     this.message.setAttribute("enterkeyhint", "send");
     this.message.placeholder = `Message to ${page.model.id}`;
-    this.list = new conversations.ConversationList({ onOpen: (each) => this.open(each), onNew: () => this.clear() });
+    this.list = new conversations.ConversationList({
+      onOpen: (each) => this.open(each), onNew: () => this.clear(), onRename: (title) => this.rename(title),
+    });
     this.talk = element("ol", { class: "talk", "aria-label": "Conversation", "aria-live": "polite" });
     this.error = element("p", { class: "error", role: "alert" });
     this.sendButton = element("button", { type: "submit" }, "Send");
@@ -139,6 +141,11 @@ class Chat {
     this.message.focus();
   }
 
+  rename(title) {
+    this.conversation.title = title;
+    this.keep();
+  }
+
   keep() {
     this.conversation.title ||= conversations.titleOf(this.turns[0].content);
     this.conversation.system = this.system.value.trim();
@@ -172,7 +179,7 @@ class Chat {
     };
     const send = () => {
       const words = text.value.trim();
-      if (!words) return;
+      if (!words || this.controller) return;
       this.turns.splice(this.turns.indexOf(turn));
       while (form.nextSibling) form.nextSibling.remove();
       form.remove();

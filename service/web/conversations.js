@@ -69,8 +69,8 @@ function download({ title, system, turns }) {
 
 // The list. `onOpen(conversation)` is called for the selected one, `onNew()` if the open one was deleted.
 export class ConversationList {
-  constructor({ onOpen, onNew }) {
-    Object.assign(this, { onOpen, onNew, current: "", deleted: null });
+  constructor({ onOpen, onNew, onRename }) {
+    Object.assign(this, { onOpen, onNew, onRename, current: "" });
     this.list = element("ul", { class: "conversations" });
     this.status = element("div", { class: "row hint", role: "status" });
     this.node = element("div", {}, this.list, this.status);
@@ -101,8 +101,8 @@ export class ConversationList {
   rename(row, conversation) {
     const title = element("input", { type: "text", "aria-label": "Title", value: conversation.title, maxlength: 200 });
     const done = (isKept) => {
-      if (isKept && title.value.trim()) keep(Object.assign(conversation, { title: title.value.trim() }));
-      this.show();
+      if (isKept && title.value.trim()) this.onRename(title.value.trim());
+      else this.show();
       this.list.querySelector("[aria-current]")?.focus();
     };
     title.addEventListener("keydown", (event) => {

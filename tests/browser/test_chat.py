@@ -196,11 +196,17 @@ def test_conversations_are_kept_renamed_exported_and_deleted(visit: Visit, serve
     press(page, "Rename: Say hello to the harbour.")
     page.get_by_label("Title").fill("Harbour")
     page.keyboard.press("Enter")
+    converse(page, "And to the sea.", tokens=6)
+    wait_for_answer(page)
     with page.expect_download() as download:
         press(page, "Export: Harbour")
     exported = json.loads(download.value.path().read_text("utf-8"))
-    assert exported["title"] == "Harbour"
-    assert [turn["content"] for turn in exported["messages"]] == ["Say hello to the harbour.", answer]
+    assert exported["title"] == "Harbour", "it keeps its new name when it goes on"
+    assert [turn["content"] for turn in exported["messages"]][:3] == [
+        "Say hello to the harbour.",
+        answer,
+        "And to the sea.",
+    ]
     press(page, "New conversation")
     expect(page.locator(".turn")).to_have_count(0)
     press(page, "Harbour")

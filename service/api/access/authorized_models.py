@@ -70,6 +70,10 @@ class AuthorizedModels:
         self._check_allowed("", model.name)
         return model
 
+    def resolve_or_only(self, name: str, tasks: Collection[Task]) -> Model:
+        """The model called `name`; without a name the only model that does one of `tasks`."""
+        return self.resolve(name, tasks) if name else self.resolve_only(tasks)
+
     def _hide_names(self, error: PolyheadError) -> None:
         """Remove from the names that `error` lists those that the key may not use."""
         if error.names:

@@ -4,6 +4,7 @@ import time
 from collections import deque
 from typing import Any
 
+from ...config.keys import Key
 from .access_log import RequestRecord
 
 KEPT_ERRORS = 50
@@ -30,7 +31,11 @@ class RecentErrors:
             }
             self._kept.append((time.monotonic(), row))
 
-    def read(self) -> list[dict[str, Any]]:
-        """The newest first, each with its age in seconds."""
+    def read(self, key: Key) -> list[dict[str, Any]]:
+        """The newest first, each with its age in seconds; without those of models that `key` may not use."""
         now = time.monotonic()
-        return [{"seconds_ago": round(now - at, 1), **row} for at, row in reversed(self._kept)]
+        return [
+            {"seconds_ago": round(now - at, 1), **row}
+            for at, row in reversed(self._kept)
+            if not row["model"] or key.allows_model(row["model"])
+        ]

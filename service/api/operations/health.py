@@ -77,8 +77,11 @@ async def metrics_history(request: Request) -> Response:
 
 @router.get("/metrics/errors", summary="The most recent requests that ended with an error.")
 async def recent_errors(request: Request) -> Response:
-    """At most fifty, the newest first, without texts and keys.  The log has more about a request id."""
-    return JSONResponse({"errors": app_state(request).recent_errors.read()})
+    """At most fifty, the newest first, of models that the key may use, without texts and keys.
+
+    The log has more about a request id.
+    """
+    return JSONResponse({"errors": app_state(request).recent_errors.read(request.state.context.key)})
 
 
 def accepts_gzip(accepted: str) -> bool:

@@ -11,8 +11,6 @@ from ....text.generation_request import ChatMessages
 from ...shared.dialect import (
     Dialect,
     authorized_models,
-    describe_body,
-    read_model_body,
     read_terms,
     record_model,
     request_context,
@@ -20,23 +18,16 @@ from ...shared.dialect import (
 )
 from ...shared.generation_calls import fit_conversation, start_answers, write_json
 from ...shared.output_items import stream_items
-from ...shared.streaming import EventStream, JsonResponse, encode_events, encode_named_event, run_while_connected
+from ...shared.post_routes import add_post_routes
+from ...shared.streaming import EventStream, JsonResponse, encode_events, encode_named_event
 from .read import read_count, read_messages
 from .wire import CountRequest, MessagesRequest
 from .write import PING, MessageEvents, MessageInfo, write_anthropic_error, write_count, write_message
 
 router = APIRouter(tags=["Anthropic"])
-MESSAGES_BODY = describe_body(MessagesRequest)
-COUNT_BODY = describe_body(CountRequest)
 
 
-@router.post("/v1/messages", openapi_extra=MESSAGES_BODY, summary="The next turn of a conversation.")
-@router.post("/models/{name:path}/v1/messages", openapi_extra=MESSAGES_BODY, summary="The same by one model.")
-async def messages(request: Request) -> Response:
-    wire = await read_model_body(request, MessagesRequest)
-    return await run_while_connected(request, answer_messages(request, wire))
-
-
+@add_post_routes(router, "/v1/messages", MessagesRequest, "The next turn of a conversation.")
 async def answer_messages(request: Request, wire: MessagesRequest) -> Response:
     model = record_model(request, authorized_models(request).resolve(wire.model, ["generate"]))
     call = MessageInfo(id=f"msg_{uuid.uuid4().hex}", model=wire.model, max_tokens=wire.max_tokens)
@@ -51,13 +42,7 @@ async def answer_messages(request: Request, wire: MessagesRequest) -> Response:
     return await write_json(deltas, lambda: write_message(call, deltas))
 
 
-@router.post("/v1/messages/count_tokens", openapi_extra=COUNT_BODY, summary="How many tokens a conversation is.")
-@router.post("/models/{name:path}/v1/messages/count_tokens", openapi_extra=COUNT_BODY, summary="The same of one model.")
-async def count_tokens(request: Request) -> Response:
-    wire = await read_model_body(request, CountRequest)
-    return await run_while_connected(request, answer_count(request, wire))
-
-
+@add_post_routes(router, "/v1/messages/count_tokens", CountRequest, "How many tokens a conversation is.")
 async def answer_count(request: Request, wire: CountRequest) -> Response:
     model = record_model(request, authorized_models(request).resolve(wire.model, ["generate"]))
     [chat] = fit_conversation(request, read_count(wire), model).prompts

@@ -13,9 +13,7 @@ from pydantic import Field
 from starlette.responses import Response
 
 from ....core.errors import BadRequest
-from ....core.model import Model
 from ....text.encoder_inputs import EncodingRequest
-from ....text.encoder_outputs import ScoreOutput
 from ...shared.dialect import (
     MAX_TEXTS,
     Dialect,
@@ -23,16 +21,14 @@ from ...shared.dialect import (
     Wire,
     authorized_models,
     between,
-    describe_body,
     max_items,
     must_be,
-    read_model_body,
     record_model,
 )
-from ...shared.encoding_calls import collect_scores, json_response
+from ...shared.encoding_calls import collect_scores, json_response, reply_size
 from ...shared.head_options import MAX_LABELS
 from ...shared.openai_errors import write_openai_error
-from ...shared.streaming import run_while_connected
+from ...shared.post_routes import add_post_routes
 
 DEFAULT_THRESHOLD = 0.5
 router = APIRouter(tags=["OpenAI"])
@@ -90,18 +86,9 @@ def write_moderation(labels: Sequence[str], values: Sequence[float], thresholds:
     }
 
 
-MODERATION_BODY = describe_body(ModerationRequest)
-
-
-@router.post("/v1/moderations", openapi_extra=MODERATION_BODY, summary="Which labels texts reach.")
-@router.post("/models/{name:path}/v1/moderations", openapi_extra=MODERATION_BODY, summary="The same by one model.")
-async def moderations(request: Request) -> Response:
-    wire = await read_model_body(request, ModerationRequest)
-    return await run_while_connected(request, answer_moderation(request, wire))
-
-
+@add_post_routes(router, "/v1/moderations", ModerationRequest, "Which labels texts reach.")
 async def answer_moderation(request: Request, wire: ModerationRequest) -> Response:
-    model = find_classifier(request, wire.model)
+    model = record_model(request, authorized_models(request).resolve_or_only(wire.model, ["classify"]))
     thresholds = label_thresholds(wire, model.labels)
     outputs = await collect_scores(request, wire, model, read_moderation(wire))
 
@@ -109,17 +96,7 @@ async def answer_moderation(request: Request, wire: ModerationRequest) -> Respon
         results = [write_moderation(model.labels, output.values, thresholds) for output in outputs]
         return {"id": f"modr-{uuid.uuid4().hex}", "model": wire.model or model.name, "results": results}
 
-    return await json_response(count_numbers(outputs), write)
-
-
-def find_classifier(request: Request, name: str) -> Model:
-    """The named classifier; without a name the only one."""
-    found = authorized_models(request)
-    return record_model(request, found.resolve(name, ["classify"]) if name else found.resolve_only(["classify"]))
-
-
-def count_numbers(outputs: Sequence[ScoreOutput]) -> int:
-    return sum(len(output.values) for output in outputs)
+    return await json_response(sum(map(reply_size, outputs)), write)
 
 
 DIALECT = Dialect(

@@ -30,6 +30,7 @@ from .wire import (
     OllamaGenerationRequest,
     OllamaRequest,
     OllamaShowRequest,
+    served_name,
 )
 from .write import (
     AnswerInfo,
@@ -85,7 +86,7 @@ async def answer(
     claim = ScoreClaim(request_context(request).claim)
 
     def keep(delta: AnswerDelta) -> None:
-        call.mark(delta)
+        call.mark()
         claim.add(delta)
 
     [deltas] = await collect_deltas(answers, keep)
@@ -153,7 +154,7 @@ async def show(request: Request) -> Response:
     name = wire.model or wire.name
     if not name:
         raise BadRequest("model: is required", param="model")
-    model = authorized_models(request).resolve(name.removesuffix(":latest"), TASKS)
+    model = authorized_models(request).resolve(served_name(name), TASKS)
     return JsonResponse(write_shown(record_model(request, model)))
 
 

@@ -71,6 +71,11 @@ class OllamaOptions(Wire):
     use_mlock: bool = False
 
 
+def served_name(name: str) -> str:
+    """The served name: Ollama's clients add the tag "latest"."""
+    return name.removesuffix(":latest")
+
+
 class OllamaRequest(EngineRequest):
     """A request to a model, which stays loaded whatever `keep_alive` says."""
 
@@ -80,8 +85,7 @@ class OllamaRequest(EngineRequest):
 
     @property
     def model_name(self) -> str:
-        """The served name: Ollama's clients add the tag "latest"."""
-        return self.model.removesuffix(":latest")
+        return served_name(self.model)
 
 
 class OllamaGenerationRequest(OllamaRequest):

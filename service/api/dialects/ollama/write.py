@@ -3,7 +3,6 @@
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from datetime import UTC, datetime
 from typing import Any, Literal
 
 from ....core.errors import PolyheadError
@@ -19,6 +18,7 @@ from ...shared.output_items import (
     collect_items,
     parse_arguments,
 )
+from ...shared.timestamps import format_time
 
 AnswerKind = Literal["response", "message"]  # the field of the text: of generate, and of chat
 
@@ -32,7 +32,7 @@ class AnswerInfo:
     began: int = field(default_factory=time.perf_counter_ns)
     first: int = 0  # when the first part of the answer came; 0: not yet
 
-    def mark(self, delta: AnswerDelta) -> None:  # noqa: ARG002
+    def mark(self) -> None:
         """Record the time of the first part."""
         self.first = self.first or time.perf_counter_ns()
 
@@ -47,7 +47,7 @@ class OllamaEvents:
         return iter(())
 
     def delta_events(self, delta: AnswerDelta) -> Iterator[dict[str, Any]]:
-        self.call.mark(delta)
+        self.call.mark()
         logprobs = delta.logprobs
         for item_event in self.items.push(delta):
             if text := event_fields(item_event):
@@ -87,7 +87,7 @@ def write_loaded(call: AnswerInfo) -> dict[str, Any]:
 
 
 def write_part(call: AnswerInfo, fields: Mapping[str, Any], tokens: Sequence[TokenLogprobs]) -> dict[str, Any]:
-    common = {"model": call.model, "created_at": datetime.now(UTC).isoformat().replace("+00:00", "Z")}
+    common = {"model": call.model, "created_at": format_time(time.time())}
     if call.kind == "message":
         text: dict[str, Any] = {"message": {"role": "assistant", "content": "", **fields}}
     else:
@@ -127,7 +127,7 @@ def write_tag(model: Model) -> dict[str, Any]:
     return {
         "name": model.name,
         "model": model.name,
-        "modified_at": datetime.fromtimestamp(model.created, UTC).isoformat().replace("+00:00", "Z"),
+        "modified_at": format_time(model.created),
         "size": 0,
         "digest": "",
         "details": model_details(model),
@@ -165,7 +165,7 @@ def write_shown(model: Model) -> dict[str, Any]:
             f"{model.family}.vocab_size": model.vocab_size,
         },
         "capabilities": capabilities(model),
-        "modified_at": write_tag(model)["modified_at"],
+        "modified_at": format_time(model.created),
     }
 
 

@@ -25,9 +25,7 @@ from ...shared import generation_calls
 from ...shared.dialect import (
     Dialect,
     authorized_models,
-    describe_body,
     normalize_inputs,
-    read_model_body,
     record_model,
     request_context,
     server,
@@ -44,7 +42,8 @@ from ...shared.explain_calls import ExplainCall, check_explain_enabled, explain_
 from ...shared.generation_calls import make_chunk
 from ...shared.openai_errors import write_openai_error
 from ...shared.openai_sampling import SampledRequest
-from ...shared.streaming import EventStream, JsonResponse, encode_events, run_while_connected
+from ...shared.post_routes import add_post_routes
+from ...shared.streaming import EventStream, JsonResponse, encode_events
 from .chat_answers import chat_usage, write_chat, write_chat_chunks
 from .wire import (
     EMBEDDING_FIELDS,
@@ -71,18 +70,9 @@ from .write import (
 OVERHEAD_BYTES = 64  # bytes of an embedding's object without its numbers
 DONE = b"data: [DONE]\n\n"
 router = APIRouter(tags=["OpenAI"])
-COMPLETION_BODY = describe_body(CompletionRequest)
-CHAT_BODY = describe_body(ChatRequest)
-EMBEDDING_BODY = describe_body(EmbeddingRequest)
 
 
-@router.post("/v1/completions", openapi_extra=COMPLETION_BODY, summary="Continue prompts.")
-@router.post("/models/{name:path}/v1/completions", openapi_extra=COMPLETION_BODY, summary="The same by one model.")
-async def completions(request: Request) -> Response:
-    wire = await read_model_body(request, CompletionRequest)
-    return await run_while_connected(request, answer_completion(request, wire))
-
-
+@add_post_routes(router, "/v1/completions", CompletionRequest, "Continue prompts.")
 async def answer_completion(request: Request, wire: CompletionRequest) -> Response:
     generation, options = read_completion(wire), wire.read_explain()
     if options is not None:
@@ -122,13 +112,7 @@ async def read_echoes(request: Request, wire: CompletionRequest) -> tuple[str, .
     return found
 
 
-@router.post("/v1/chat/completions", openapi_extra=CHAT_BODY, summary="Answer a conversation.")
-@router.post("/models/{name:path}/v1/chat/completions", openapi_extra=CHAT_BODY, summary="The same by one model.")
-async def chat_completions(request: Request) -> Response:
-    wire = await read_model_body(request, ChatRequest)
-    return await run_while_connected(request, answer_chat(request, wire))
-
-
+@add_post_routes(router, "/v1/chat/completions", ChatRequest, "Answer a conversation.")
 async def answer_chat(request: Request, wire: ChatRequest) -> Response:
     model = record_model(request, authorized_models(request).resolve(wire.model, ["generate"]))
     call = make_info("chatcmpl", wire, model)
@@ -219,13 +203,7 @@ def list_chat_chunks(call: CompletionInfo, index: int, delta: AnswerDelta, *, fi
     return list(write_chat_chunks(call, index, delta, first=first))
 
 
-@router.post("/v1/embeddings", openapi_extra=EMBEDDING_BODY, summary="Texts as vectors.")
-@router.post("/models/{name:path}/v1/embeddings", openapi_extra=EMBEDDING_BODY, summary="The same by one model.")
-async def embeddings(request: Request) -> Response:
-    wire = await read_model_body(request, EmbeddingRequest)
-    return await run_while_connected(request, answer_embedding(request, wire))
-
-
+@add_post_routes(router, "/v1/embeddings", EmbeddingRequest, "Texts as vectors.")
 async def answer_embedding(request: Request, wire: EmbeddingRequest) -> Response:
     encoding = read_embedding(wire)
     tasks: list[Task] = ["embed"] if wire.return_dense else ["embed", "fill"]

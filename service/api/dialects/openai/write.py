@@ -4,7 +4,6 @@ import base64
 import struct
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from datetime import UTC, datetime
 from hashlib import blake2b
 from typing import Any, Literal
 
@@ -17,6 +16,7 @@ from ....text.answer_delta import AnswerDelta, TokenLogprobs, Usage
 from ....text.encoder_outputs import ScoreOutput, SparseVector, TokenVectors
 from ...shared.streaming import as_float32
 from ...shared.task_names import describe_model
+from ...shared.timestamps import format_time
 
 
 @dataclass(frozen=True)
@@ -169,6 +169,6 @@ def write_openai_model(model: Model, *, explained: bool) -> dict[str, Any]:
     """A model, with the fields of OpenAI and of Anthropic.  Those from `task` on are an extension, which clients
     ignore."""
     known = {"id": model.name, "object": "model", "created": model.created, "owned_by": "polyhead"}
-    created = datetime.fromtimestamp(model.created, UTC).isoformat().replace("+00:00", "Z")
+    created = format_time(model.created)
     anthropic = {"type": "model", "display_name": model.name, "created_at": created}
     return {**known, **anthropic, **describe_model(model, explained=explained)}

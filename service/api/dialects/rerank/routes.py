@@ -27,15 +27,13 @@ from ...shared.dialect import (
     NeutralValues,
     Wire,
     authorized_models,
-    describe_body,
     item_paths,
     max_items,
     must_be,
-    read_model_body,
     record_model,
 )
 from ...shared.encoding_calls import collect_replies, json_response, reply_size, start_replies
-from ...shared.streaming import run_while_connected
+from ...shared.post_routes import add_post_routes
 
 TASKS: tuple[Task, ...] = ("rank", "embed")
 router = APIRouter(tags=["rerank"])
@@ -105,16 +103,7 @@ def write_rerank_error(error: PolyheadError) -> dict[str, Any]:
     return {"message": error.message, "detail": error.message}
 
 
-RERANK_BODY = describe_body(RerankRequest)
-
-
-@router.post("/v1/rerank", openapi_extra=RERANK_BODY, summary="Documents by how well they answer a query.")
-@router.post("/models/{name:path}/v1/rerank", openapi_extra=RERANK_BODY, summary="The same by one model.")
-async def rerank(request: Request) -> Response:
-    wire = await read_model_body(request, RerankRequest)
-    return await run_while_connected(request, answer_rerank(request, wire))
-
-
+@add_post_routes(router, "/v1/rerank", RerankRequest, "Documents by how well they answer a query.")
 async def answer_rerank(request: Request, wire: RerankRequest) -> Response:
     model = record_model(request, authorized_models(request).resolve(wire.model, TASKS))
     started = await start_replies(request, wire, model, read_rerank(wire, model))

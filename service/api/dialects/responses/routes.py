@@ -11,30 +11,22 @@ from ....text.answer_stream import collect_deltas
 from ...shared.dialect import (
     Dialect,
     authorized_models,
-    describe_body,
-    read_model_body,
     record_model,
     request_context,
 )
 from ...shared.generation_calls import ScoreClaim, start_answers, write_json
 from ...shared.openai_errors import write_openai_error
 from ...shared.output_items import stream_items
-from ...shared.streaming import EventStream, encode_events, encode_named_event, run_while_connected
+from ...shared.post_routes import add_post_routes
+from ...shared.streaming import EventStream, encode_events, encode_named_event
 from .read import echo_request, read_response
 from .wire import ResponseRequest
 from .write import ResponseEvents, ResponseInfo, write_response
 
 router = APIRouter(tags=["OpenAI responses"])
-RESPONSE_BODY = describe_body(ResponseRequest)
 
 
-@router.post("/v1/responses", openapi_extra=RESPONSE_BODY, summary="Answer a conversation of items.")
-@router.post("/models/{name:path}/v1/responses", openapi_extra=RESPONSE_BODY, summary="The same by one model.")
-async def responses(request: Request) -> Response:
-    wire = await read_model_body(request, ResponseRequest)
-    return await run_while_connected(request, answer_response(request, wire))
-
-
+@add_post_routes(router, "/v1/responses", ResponseRequest, "Answer a conversation of items.")
 async def answer_response(request: Request, wire: ResponseRequest) -> Response:
     model = record_model(request, authorized_models(request).resolve(wire.model, ["generate"]))
     echo = echo_request(wire, model)

@@ -3,8 +3,8 @@
 Each route also exists below a model's name, /models/{name}/...; without a name exactly one served model must fit.
 """
 
-from collections.abc import Callable, Collection, Coroutine
-from typing import Any, TypeVar, get_args
+from collections.abc import Collection
+from typing import Any, get_args
 
 from fastapi import APIRouter, Request
 from starlette.responses import Response
@@ -17,16 +17,15 @@ from ....text.similarity import cosine_similarities, late_similarities
 from ....text.tokenization import Decoding
 from ...shared.dialect import (
     Dialect,
-    Wire,
     authorized_models,
     describe_body,
-    read_body,
     record_model,
     request_context,
     server,
 )
 from ...shared.encoding_calls import collect_replies, json_response, reply_response, reply_size, start_replies
 from ...shared.json_body import parse_body, receive_body, run_by_size
+from ...shared.post_routes import add_post_routes
 from ...shared.streaming import JsonResponse, PartsResponse, run_while_connected
 from ..tokens import routes as token_routes
 from .wire import (
@@ -66,30 +65,13 @@ MASK_FILLERS: tuple[Task, ...] = ("fill",)
 RANKERS: tuple[Task, ...] = ("rank", "embed")
 ENCODERS: tuple[Task, ...] = tuple(task for task in get_args(Task) if task != "generate")
 
-W = TypeVar("W", bound=Wire)
-RouteWork = Callable[[Request, W], Coroutine[Any, Any, Response]]
 router = APIRouter(tags=["text-embeddings-inference"])
-
-
-def add_post_routes(path: str, kind: type[W], summary: str) -> Callable[[RouteWork[W]], RouteWork[W]]:
-    """Add a route whose body is a `kind`, and the same route below a model's name."""
-
-    def add_routes(work: RouteWork[W]) -> RouteWork[W]:
-        async def route(request: Request) -> Response:
-            wire = await read_body(request, kind)
-            return await run_while_connected(request, work(request, wire))
-
-        for address, text in ((path, summary), (f"/models/{{name:path}}{path}", "The same of one model.")):
-            router.post(address, openapi_extra=describe_body(kind), summary=text, name=work.__name__)(route)
-        return work
-
-    return add_routes
 
 
 def find_model(request: Request, tasks: Collection[Task]) -> Model:
     """The model in the path, or the only one that fits."""
     registry, name = authorized_models(request), request.path_params.get("name", "")
-    return record_model(request, registry.resolve(name, tasks) if name else registry.resolve_only(tasks))
+    return record_model(request, registry.resolve_or_only(name, tasks))
 
 
 def find_sparse_model(request: Request) -> Model:
@@ -102,7 +84,7 @@ def find_sparse_model(request: Request) -> Model:
     return find_model(request, MASK_FILLERS)
 
 
-@add_post_routes("/predict", PredictRequest, "The labels of texts, most likely first.")
+@add_post_routes(router, "/predict", PredictRequest, "The labels of texts, most likely first.")
 async def predict(request: Request, wire: PredictRequest) -> Response:
     model = find_model(request, CLASSIFIERS)
     encoding = read_predict(wire)
@@ -110,7 +92,7 @@ async def predict(request: Request, wire: PredictRequest) -> Response:
     return await reply_response(request, answers, predict_writer(model.labels, wire), len(encoding.inputs))
 
 
-@add_post_routes("/embed", EmbedRequest, "Texts as vectors.")
+@add_post_routes(router, "/embed", EmbedRequest, "Texts as vectors.")
 async def embed(request: Request, wire: EmbedRequest) -> Response:
     model, encoding = find_model(request, EMBEDDERS), read_embed(wire)
     return await reply_response(
@@ -118,7 +100,7 @@ async def embed(request: Request, wire: EmbedRequest) -> Response:
     )
 
 
-@add_post_routes("/embed_all", EmbedAllRequest, "Texts as a vector for each token.")
+@add_post_routes(router, "/embed_all", EmbedAllRequest, "Texts as a vector for each token.")
 async def embed_all(request: Request, wire: EmbedAllRequest) -> Response:
     model = find_model(request, EMBEDDERS)
     encoding = read_token_form(wire, "tokens") if model.late is None else read_roles(wire)
@@ -128,7 +110,7 @@ async def embed_all(request: Request, wire: EmbedAllRequest) -> Response:
 
 
 @add_post_routes(
-    "/embed_sparse", EmbedSparseRequest, "Texts as weights of words, by a model that has them (SPLADE, M3)."
+    router, "/embed_sparse", EmbedSparseRequest, "Texts as weights of words, by a model that has them (SPLADE, M3)."
 )
 async def embed_sparse(request: Request, wire: EmbedSparseRequest) -> Response:
     model, encoding = find_sparse_model(request), read_token_form(wire, "words")
@@ -137,7 +119,7 @@ async def embed_sparse(request: Request, wire: EmbedSparseRequest) -> Response:
     )
 
 
-@add_post_routes("/rerank", TeiRerankRequest, "Texts by how well they answer a query.")
+@add_post_routes(router, "/rerank", TeiRerankRequest, "Texts by how well they answer a query.")
 async def rerank(request: Request, wire: TeiRerankRequest) -> Response:
     model = find_model(request, rerank_tasks(request))
     if (late := model.late) is not None:
@@ -156,7 +138,9 @@ async def rerank(request: Request, wire: TeiRerankRequest) -> Response:
     return await json_response(sum(map(reply_size, answers)), write)
 
 
-@add_post_routes("/similarity", SimilarityRequest, "How alike a text and others are: the cosine of their vectors.")
+@add_post_routes(
+    router, "/similarity", SimilarityRequest, "How alike a text and others are: the cosine of their vectors."
+)
 async def similarity(request: Request, wire: SimilarityRequest) -> Response:
     answers = await collect_replies(
         await start_replies(request, wire, find_model(request, EMBEDDERS), read_similarity(wire)), ScoreOutput
@@ -194,7 +178,7 @@ async def answer_tokenize(request: Request, wire: TokenizeRequest) -> Response:
     return await run_on_thread(lambda: PartsResponse(write_tokenize(model, texts, encodings, claim)))
 
 
-@add_post_routes("/decode", DecodeRequest, "Tokens as texts.")
+@add_post_routes(router, "/decode", DecodeRequest, "Tokens as texts.")
 async def decode(request: Request, wire: DecodeRequest) -> Response:
     model = find_model(request, default_tasks(request))
     context, decoding = request_context(request), Decoding(wire.rows, plain=wire.skip_special_tokens)

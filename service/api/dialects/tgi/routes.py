@@ -68,7 +68,7 @@ def find_model(request: Request, adapter: str) -> Model:
     registry, name = authorized_models(request), request.path_params.get("name", "")
     if adapter:
         return record_model(request, generation_calls.resolve_adapter(registry, name, adapter))
-    return record_model(request, registry.resolve(name, ["generate"]) if name else registry.resolve_only(["generate"]))
+    return record_model(request, registry.resolve_or_only(name, ["generate"]))
 
 
 def tgi_status(error: PolyheadError) -> int:

@@ -379,6 +379,14 @@ def test_a_key_sees_its_own_models(app: FastAPI) -> None:
         assert "may not use the model" in message(path, shut)
 
 
+def test_a_key_sees_the_errors_of_its_own_models(app: FastAPI) -> None:
+    for name in ("open", "shut"):
+        posted(app, "all", {"/v1/chat/completions": {"model": name, **TALKED, "stream_options": {}}})
+    some, every = (asked(app, ("GET", "/metrics/errors", bearer(key)))[0].json()["errors"] for key in ("narrow", "all"))
+    assert [each["model"] for each in some] == ["open"]
+    assert [each["model"] for each in every] == ["shut", "open"]
+
+
 def test_unknown_models_are_reported_only_for_names_that_the_key_may_use(app: FastAPI) -> None:
     calls = [("GET", f"/v1/models/{name}", bearer("narrow")) for name in ("nobody", "somebody", "open")]
     assert [answer.status_code for answer in asked(app, *calls)] == [404, 403, 200]

@@ -188,7 +188,9 @@ def test_without_a_prompt_a_model_is_loaded(app: FastAPI) -> None:
 
 def test_errors_are_a_sentence(app: FastAPI, generator: Model) -> None:
     missing, wrong = ask(
-        app, ("/api/chat", {"model": "missing", "messages": HELLO}), ("/api/chat", {"model": "talker", "mesages": HELLO})
+        app,
+        ("/api/chat", {"model": "missing", "messages": HELLO}),
+        ("/api/chat", {"model": "talker", "mesages": HELLO}),
     )
     assert (missing.status_code, missing.json().keys()) == (404, {"error"})
     assert (wrong.status_code, wrong.json()["error"]) == (400, "mesages: is not a known field; did you mean messages?")
