@@ -18,12 +18,14 @@ from ...config import keys as keys_file
 from ...config.keys import ANONYMOUS, CLIENT_SCOPES, Key, Scope, key_digest
 from ...config.settings import Settings, SettingsError
 from ...core.errors import Forbidden, Unauthorized
+from .model_paths import is_below, path_below_model
 
 Access = Scope | Literal["public"]
 DEFAULT_OWNER = "default"  # the name of the setting api_key
 ADMIN_OWNER = "admin"
 API_KEY_SCOPES: frozenset[Scope] = frozenset({"inference", "models", "metrics"})  # all scopes except admin
 ADMIN_SCOPES: frozenset[Scope] = frozenset({"admin"})
+MESSAGES_PATH = "/v1/messages"  # of Anthropic's clients
 KEYS_POLL_S = 1.0  # seconds between two checks of the keys file
 
 # The rule of a path is that of its longest prefix here, in whole segments; "/" matches only itself.
@@ -111,12 +113,11 @@ def read_authorization(headers: Mapping[str, str], path: str) -> str:
 
 def is_read_by_anthropic(path: str) -> bool:
     """Whether Anthropic's clients ask for `path`."""
-    return is_anthropic_path(path) or f"{path}/".startswith("/v1/models/")
+    return is_anthropic_path(path) or is_below(path, "/v1/models")
 
 
 def is_anthropic_path(path: str) -> bool:
-    below_model = path.startswith("/models/") and "/v1/messages/" in f"{path}/"
-    return below_model or f"{path}/".startswith("/v1/messages/")
+    return is_below(path, MESSAGES_PATH) or is_below(path_below_model(path), MESSAGES_PATH)
 
 
 class Keys:

@@ -39,11 +39,11 @@ from ...runtime.model_resolver import is_placeholder
 from ...text.event_source import EventSource, Submit, SubmitCall
 from ...text.tokenization import TextProcessor
 from ..access.authorized_models import AuthorizedModels
+from ..access.model_paths import is_below, path_below_model
 from ..access.request_context import MAX_TIMEOUT_S, MIN_TIMEOUT_S, RequestContext
 from .json_body import parse_json, receive_body, run_by_size
 
 NeutralValues = Mapping[str, tuple[Any, ...]]  # by field, the values at which an unsupported field changes nothing
-VERSION_SEGMENT = "/v1/"  # of a path below that of a model
 MAX_SUGGESTED_CHARS = 100  # characters of an unknown field for which a known one is suggested
 MAX_QUOTED_CHARS = 60  # characters of an offending value that a message repeats
 MAX_TEXTS = 100_000  # in one call; the setting max_batch_texts is smaller
@@ -66,18 +66,6 @@ class Dialect:
 
     def matches(self, path: str) -> bool:
         return any(is_below(path_below_model(path), prefix) or is_below(path, prefix) for prefix in self.prefixes)
-
-
-def is_below(path: str, prefix: str) -> bool:
-    return path == prefix or path.startswith(prefix + "/")
-
-
-def path_below_model(path: str) -> str:
-    """The path that follows the name of a model (/models/{name}/predict): its last segment, or all from /v1 on."""
-    if not path.startswith("/models/"):
-        return ""
-    start = path.rfind(VERSION_SEGMENT)
-    return path[start:] if start > 0 else "/" + path.rpartition("/")[2]
 
 
 class Server(Protocol):
@@ -198,10 +186,16 @@ def fill_model(value: Any, name: str) -> Any:
     if not name or not isinstance(value, dict):
         return value
     given = value.get("model") or ""
-    if given == name or (isinstance(given, str) and is_placeholder(given)):
-        return value | {"model": name}
-    message = f"model: the address names {name[:100]!r}; give that name or none, got {quote_json(given)}"
-    raise BadRequest(message, param="model")
+    if not isinstance(given, str) or not is_placeholder(given):
+        check_path_model(given, name, "model")
+    return value | {"model": name}
+
+
+def check_path_model(given: Any, name: str, field: str) -> None:
+    """Raises BadRequest if the body names another model in `field` than the path does; empty: it names none."""
+    if name and given not in ("", name):
+        message = f"{field}: the address names {name[:100]!r}; give that name or none, got {quote_json(given)}"
+        raise BadRequest(message, param=field)
 
 
 def describe_body(*kinds: type[Wire]) -> dict[str, Any]:

@@ -13,7 +13,7 @@ from typing import Any, get_args
 from fastapi import APIRouter, Request
 from starlette.responses import Response
 
-from ....core.errors import BadRequest, NotFound, PolyheadError
+from ....core.errors import NotFound, PolyheadError
 from ....core.model import Model
 from ....core.request import Task
 from ....resources.request_memory import ANSWER_CLAIM_STEP
@@ -24,7 +24,6 @@ from ...shared.dialect import (
     Dialect,
     authorized_models,
     describe_body,
-    quote_json,
     read_body,
     record_model,
     request_context,
@@ -109,7 +108,7 @@ async def infer(request: Request) -> Response:
     async def work() -> Response:
         model = record_model(request, find_model(request))
         wire = await run_by_size(text, lambda: HEAD_INPUTS[model.task].wire.read(value))
-        check_model_name(wire, request.path_params["name"])
+        check_path_model(wire.model_name, request.path_params["name"], "model_name")
         check_outputs(wire, model)
         replies = await collect_rows(request, wire, model, rest)
         every, sizes = zip(*replies, strict=True)
@@ -174,15 +173,6 @@ def find_model(request: Request, tasks: Collection[Task] = TENSOR_TASKS) -> Mode
         message = f"{model.name} has version {MODEL_VERSION} only, got {params['version'][:60]!r}"
         raise NotFound(message, param="version")
     return model
-
-
-def check_model_name(wire: InferRequest, name: str) -> None:
-    """Raises BadRequest if the body names another model than the path."""
-    if wire.model_name not in ("", name):
-        message = (
-            f"model_name: the address names {name[:100]!r}; give that name or none, got {quote_json(wire.model_name)}"
-        )
-        raise BadRequest(message, param="model_name")
 
 
 async def collect_rows(request: Request, wire: InferRequest, model: Model, rest: bytes) -> list[tuple[Any, int]]:

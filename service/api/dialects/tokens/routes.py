@@ -21,6 +21,7 @@ from ...shared.dialect import (
     TokenId,
     Wire,
     authorized_models,
+    check_path_model,
     describe_body,
     max_items,
     read_body,
@@ -90,9 +91,9 @@ async def encode_prompt(request: Request, model: Model, wire: TokenizeInput) -> 
 
 def find_model(request: Request, name: str) -> Model:
     """The model in the path, or in the body."""
-    return record_model(
-        request, authorized_models(request).resolve(request.path_params.get("name", "") or name, ALL_TASKS)
-    )
+    in_path = request.path_params.get("name", "")
+    check_path_model(name, in_path, "model")
+    return record_model(request, authorized_models(request).resolve(in_path or name, ALL_TASKS))
 
 
 def write_tokens(model: Model, wire: TokenizeInput, ids: list[int], claim: MemoryClaim) -> dict[str, Any]:
