@@ -23,6 +23,7 @@ from ...shared import generation_calls
 from ...shared.dialect import (
     Dialect,
     authorized_models,
+    check_path_model,
     describe_body,
     read_body,
     record_model,
