@@ -503,10 +503,12 @@ def match_entries(description: Description, network: Transformer, head: nn.Modul
     return dict(sorted(entries.items(), key=lambda item: (str(item[1].file), item[1].start)))
 
 
-def translate_shape(description: Description, name: str, entry: TensorEntry) -> NamedPieces:
-    """The tensors that an entry becomes, with shapes only."""
+def translate_shape(
+    description: Description, name: str, entry: TensorEntry, whole: Tensor | None = None
+) -> NamedPieces:
+    """The tensors that an entry becomes, with shapes only; `whole`: a tensor of its shape without memory."""
     try:
-        return description.translate(name, torch.empty(entry.shape, device="meta"))
+        return description.translate(name, torch.empty(entry.shape, device="meta") if whole is None else whole)
     except (RuntimeError, ValueError) as error:  # wrong number of dimensions, or a size that cannot be divided
         reason = str(error).splitlines()[0]
         raise CheckpointError(

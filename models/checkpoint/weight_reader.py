@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from ..native.block_weights import BlockWeights
 from ..native.library import BLOCK_KINDS, load_fastest
 from ..network.transformer import Transformer
-from .description import Description, match_entries
+from .description import Description, match_entries, translate_shape
 from .tensor_files import TensorEntry
 from .tensor_slices import read_cut_pieces
 
@@ -41,7 +41,7 @@ class WeightReader:
         self._blocks: dict[nn.Parameter, TensorEntry] = {}  # matrices that can be read as blocks, each as an entry
         for name, entry in entries.items():
             whole = torch.empty(entry.shape, device="meta")
-            pieces = description.translate(name, whole)
+            pieces = translate_shape(description, name, entry, whole)
             for ours, _ in pieces:
                 if ours in self._parameters:
                     self._entries[self._parameters[ours]] = name, entry
@@ -102,7 +102,9 @@ class WeightReader:
         return found
 
     def _keeps_rows(self, name: str, entry: TensorEntry, pieces: Sequence[tuple[str, Tensor]]) -> bool:
-        """Whether the rows of all pieces are in the file's order: a tensor without memory does not show it."""
+        """Whether the rows of all pieces are in the file's order. deinterleave_heads, which reorders rows, returns a
+        tensor without memory as it is.
+        """
         columns = entry.shape[-1]
         numbers = torch.arange(prod(entry.shape[:-1]), dtype=torch.int32)
         marked = self._description.translate(name, numbers.view(*entry.shape[:-1], 1).expand(entry.shape))

@@ -90,8 +90,9 @@ class TorchExecutor:
         else:
             out, finite = self._compute(self._batch(rows, slots))
         if finite is not None:
+            good = finite.tolist()
             for each in filter(None, (slots, own)):
-                self._record_nonfinite(finite, each)
+                self._record_nonfinite(good, each)
         return out
 
     def check(self, rows: StepInput) -> None:
@@ -229,8 +230,8 @@ class TorchExecutor:
     def _key_counts(self, rows: StepInput) -> list[int]:
         return [rows.positions[end - 1] + 1 for end in rows.starts[1:]]
 
-    def _record_nonfinite(self, finite: Tensor, slots: list[int]) -> None:
-        bad = [slot for slot, good in zip(slots, finite.tolist(), strict=True) if not good]
+    def _record_nonfinite(self, finite: list[bool], slots: list[int]) -> None:
+        bad = [slot for slot, good in zip(slots, finite, strict=True) if not good]
         self._nonfinite_blocks |= self._blocks_of(bad)
         self._unchecked_blocks -= self._blocks_of(slots)
 

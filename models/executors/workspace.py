@@ -51,8 +51,7 @@ def most_kept_numbers(config: ModelConfig) -> int:
 def layer_input_numbers(config: ModelConfig) -> int:
     """Numbers of a row that later layers read: embeddings of each layer, of which four copies exist while they are
     computed, and keys and values."""
-    read = {source for layer, source in enumerate(config.key_layers) if source < layer}
-    kept = sum(2 * each.kv_heads * each.head_width for each in map(config.of_layer, read))
+    kept = sum(2 * each.kv_heads * each.head_width for each in map(config.of_layer, config.read_layers))
     return 4 * config.depth * config.layer_embedding + kept
 
 

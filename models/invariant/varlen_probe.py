@@ -21,9 +21,15 @@ CHUNKS = (1, 7, 64)  # rows of a sequence at once
 @torch.inference_mode()
 def self_test_kernel(kernel: Kernel, config: ModelConfig, like: Tensor) -> None:
     """InvarianceError if a row depends on the others, for heads like those of `config` and numbers like `like`."""
-    shape = (config.heads, config.kv_heads, config.head_width)
+    layers = map(config.of_layer, config.attention_layers)
+    for shape in sorted({(config.heads, each.kv_heads, each.head_width) for each in layers}):
+        _self_test_shape(kernel, shape, like)
+
+
+def _self_test_shape(kernel: Kernel, shape: tuple[int, int, int], like: Tensor) -> None:
+    """The same for heads, key heads and features of a head."""
     query, pages, spans = random_inputs(kernel, like, SEQUENCES, shape)
-    kept = (query[:, : config.kv_heads].flip(0), query[:, : config.kv_heads].flip(2))
+    kept = (query[:, : shape[1]].flip(0), query[:, : shape[1]].flip(2))
     packed = SequenceSpans(kernel, spans.starts, spans.starts, spans.max_rows, spans.max_keys)
     agree = all(_is_cached_invariant(query, pages, spans, window) for window in ((-1, 0), (40, 0)))
     if not agree or not all(_is_packed_invariant(query, kept, packed, window) for window in ((-1, -1), (8, 8))):

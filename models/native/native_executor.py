@@ -5,10 +5,10 @@ before is never multiplied, so blocks are never cleared.
 """
 
 import ctypes
+from bisect import bisect_right
 from collections.abc import Iterable, Iterator, Sequence
 from collections.abc import Set as AbstractSet
 from contextlib import nullcontext
-from itertools import pairwise
 
 import numpy as np
 import torch
@@ -217,8 +217,11 @@ class NativeExecutor:
         return self._out[: rows * self._stride].view(rows, self._stride)
 
     def _blocks(self, rows: StepInput, members: Iterable[int]) -> set[int]:
-        """The cache blocks in which these rows are stored."""
-        table_of = [
-            table for table, (a, b) in zip(rows.block_tables, pairwise(rows.starts), strict=True) for _ in range(b - a)
-        ]
-        return {table_of[i][rows.positions[i] // BLOCK_TOKENS] for i in members}
+        """The cache blocks in which these rows are stored, those of windowed layers too."""
+        found, tables = set(), [rows.block_tables, *([] if rows.window_tables is None else [rows.window_tables])]
+        for row in members:
+            n = bisect_right(rows.starts, row) - 1
+            last = rows.positions[rows.starts[n + 1] - 1] // BLOCK_TOKENS
+            behind = last - rows.positions[row] // BLOCK_TOKENS  # blocks of the sequence behind that of the row
+            found |= {table[n][last - behind if table is rows.block_tables else -1 - behind] for table in tables}
+        return found

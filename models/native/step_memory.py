@@ -122,13 +122,14 @@ def native_state_bytes(config: ModelConfig) -> int:
 def workspace_bytes(config: ModelConfig, largest: LargestStep, threads: int, generates: bool) -> int:
     """Bytes of the activations of the largest step, each thread's panel, and the output."""
     shapes = [_mixer_shape(config, layer) for layer in range(config.depth)]
-    projected, attended = (round_up(max(each)) for each in zip(*shapes, strict=True))
+    attended = round_up(max(inner for _, inner in shapes))
+    projected = round_up(max(columns + _copied_columns(config, layer) for layer, (columns, _) in enumerate(shapes)))
     width, hidden = round_up(config.width), round_up(max(config.mlp_width, config.layer_embedding))
     output_rows = largest.sequences if generates else largest.rows
     embedded = round_up(config.embedding_width)
     convolved = max((_padded_channels(config, layer) for layer in config.recurrent_layers), default=0)
     steps = 0 if config.recurrent is None else 2 * round_up(config.recurrent.heads)
-    rows = largest.rows * (width + embedded + attended + projected + convolved + steps + 4 * config.head_width)
+    rows = largest.rows * (width + embedded + attended + projected + convolved + steps + 2 * config.head_width)
     rows += largest.rows * round_up(config.depth * config.layer_embedding, COLUMNS)
     answers = output_rows * (width + attended + (round_up(config.vocab_size, COLUMNS) if generates else config.width))
     own = 0 if largest.cached else 2 * _local_key_numbers(config) * (largest.rows + BLOCK_TOKENS)
@@ -140,12 +141,11 @@ def workspace_bytes(config: ModelConfig, largest: LargestStep, threads: int, gen
 
 def _local_key_numbers(config: ModelConfig) -> int:
     """Numbers of a token's keys without a cache: of the layers that others read, and of the widest one."""
-    read = {source for layer, source in enumerate(config.key_layers) if source < layer}
     sizes = {
         layer: each.kv_heads * round_up(each.head_width, SCALE_FEATURES)
         for layer, each in ((layer, config.of_layer(layer)) for layer in config.attention_layers)
     }
-    return sum(sizes[layer] for layer in read) + max(sizes.values(), default=0)
+    return sum(sizes[layer] for layer in config.read_layers) + max(sizes.values(), default=0)
 
 
 def _expert_numbers(config: ModelConfig, rows: int) -> int:
@@ -200,6 +200,14 @@ def _mixer_shape(config: ModelConfig, layer: int) -> tuple[int, int]:
     inner = recurrent.heads * recurrent.head_width
     steps = (2 if mixer == "delta" else 1) * recurrent.heads
     return 2 * (inner + recurrent.key_heads * recurrent.key_width) + steps, inner
+
+
+def _copied_columns(config: ModelConfig, layer: int) -> int:
+    """Columns beside the outputs of the input product: values that are copies of a layer's own keys."""
+    if config.mixer(layer) != "attention" or config.key_layer(layer) != layer or not config.has_tied_values(layer):
+        return 0
+    sizes = config.of_layer(layer)
+    return sizes.kv_heads * sizes.head_width
 
 
 def _padded_channels(config: ModelConfig, layer: int) -> int:

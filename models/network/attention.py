@@ -311,7 +311,7 @@ class Attention(nn.Module):
         if config.value_norm:
             value = F.rms_norm(value, value.shape[-1:], None, config.norm_eps)
         kept = self.turn(projected, self.key_norm, frame), value
-        if self.layer in config.key_layers[self.layer + 1 :]:
+        if self.layer in config.read_layers:
             frame.kept[self.layer] = kept
         return kept
 

@@ -241,9 +241,10 @@ class CacheView:
 
     def rows_in(self, layer: int) -> ByHeads:
         """Where the keys and values of each row are stored in a layer."""
-        own = layer in self.cache.own_blocks
-        assert not own or self.window_rows is not None, "the cache has blocks of windowed layers, the step has none"
-        return self.window_rows if own and self.window_rows is not None else self.storage_rows
+        if layer not in self.cache.own_blocks:
+            return self.storage_rows
+        assert self.window_rows is not None, "the cache has blocks of windowed layers, the step has none"
+        return self.window_rows
 
     def are_finite(self) -> Tensor:
         """[T] whether the keys and values of each row are finite."""

@@ -301,6 +301,11 @@ class ModelConfig:
         return tuple(layer for layer in self.attention_layers if self.key_layer(layer) == layer)
 
     @property
+    def read_layers(self) -> frozenset[int]:
+        """The layers whose keys and values later layers read."""
+        return frozenset(source for layer, source in enumerate(self.key_layers) if source < layer)
+
+    @property
     def windowed_layers(self) -> tuple[int, ...]:
         """The layers with keys of their own that are windowed. Layers that read their keys are windowed, too."""
         return tuple(filter(self.is_windowed, self.cached_layers))

@@ -85,11 +85,11 @@ def attention_window(config: ModelConfig, layer: int) -> Window:
 
 
 def is_supported(config: ModelConfig) -> bool:
-    """Whether the kernel supports heads of this width, and scores without biases, caps and sinks. It has no
+    """Whether the kernel supports heads of these widths, and scores without biases, caps and sinks. It has no
     cross-attention."""
+    widths = {config.of_layer(layer).head_width for layer in config.attention_layers}
     return (
-        config.head_width <= MAX_HEAD_WIDTH
-        and config.head_width % 8 == 0
+        all(width <= MAX_HEAD_WIDTH and width % 8 == 0 for width in widths)
         and config.has_plain_scores
         and not (config.has_distance_scores or config.has_cross_attention)
     )

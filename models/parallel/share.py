@@ -79,8 +79,12 @@ def split_problem(config: ModelConfig, world: int) -> str:
         return "it has recurrent layers, which are not split, so tensor_parallel would have to be 1"
     if config.attention_gate and world > 1:
         return "its attention has a gate, which is not split, so tensor_parallel would have to be 1"
-    if (config.layer_shapes or config.key_layers or config.value_norm or config.layer_embedding) and world > 1:
+    if (config.layer_shapes or config.key_layers) and world > 1:
         return "its layers differ in their heads, which are not split, so tensor_parallel would have to be 1"
+    if config.value_norm and world > 1:
+        return "its values are normed, which is not split, so tensor_parallel would have to be 1"
+    if config.layer_embedding and world > 1:
+        return "its layers read embeddings, which are not split, so tensor_parallel would have to be 1"
     if config.bottleneck and world > 1:
         return "a narrow MLP follows that of each layer, which is not split, so tensor_parallel would have to be 1"
     if config.logit_dense and world > 1:

@@ -49,7 +49,8 @@ def build_step_input(chunks: Sequence[Chunk], block_size: int, windows: WindowBl
         positions += range(sequence.computed, end + chunk.draft)
         starts.append(len(tokens))
         tables.append(sequence.blocks[: -(-(end + chunk.draft) // block_size)])
-        window_tables.append(windows.table(sequence.window, end + chunk.draft))
+        if windows.count:
+            window_tables.append(windows.table(sequence.window, end + chunk.draft))
         output_rows += range(len(tokens) - chunk.row_count, len(tokens))
     adapters = [chunk.sequence.adapter for chunk in chunks]
     sources = [chunk.sequence.source for chunk in chunks]
@@ -63,7 +64,7 @@ def build_step_input(chunks: Sequence[Chunk], block_size: int, windows: WindowBl
         adapters=adapters if any(adapters) else None,
         sources=sources if any(sources) else None,
         states=[use_slots(slots) for slots in held] if any(slots.write != NO_SLOT for slots in held) else None,
-        window_tables=window_tables if windows.count else None,
+        window_tables=window_tables or None,
     )
 
 

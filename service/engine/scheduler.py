@@ -77,7 +77,7 @@ class TokenSequence:
     published: int = 0  # leading blocks that were published or are shared
     slots: HeldSlots = field(default_factory=HeldSlots)  # of recurrent states
     window: HeldWindow = field(default_factory=HeldWindow)  # blocks of windowed layers
-    branch: int = 0  # leading tokens whose blocks were found in the cache, but not the state after them
+    branch: int = 0  # leading tokens whose blocks were found in the cache, but not the state or the window after them
     cached_tokens: int = 0  # prompt tokens found in the cache
     preempted: int = 0
     rank: Rank = (0, 0)

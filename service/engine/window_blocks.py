@@ -64,8 +64,10 @@ class WindowBlocks:
         """Hold all blocks that the next chunk of a sequence with so many tokens can need, if `spare` blocks stay free;
         otherwise change nothing, return False.
         """
+        if not self.count:
+            return True
         end = min(-(-tokens // self._size), held.first + self.limit)
-        return not self.count or self._pool.allocate(held.blocks, (end - held.first) * self._size, spare)
+        return self._pool.allocate(held.blocks, (end - held.first) * self._size, spare)
 
     def extend_partly(self, held: HeldWindow, tokens: int) -> None:
         """The same, with as many blocks as are free."""

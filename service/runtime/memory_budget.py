@@ -235,7 +235,7 @@ class MemoryPrediction:
         if not model.generates:
             return CachePlan()
         useful, size, limit = settings.max_running * model.context, self.placement.block_size, self._window_limit
-        takes_memory = not limit or len(model.config.windowed_layers) < len(model.config.attention_layers)
+        takes_memory = not limit or len(model.config.windowed_layers) < len(model.config.cached_layers)
         if self.placement.device.type == "cpu" and takes_memory:
             useful = min(useful, max(model.context, CPU_CACHE_TOKENS))
         blocks = math.ceil((settings.cache_tokens or useful) / size)

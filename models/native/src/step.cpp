@@ -327,7 +327,7 @@ class Model {
             LayerColumns columns{shape.inner, shape.columns, 0};
             if (mixer == ATTENTION) columns = place_heads(l);
             const int gate = p.layers[l].gated ? columns.inner : 0;
-            const int copied = mixer == ATTENTION && p.layers[l].tied_values ? shape_of(l).kv_heads * shape_of(l).width : 0;
+            const int copied = mixer == ATTENTION && p.layers[l].tied_values && p.layers[l].key_layer == l ? shape_of(l).kv_heads * shape_of(l).width : 0;
             attended_ = std::max(attended_, padded(columns.inner));
             projected_ = std::max(projected_, padded(columns.before_gate + gate + copied));
             channels_ = std::max(channels_, shape.tiles ? shape.channels : 0);

@@ -49,7 +49,7 @@ def packed(loaded: Checkpoint, precision: Precision, seen: Callable[[nn.Module],
 
     @contextmanager
     def held(part: nn.Module) -> Iterator[None]:
-        loaded.load_weights(part)
+        loaded.load_blocks(part)
         seen(part)
         yield
         free_weights(part)

@@ -178,3 +178,22 @@ def test_tables_of_windows_are_not_sent_to_other_processes() -> None:
     with pytest.raises(AssertionError):
         encode_step(GOOD)
     assert encode_step(StepInput([1], [0], [0, 1], [[0]], [0]))
+
+
+@pytest.mark.parametrize("name", EXECUTORS)
+def test_blocks_of_both_kinds_that_hold_nan_are_listed(name: str) -> None:
+    executor = make_executor(name, MIXED, OWN, "float32")
+    with torch.inference_mode(False):
+        net = network(MIXED)
+        net.tokens.weight.data[9] = float("nan")
+    sizes = {"block_count": BLOCKS, "window_blocks": OWN}
+    broken: Any = (
+        TorchExecutor(net, head(MIXED), block_size=BLOCK, **sizes)
+        if name == "torch"
+        else NativeExecutor(net, head(MIXED), instructions=name, precision="float32", **sizes)
+    )
+    rows = rows_of([([1, 2, 3], 30, [3, 4, 5]), ([1, 9, 3], 15, [6, 7])])
+    rows = replace(rows, window_tables=[[BLOCKS, BLOCKS + 1, BLOCKS + 2], [BLOCKS + 3, BLOCKS + 4]])
+    broken.step(rows)
+    assert broken.nonfinite_blocks == {7, BLOCKS + 4}
+    assert not executor.nonfinite_blocks
