@@ -32,6 +32,7 @@ from .access.app_state import AppState
 from .access.middleware import AccessMiddleware, ErrorResponder
 from .access.request_context import RequestContext
 from .dialects.anthropic import routes as anthropic
+from .dialects.decisions import routes as decisions
 from .dialects.explain import routes as explain
 from .dialects.hf import routes as hf
 from .dialects.moderations import routes as moderations
@@ -41,6 +42,7 @@ from .dialects.ollama import routes as ollama
 from .dialects.openai import routes as openai
 from .dialects.rerank import routes as rerank
 from .dialects.responses import routes as responses
+from .dialects.systemone import routes as systemone
 from .dialects.tei import routes as tei
 from .dialects.tgi import routes as tgi
 from .dialects.tokens import routes as tokens
@@ -56,6 +58,8 @@ DIALECTS: tuple[Dialect, ...] = (
     anthropic.DIALECT,
     responses.DIALECT,
     moderations.DIALECT,
+    systemone.DIALECT,
+    decisions.DIALECT,
     openai.DIALECT,
     tei.DIALECT,
     tgi.DIALECT,

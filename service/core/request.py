@@ -101,6 +101,9 @@ class Generate:
 
     For a model that reads one sequence and writes another, `source` is the sequence that it reads, and `tokens` are the
     first tokens of the decoder.
+
+    With `targets` the `top` of each generated token has the log-probabilities of these tokens, in their order, and not
+    of the likeliest ones.
     """
 
     id: str
@@ -117,6 +120,7 @@ class Generate:
     prompt_logprobs: int = -1
     salt: str = ""
     source: tuple[int, ...] = ()
+    targets: tuple[int, ...] = ()
 
     @property
     def prompt_tokens(self) -> int:
@@ -127,7 +131,8 @@ class Generate:
     def option_tokens(self) -> Iterator[int]:
         """All tokens that occur in its options."""
         sampling = self.sampling
-        return chain(self.stop_tokens, (token for token, _ in sampling.bias), sampling.allowed, *sampling.banned)
+        biased = (token for token, _ in sampling.bias)
+        return chain(self.stop_tokens, self.targets, biased, sampling.allowed, *sampling.banned)
 
 
 @dataclass(frozen=True, slots=True)

@@ -27,7 +27,7 @@ from ..core.guide import GuideBusy, GuideFinished
 from .logits_processors import process_logits
 from .request_beams import SearchStep
 from .request_state import RequestState
-from .sampler import NO_SCORE, Sampler, SampleRow, TokenScore, score_tokens
+from .sampler import NO_SCORE, Sampler, SampleRow, TokenScore, score_targets, score_tokens
 from .scheduler import Chunk, TokenSequence
 from .state_slots import NO_SLOT, HeldSlots
 from .window_blocks import WindowBlocks
@@ -290,7 +290,10 @@ def sample_tokens(
         rows = [sample.to_sample_row(masks) for sample, token in zip(pending, greedy, strict=True) if token < 0]
         others = iter(sampler.sample(logits, rows) if rows else ())
         for sample, token in zip(pending, greedy, strict=True):
-            sampled.setdefault(sample.state, []).append((token, NO_SCORE) if token >= 0 else next(others))
+            found = (token, NO_SCORE) if token >= 0 else next(others)
+            if targets := sample.state.request.targets:
+                found = found[0], score_targets(logits[sample.row], found[0], targets)
+            sampled.setdefault(sample.state, []).append(found)
         pending = [
             sample.next_position(token)
             for sample in pending

@@ -113,6 +113,14 @@ def score_tokens(logits: Tensor, tokens: Sequence[int], counts: Sequence[int]) -
     return scored
 
 
+def score_targets(logits: Tensor, token: int, targets: Sequence[int]) -> TokenScore:
+    """The log-probability of a row's token and those of `targets`, at temperature 1, from its logits [V]."""
+    if token < 0:
+        return NO_SCORE
+    logprobs = logits.log_softmax(dim=-1)[[token, *targets]].tolist()
+    return logprobs[0], tuple(zip(targets, logprobs[1:], strict=True))
+
+
 def finite_rows(logits: Tensor) -> list[bool]:
     """Which rows hold neither infinity nor NaN.  One pass: a sum is finite only if all its terms are."""
     finite: list[bool] = logits.sum(dim=-1, dtype=torch.float32).isfinite().tolist()

@@ -8,7 +8,8 @@ Order within a step, by rank: higher priority first, then earlier arrival.
   1. decoding sequences (one uncomputed token), in order of rank;
   2. the first prefilling sequence in rank, so that none waits forever;
   3. the other prefilling sequences, fewest uncomputed tokens first: a short prompt overtakes a long one.
-No sequence gets more than `chunk` tokens in a step.
+No sequence gets more than `chunk` tokens in a step.  A prefilling sequence whose next block is computed in this step
+for another sequence waits for it, and finds it in the cache in the next step.
 
 The queue decides which sequence is admitted next (priority, fair shares of owners, arrival).  A sequence is admitted
 when the cache has room for all its tokens, so only a decoding one ever needs another block.  Then the last in rank is
@@ -519,6 +520,7 @@ class Scheduler:
         least one.
         """
         rows = max(self.sequence_budget - len(chunks) - len(prefilling), 1)
+        begun: set[BlockKey] = set()  # blocks that are computed in this step
         oldest, others = prefilling[:1], prefilling[1:]
         others.sort(key=attrgetter("uncomputed"))
         for sequence in (*oldest, *others):
@@ -531,11 +533,26 @@ class Scheduler:
             if sequence.computed < sequence.scored_prefix:
                 count = min(count, rows)
                 rows -= count
-            if not count:
+            if not count or self._next_key(sequence) in begun:
                 continue
             chunks.append(Chunk(sequence, count, is_last=count == sequence.uncomputed))
+            begun.update(self._keys_within(sequence, count))
             budget -= count
         return budget
+
+    def _next_key(self, sequence: TokenSequence) -> BlockKey | None:
+        """The key of the block that a prefilling sequence computes next, if another sequence may compute it for it."""
+        index, rest = divmod(sequence.computed, self.blocks.size)
+        is_shared = not rest and sequence.computed >= sequence.scored_prefix and index < len(sequence.block_keys)
+        return sequence.block_keys[index] if is_shared else None
+
+    def _keys_within(self, sequence: TokenSequence, count: int) -> list[BlockKey]:
+        """The keys of the blocks that are full after the next `count` tokens of a sequence."""
+        first, last = sequence.computed // self.blocks.size, (sequence.computed + count) // self.blocks.size
+        if first == last:
+            return []
+        self._extend_keys(sequence, last)
+        return sequence.block_keys[first:last]
 
     def _plan_drafts(self, chunks: list[Chunk], budget: int) -> None:
         """Add drafts to the chunks, as many tokens as fit without taking room from others."""

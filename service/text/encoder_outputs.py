@@ -22,7 +22,7 @@ from ..concurrency.outcome import run_on_thread
 from ..concurrency.time_slices import SLICE_SIZE, call_in_slices, iterate_in_slices
 from ..core.errors import AnswerTooLarge, Overloaded, PolyheadError, StepFailed
 from ..core.model import Model
-from ..core.request import Done, Encode, Failed, HeadOutput, TokenCandidates, TokenOutputs
+from ..core.request import Done, Encode, Failed, Generate, HeadOutput, TokenCandidates, TokenOutputs
 from .answer_delta import Usage
 from .answer_spans import ScoredWindow, SpanAnswer, find_answers
 from .encoder_inputs import EncodedInput, EncodingRequest
@@ -114,7 +114,7 @@ class SubmittedAhead:
     room for further requests, they wait.
     """
 
-    def __init__(self, requests: Iterable[Encode], submit: Submit, ahead: int) -> None:
+    def __init__(self, requests: Iterable[Encode | Generate], submit: Submit, ahead: int) -> None:
         self._waiting, self._submit, self._ahead = UnsubmittedRequests(requests), submit, ahead
         self._begun = deque[tuple[int, EventSource]]()  # submitted sources with their tokens
         self._is_current = False  # the first of them is being read
@@ -164,26 +164,26 @@ class SubmittedAhead:
 class UnsubmittedRequests:
     """The requests of a call that are not submitted yet, made one at a time. `next_request` is None at the end."""
 
-    def __init__(self, requests: Iterable[Encode]) -> None:
+    def __init__(self, requests: Iterable[Encode | Generate]) -> None:
         self._rest = iter(requests)
         self.next_request = next(self._rest, None)
 
-    def take(self) -> Encode:
+    def take(self) -> Encode | Generate:
         taken = self.next_request
         assert taken is not None, "there is a next one"
         self.next_request = next(self._rest, None)
         return taken
 
-    def put_back(self, requests: Sequence[Encode]) -> None:
+    def put_back(self, requests: Sequence[Encode | Generate]) -> None:
         self._rest = chain(requests, () if self.next_request is None else (self.next_request,), self._rest)
         self.next_request = next(self._rest, None)
 
 
-def take_fitting(waiting: UnsubmittedRequests, ahead: int, taken: int) -> list[Encode]:
+def take_fitting(waiting: UnsubmittedRequests, ahead: int, taken: int) -> list[Encode | Generate]:
     """Take requests that fit beside `taken` of `ahead` tokens, at most SLICE_SIZE; none until half of
     `ahead` is free.
     """
-    batch: list[Encode] = []
+    batch: list[Encode | Generate] = []
     room = ahead - taken
     if taken and room < ahead // 2:
         return batch

@@ -82,9 +82,13 @@ def set_default_length(request: Request, generation: GenerationRequest) -> Gener
 
 def set_cache_salt(request: Request, generation: GenerationRequest) -> GenerationRequest:
     """Add the key's name to the cache salt, unless all keys share cached prefixes (setting prefix_sharing)."""
-    if server(request).settings.prefix_sharing == "all":
-        return generation
-    return replace(generation, salt=f"{request_context(request).owner}\n{generation.salt}")
+    return replace(generation, salt=cache_salt(request, generation.salt))
+
+
+def cache_salt(request: Request, salt: str) -> str:
+    """The cache salt of a request with its key's name, unless all keys share cached prefixes."""
+    is_shared = server(request).settings.prefix_sharing == "all"
+    return salt if is_shared else f"{request_context(request).owner}\n{salt}"
 
 
 async def collect_answers(

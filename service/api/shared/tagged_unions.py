@@ -7,7 +7,7 @@ unsupported type is rejected by its name.
 from dataclasses import dataclass
 from typing import Any, get_args
 
-from pydantic import GetCoreSchemaHandler
+from pydantic import BeforeValidator, GetCoreSchemaHandler
 from pydantic_core import CoreSchema, PydanticCustomError, core_schema
 
 from .dialect import Wire
@@ -60,3 +60,16 @@ def type_names(kind: type[Wire]) -> tuple[str, ...]:
 def union_tag(name: str) -> str:
     """`service.api.shared.dialect.field_path` leaves such tags out."""
     return f"<{name}>"
+
+
+def parts_validator(kind: str) -> Any:
+    """A validator: a string stands for one text part of type `kind`."""
+
+    def parts(content: Any) -> Any:
+        if isinstance(content, str):
+            return [{"type": kind, "text": content}]
+        if isinstance(content, list):
+            return content
+        raise PydanticCustomError("described", "must be {sentence}", {"sentence": "a string or a list of text parts"})
+
+    return BeforeValidator(parts)

@@ -11,7 +11,7 @@ from pydantic_core import PydanticCustomError
 
 from ...shared.dialect import Count, EngineRequest, NeutralValues, Wire, between, max_items
 from ...shared.response_formats import TextFormat
-from ...shared.tagged_unions import TaggedUnion
+from ...shared.tagged_unions import TaggedUnion, parts_validator
 
 MAX_ITEMS, MAX_PARTS, MAX_TOOLS = 4096, 256, 1024
 LOGPROBS = "message.output_text.logprobs"
@@ -61,19 +61,6 @@ class Refusal(Wire):
     @property
     def text(self) -> str:
         return self.refusal
-
-
-def parts_validator(kind: str) -> Any:
-    """A validator: a string stands for one text part of type `kind`."""
-
-    def parts(content: Any) -> Any:
-        if isinstance(content, str):
-            return [{"type": kind, "text": content}]
-        if isinstance(content, list):
-            return content
-        raise PydanticCustomError("described", "must be {sentence}", {"sentence": "a string or a list of text parts"})
-
-    return BeforeValidator(parts)
 
 
 ContentPart = InputText | OutputText | Refusal

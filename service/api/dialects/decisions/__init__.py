@@ -1,0 +1,1 @@
+"""OpenAI's decisions: POST /v1/decisions."""

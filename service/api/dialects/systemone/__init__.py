@@ -1,0 +1,1 @@
+"""TypeSafe's decisions: POST /v1/systemone."""

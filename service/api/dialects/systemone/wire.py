@@ -1,0 +1,110 @@
+"""Wire objects of /v1/systemone, with the extensions of vLLM's server."""
+
+from typing import Annotated, Any, ClassVar, Literal
+
+from pydantic import Field
+
+from ....core.errors import BadRequest, EmptyInput
+from ....decisions.question import MAX_OPTIONS, MAX_QUESTIONS, DecisionRequest, Option, Question
+from ...shared.dialect import EngineRequest, NeutralValues, Wire, max_items, must_be
+from ...shared.question_fields import MAX_NAME_CHARS, CacheSalt, Permutations, json_text
+from ...shared.tagged_unions import TaggedUnion
+
+Content = Annotated[str | dict[str, Any] | list[Any], must_be("a text, an object or a list")]
+YES, NO = "yes", "no"
+
+
+class NoulCriteria(Wire):
+    """What counts as a yes and as a no."""
+
+    true: Content = ""
+    false: Content = ""
+
+
+class NoulQuestion(Wire):
+    """A question to be answered by yes or no, or a statement that is true or false."""
+
+    type: Literal["noul"]
+    instructions: Content = ""
+    criteria: NoulCriteria = NoulCriteria()
+    permutations: Permutations = 1
+
+    @property
+    def options(self) -> tuple[Option, ...]:
+        return Option(YES, json_text(self.criteria.true)), Option(NO, json_text(self.criteria.false))
+
+
+class ChoiceQuestion(Wire):
+    """One of several options: `criteria` has a description, or null, for each name."""
+
+    type: Literal["choice"]
+    instructions: Content = ""
+    criteria: Annotated[dict[str, Content | None], Field(min_length=1), max_items(MAX_OPTIONS)]
+    permutations: Permutations = 1
+
+    @property
+    def options(self) -> tuple[Option, ...]:
+        return tuple(Option(name, json_text(description)) for name, description in self.criteria.items())
+
+
+class ScoreQuestion(Wire):
+    """A level: `criteria` describes each, the lowest first."""
+
+    type: Literal["score"]
+    instructions: Content = ""
+    criteria: Annotated[list[Content], Field(min_length=1), max_items(MAX_OPTIONS)]
+    permutations: Permutations = 1
+
+    @property
+    def options(self) -> tuple[Option, ...]:
+        return tuple(Option(json_text(level)) for level in self.criteria)
+
+
+QUESTION_KINDS = (NoulQuestion, ChoiceQuestion, ScoreQuestion)
+WireQuestion = Annotated[NoulQuestion | ChoiceQuestion | ScoreQuestion, TaggedUnion(QUESTION_KINDS)]
+
+
+class SystemOneRequest(EngineRequest):
+    """Questions about one state. `permutations` of a question is an extension: over so many orders of its options the
+    probabilities are averaged.
+    """
+
+    unsupported: ClassVar[NeutralValues] = {
+        "assets": ({},),
+        "images": ([],),
+        "audio": ([],),
+        "videos": ([],),
+        "joint": (False,),
+        "temperature": (1,),
+        "chat_template_kwargs": ({}, {"enable_thinking": False}),
+    }
+
+    model: str = ""
+    state: Content
+    questions: Annotated[dict[str, WireQuestion], Field(min_length=1), max_items(MAX_QUESTIONS)]
+    instructions: str = ""
+    cache_salt: CacheSalt = ""
+    request_id: str = ""  # no effect: the header X-Request-Id has it
+
+
+def read_systemone(wire: SystemOneRequest) -> DecisionRequest:
+    """The request below the dialect. Raises EmptyInput for an empty state, and BadRequest for a bad name."""
+    state = json_text(wire.state)
+    if not state.strip():
+        raise EmptyInput("state: is empty, there is nothing to decide about", param="state")
+    return DecisionRequest(
+        "state",
+        state,
+        tuple(read_question(name, question) for name, question in wire.questions.items()),
+        wire.instructions,
+        wire.cache_salt,
+    )
+
+
+def read_question(name: str, wire: NoulQuestion | ChoiceQuestion | ScoreQuestion) -> Question:
+    if not 0 < len(name) <= MAX_NAME_CHARS:
+        message = f"names of questions must have 1 to {MAX_NAME_CHARS} characters, got {len(name)}"
+        raise BadRequest(f"questions: {message}", param="questions")
+    field = f"questions.{name}"
+    kind: Literal["predicate", "choice", "score"] = "predicate" if wire.type == "noul" else wire.type
+    return Question(field, name, kind, json_text(wire.instructions), wire.options, wire.permutations)

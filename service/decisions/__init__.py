@@ -1,0 +1,1 @@
+"""Decisions: typed questions about a text, answered with a probability for every option."""

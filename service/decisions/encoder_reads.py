@@ -1,0 +1,187 @@
+"""Questions to encoders: which texts a head reads for a question, and how its scores become those of the options.
+
+| head | reads | score of an option |
+|---|---|---|
+| entailment (NLI) | the text and a hypothesis for each option | its entailment |
+| cross-encoder | the question with an option, and the text | its relevance |
+| labels of its own | the text | the probability of the label with its name |
+| labels of the request | the text with the options | its score |
+| multiple choice | the text with the question, and the options | its score |
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ..core.errors import BadRequest
+from ..core.model import Model
+from ..core.request import Task
+from ..text.answer_delta import NO_USAGE, Usage
+from ..text.encoder_inputs import EncodingRequest
+from ..text.zero_shot import PLACEHOLDER, class_probabilities, fill_hypothesis, find_entailment_label, softmax
+from .option_orders import Order, choose_orders
+from .question import DecisionRequest, Option, OptionScores, Question
+
+Table = NDArray[np.float64]  # scores of a head [inputs, columns]
+HYPOTHESIS = f"This example is {PLACEHOLDER}."
+MAX_SHOWN_LABELS = 20
+
+
+@dataclass(frozen=True, slots=True)
+class HeadRead:
+    """The inputs of one question for a head, and the function from its scores to the probabilities of the options with
+    the mass of the labels.
+    """
+
+    encoding: EncodingRequest
+    score: Callable[[Table], tuple[Sequence[float], float]]
+    ignored: str = ""  # the field of the question that the head does not read
+
+    def score_options(self, values: Sequence[Sequence[float]], usage: Usage = NO_USAGE) -> OptionScores:
+        """The probabilities from the head's outputs for the inputs, in their order."""
+        probabilities, mass = self.score(np.asarray(values, np.float64))
+        return OptionScores(tuple(map(float, probabilities)), mass, usage=usage)
+
+
+def read_heads(model: Model, request: DecisionRequest) -> list[list[HeadRead]]:
+    """What the head reads for each question, once for each order of its options where the order changes its scores.
+
+    Raises BadRequest for a question that it cannot answer.
+    """
+    state = "\n\n".join(filter(None, (request.instructions, request.state)))
+    reads = list[list[HeadRead]]()
+    for question in request.questions:
+        is_ordered = model.task == "label_texts" and question.kind != "predicate"
+        orders = choose_orders(len(question.options), question.permutations if is_ordered else 1)
+        reads.append([HEAD_READS[model.task](model, state, request.field, question, order) for order in orders])
+    return reads
+
+
+def read_entailment(model: Model, state: str, field: str, question: Question, _: Order) -> HeadRead:
+    """A hypothesis for each option, whose entailments are compared; of a predicate without descriptions one."""
+    entails = find_entailment_label(model.labels)
+    assert entails is not None, "the classifier has an entailment label"
+    if question.kind == "predicate" and not any(option.description for option in question.options):
+        inputs, alone = [require_instructions(question)], True
+    else:
+        inputs, alone = [write_hypothesis(question, option) for option in question.options], False
+
+    def score(table: Table) -> tuple[Sequence[float], float]:
+        if not alone:
+            return class_probabilities(table, entails, several=False), 1.0
+        [yes] = class_probabilities(table, entails, several=True)
+        return (yes, 1 - yes), 1.0
+
+    pairs = tuple((state, hypothesis) for hypothesis in inputs)
+    return HeadRead(EncodingRequest(field=field, inputs=pairs, raw=True), score)
+
+
+def write_hypothesis(question: Question, option: Option) -> str:
+    """The statement that an option is the answer. A place for it in the instructions is filled with the option."""
+    if PLACEHOLDER in question.instructions:
+        return fill_hypothesis(question.instructions, option.description or option.name)
+    stated = option.description or fill_hypothesis(HYPOTHESIS, option.name)
+    return f"{question.instructions} {stated}" if question.instructions else stated
+
+
+def read_relevance(_: Model, state: str, field: str, question: Question, __: Order) -> HeadRead:
+    """The question with each option as a query, whose relevances are compared; of a predicate without descriptions the
+    question alone.
+    """
+    if question.kind == "predicate" and not any(option.description for option in question.options):
+        queries = [require_instructions(question)]
+    else:
+        queries = [" ".join(filter(None, (question.instructions, option.text))) for option in question.options]
+
+    def score(table: Table) -> tuple[Sequence[float], float]:
+        logits = table[:, 0]
+        if len(logits) > 1:
+            return [float(share) for share in softmax(logits)], 1.0
+        yes = float(1 / (1 + np.exp(-np.clip(logits[0], -700, 700))))
+        return (yes, 1 - yes), 1.0
+
+    pairs = tuple((query, state) for query in queries)
+    return HeadRead(EncodingRequest(field=field, inputs=pairs, raw=True), score)
+
+
+def read_own_labels(model: Model, state: str, field: str, question: Question, _: Order) -> HeadRead:
+    """The text; the options are labels of the classifier. A predicate asks for one of them."""
+    wanted = [question.instructions] if question.kind == "predicate" else [each.name for each in question.options]
+    columns = [find_label(model, name, question) for name in wanted]
+
+    def score(table: Table) -> tuple[Sequence[float], float]:
+        shares = table[0, columns]
+        if question.kind == "predicate":
+            return (float(shares[0]), 1 - float(shares[0])), 1.0
+        mass = float(shares.sum())
+        return [float(share) / mass for share in shares] if mass else [1 / len(shares)] * len(shares), min(mass, 1.0)
+
+    ignored = f"{question.field}.instructions" if question.kind != "predicate" and question.instructions else ""
+    return HeadRead(EncodingRequest(field=field, inputs=(state,)), score, ignored)
+
+
+def find_label(model: Model, name: str, question: Question) -> int:
+    """The index of a label. BadRequest if the classifier has none of that name."""
+    known = [label.casefold() for label in model.labels]
+    if name.casefold() in known:
+        return known.index(name.casefold())
+    shown = ", ".join(model.labels[:MAX_SHOWN_LABELS])
+    part = "instructions" if question.kind == "predicate" else "options"
+    message = f"{model.name} is a classifier, so {part} must be labels of it ({shown}), got {name[:60]!r}"
+    raise BadRequest(f"{question.field}: {message}", param=question.field)
+
+
+def read_given_labels(_: Model, state: str, field: str, question: Question, order: Order) -> HeadRead:
+    """The question and the text, with the options as labels; of a predicate the text with the question as the only
+    label.
+    """
+    if question.kind == "predicate":
+        text = state
+        labels: tuple[str, ...] = (require_instructions(question),)
+    else:
+        text = "\n\n".join(filter(None, (question.instructions, state)))
+        labels = tuple(question.options[index].text for index in order)
+
+    def score(table: Table) -> tuple[Sequence[float], float]:
+        logits = table[0]
+        if question.kind != "predicate":
+            shares = softmax(logits)
+            return [float(shares[order.index(option)]) for option in range(len(order))], 1.0
+        yes = float(1 / (1 + np.exp(-np.clip(logits[0], -700, 700))))
+        return (yes, 1 - yes), 1.0
+
+    return HeadRead(EncodingRequest(field=field, inputs=(text,), labels=labels, raw=True), score)
+
+
+def read_choices(_: Model, state: str, field: str, question: Question, __: Order) -> HeadRead:
+    """The text with the question, and each option after it."""
+    text = "\n\n".join(filter(None, (state, question.instructions)))
+
+    def score(table: Table) -> tuple[Sequence[float], float]:
+        return [float(share) for share in softmax(table[:, 0])], 1.0
+
+    pairs = tuple((text, option.text) for option in question.options)
+    return HeadRead(EncodingRequest(field=field, inputs=pairs, raw=True), score)
+
+
+def require_instructions(question: Question) -> str:
+    if not question.instructions:
+        message = "has neither instructions nor criteria, so there is nothing to ask"
+        raise BadRequest(f"{question.field}: {message}", param=question.field)
+    return question.instructions
+
+
+def read_classifier(model: Model, state: str, field: str, question: Question, order: Order) -> HeadRead:
+    entails = find_entailment_label(model.labels)
+    return (read_own_labels if entails is None else read_entailment)(model, state, field, question, order)
+
+
+HEAD_READS: Mapping[Task, Callable[[Model, str, str, Question, Order], HeadRead]] = {
+    "classify": read_classifier,
+    "rank": read_relevance,
+    "choose": read_choices,
+    "label_texts": read_given_labels,
+}
+DECISION_TASKS: tuple[Task, ...] = ("generate", *HEAD_READS)

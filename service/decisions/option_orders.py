@@ -1,0 +1,23 @@
+"""Orders in which the options of a question are read: models prefer some places to others."""
+
+import itertools
+import math
+import random
+
+Order = tuple[int, ...]  # the option at each place
+
+
+def choose_orders(count: int, permutations: int) -> list[Order]:
+    """So many different orders of `count` options, or all there are: as given, reversed, then others that depend on
+    nothing else.
+    """
+    given = tuple(range(count))
+    wanted = min(permutations, math.factorial(min(count, 8)))
+    orders = dict.fromkeys((given, given[::-1]))
+    if wanted > len(orders) and count <= 4:
+        orders |= dict.fromkeys(itertools.permutations(given))
+    shuffled, source = list(given), random.Random(count)
+    while len(orders) < wanted:
+        source.shuffle(shuffled)
+        orders[tuple(shuffled)] = None
+    return list(orders)[:wanted]

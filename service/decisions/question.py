@@ -1,0 +1,99 @@
+"""What every dialect reads a decision into: a text, typed questions about it, and their answers."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+from ..text.answer_delta import NO_USAGE, Usage
+
+QuestionKind = Literal["predicate", "choice", "score"]
+MAX_QUESTIONS = 400  # of one call
+MAX_OPTIONS = 255  # of one question
+MAX_PERMUTATIONS = 24  # orders of the options of one question
+
+
+@dataclass(frozen=True, slots=True)
+class Option:
+    """A possible answer as the model reads it, with what it means; an empty description says nothing."""
+
+    name: str
+    description: str = ""
+
+    @property
+    def text(self) -> str:
+        return f"{self.name} - {self.description}" if self.description else self.name
+
+
+@dataclass(frozen=True, slots=True)
+class Question:
+    """A question about a text. `field` is its path in the request, `name` what the client calls it.
+
+    Options of a predicate are yes and no, in this order; those of a score are its levels, the lowest first. The
+    probabilities are averaged over `permutations` orders in which the model reads the options.
+    """
+
+    field: str
+    name: str
+    kind: QuestionKind
+    instructions: str
+    options: tuple[Option, ...]
+    permutations: int = 1
+
+
+@dataclass(frozen=True, slots=True)
+class DecisionRequest:
+    """Questions about `state`, which is `field` in the request. `instructions` are read before it. Only requests with
+    the same `salt` share cached prefixes.
+    """
+
+    field: str
+    state: str
+    questions: tuple[Question, ...]
+    instructions: str = ""
+    salt: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class OptionScores:
+    """The probabilities of a question's options, which sum to 1.
+
+    `label_mass` is the probability of all options together among everything that the model may answer, and
+    `is_label_likeliest` whether its likeliest answer is one of them; of a head that only scores options 1 and true.
+    `calibration` names the calibration that was applied; empty: none was.
+    """
+
+    probabilities: tuple[float, ...]
+    label_mass: float = 1.0
+    is_label_likeliest: bool = True
+    usage: Usage = NO_USAGE
+    calibration: str = ""
+
+    @property
+    def chosen(self) -> int:
+        """The index of the likeliest option, the first of equal ones."""
+        return self.probabilities.index(max(self.probabilities))
+
+    @property
+    def confidence(self) -> float:
+        """The probability of the chosen option; without calibration among everything that the model may answer."""
+        share = 1.0 if self.calibration else self.label_mass
+        return self.probabilities[self.chosen] * share
+
+    @property
+    def mean_level(self) -> float:
+        """The expected level of a score, from 0."""
+        return sum(level * probability for level, probability in enumerate(self.probabilities))
+
+
+def average_orders(orders: Sequence[OptionScores]) -> OptionScores:
+    """The mean of the scores of one question over several orders of its options."""
+    if len(orders) == 1:
+        return orders[0]
+    count = len(orders)
+    columns = zip(*(each.probabilities for each in orders), strict=True)
+    return OptionScores(
+        tuple(sum(column) / count for column in columns),
+        sum(each.label_mass for each in orders) / count,
+        all(each.is_label_likeliest for each in orders),
+        sum((each.usage for each in orders), NO_USAGE),
+    )
