@@ -43,7 +43,7 @@ class Question:
 @dataclass(frozen=True, slots=True)
 class DecisionRequest:
     """Questions about `state`, which is `field` in the request. `instructions` are read before it. Only requests with
-    the same `salt` share cached prefixes.
+    the same `salt` share cached prefixes. Answers of less than `min_confidence` are refused.
     """
 
     field: str
@@ -51,6 +51,7 @@ class DecisionRequest:
     questions: tuple[Question, ...]
     instructions: str = ""
     salt: str = ""
+    min_confidence: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)

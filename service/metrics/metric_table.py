@@ -17,6 +17,7 @@ SECOND_BUCKETS = (
 SEQUENCE_BUCKETS = tuple(float(1 << power) for power in range(0, 11))
 STEP_TOKEN_BUCKETS = tuple(float(1 << power) for power in range(0, 17, 2))
 LENGTH_BUCKETS = tuple(digit * 10.0**power for power in range(6) for digit in (1, 2, 5))  # of one prompt or answer
+SHARE_BUCKETS = (0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 0.95, 0.99, 1.0)
 MODEL_LABELS = ("model", "task")
 REPLICA_SECTION = "Replicas"  # the section of metrics that only an ingress has
 
@@ -59,6 +60,11 @@ def seconds_histogram(
 
 def size_histogram(name: str, buckets: tuple[float, ...], unit: str, text: str) -> Metric:
     return Metric(name, "histogram", MODEL_LABELS, unit, text, buckets=buckets)
+
+
+def share_histogram(name: str, text: str) -> Metric:
+    """Of shares from 0 to 1, by the kind of a question."""
+    return Metric(name, "histogram", ("model", "question"), "1", text, buckets=SHARE_BUCKETS)
 
 
 SECTIONS: Mapping[str, tuple[Metric, ...]] = {
@@ -130,6 +136,18 @@ SECTIONS: Mapping[str, tuple[Metric, ...]] = {
         ),
         size_histogram("request_prompt_tokens", LENGTH_BUCKETS, "tokens", "Tokens of a prompt or text."),
         size_histogram("request_generated_tokens", LENGTH_BUCKETS, "tokens", "Tokens of a generated answer."),
+    ),
+    "Decisions": (
+        counter(
+            "decision_questions",
+            ("model", "question", "outcome"),
+            "questions",
+            "Questions about a text by their kind, and whether they were answered or, being too uncertain, refused.",
+        ),
+        share_histogram("decision_confidence", "Confidence in the answer to a question."),
+        share_histogram(
+            "decision_label_mass", "Probability of all options of a question among what the model may answer."
+        ),
     ),
     "HTTP": (
         counter("http_requests", ("method", "route", "status"), "requests", "HTTP requests by route and status."),
@@ -278,7 +296,8 @@ LABEL_VALUES: Mapping[str, str] = {
     "model": "a name that is served, an adapter's (`base:name`) too; empty where a request named none that is",
     "task": "`generate`, `classify`, `rank`, `embed`, `tag`, `span`, `fill`; empty where the model is not known",
     "outcome": "`done`, `failed` (an error of the server), `aborted` (the client left), `expired` (its deadline "
-    "passed), `rejected` (nothing of it reached the engine)",
+    "passed), `rejected` (nothing of it reached the engine); of questions `answered` or `refused`",
+    "question": "`predicate`, `choice` or `score`",
     "reason": "the code of an error (`step_failed`, `expired`, `stopped`, ...), as in its answer",
     "code": "the code of an error (`invalid_request`, `overloaded`, `not_found`, ...), as in its answer",
     "finish": "`stop` (the model ended it, or a stop string) or `length`",

@@ -117,6 +117,16 @@ class ModelInfo(Protocol):
     def executor(self) -> str: ...
 
 
+class DecisionScores(Protocol):
+    """What is counted of the answer to a question; both are shares from 0 to 1."""
+
+    @property
+    def confidence(self) -> float: ...
+
+    @property
+    def label_mass(self) -> float: ...
+
+
 class Metrics:
     """The metrics of one server, which serves `models` and has API keys named `keys`.  An `Observer` of the engine.
 
@@ -219,6 +229,13 @@ class Metrics:
             self._counter("rejections", code).inc()
         elif outcome == "expired":
             self._counter("failures", *labels, code).inc()
+
+    def record_decision(self, model: str, question: str, scores: DecisionScores, *, refused: bool) -> None:
+        """Count a question of this kind that was answered, or refused because its answer is too uncertain."""
+        labels = self._label_of(model), question
+        self._counter("decision_questions", *labels, "refused" if refused else "answered").inc()
+        self._histogram("decision_confidence", *labels).observe(scores.confidence)
+        self._histogram("decision_label_mass", *labels).observe(scores.label_mass)
 
     def record_cut_connection(self) -> None:
         """Count a connection that was closed because its client did not read."""

@@ -38,11 +38,16 @@ async def answer_questions(
     size = BYTES_PER_TEXT * len(decision.questions) + BYTES_PER_NUMBER * options
     request_context(request).claim.grow(size, "the answers")
     if model.task == "generate":
-        return await ask_generator(request, wire, model, decision)
-    return [
-        average_orders([await ask_head(request, wire, model, read) for read in orders])
-        for orders in read_heads(model, decision)
-    ]
+        found = await ask_generator(request, wire, model, decision)
+    else:
+        found = [
+            average_orders([await ask_head(request, wire, model, read) for read in orders])
+            for orders in read_heads(model, decision)
+        ]
+    for question, scores in zip(decision.questions, found, strict=True):
+        refused = scores.confidence < decision.min_confidence
+        server(request).metrics.record_decision(model.name, question.kind, scores, refused=refused)
+    return found
 
 
 async def ask_head(request: Request, wire: EngineRequest, model: Model, read: HeadRead) -> OptionScores:

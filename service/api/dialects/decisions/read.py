@@ -28,7 +28,7 @@ def read_decisions(wire: DecisionsRequest) -> DecisionRequest:
     if not text.strip():
         raise EmptyInput("input: is empty, there is nothing to decide about", param="input")
     questions = tuple(read_question(f"questions[{index}]", each) for index, each in enumerate(wire.questions))
-    return DecisionRequest("input", text, questions, salt=wire.cache_salt)
+    return DecisionRequest("input", text, questions, salt=wire.cache_salt, min_confidence=wire.min_confidence)
 
 
 def write_items(items: Sequence[InputItem]) -> Iterator[str]:
