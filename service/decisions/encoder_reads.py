@@ -33,11 +33,16 @@ MAX_SHOWN_LABELS = 20
 class HeadRead:
     """The inputs of one question for a head, and the function from its scores to the probabilities of the options with
     the mass of the labels.
+
+    `cells` has for each option the input and the column that its score comes from; the text is the `text_index`-th of
+    its pair. `ignored` is the field of the question that the head does not read.
     """
 
     encoding: EncodingRequest
     score: Callable[[Table], tuple[Sequence[float], float]]
-    ignored: str = ""  # the field of the question that the head does not read
+    cells: Sequence[tuple[int, int]]
+    text_index: int = 0
+    ignored: str = ""
 
     def score_options(self, values: Sequence[Sequence[float]], usage: Usage = NO_USAGE) -> OptionScores:
         """The probabilities from the head's outputs for the inputs, in their order."""
@@ -75,7 +80,9 @@ def read_entailment(model: Model, state: str, field: str, question: Question, _:
         return (yes, 1 - yes), 1.0
 
     pairs = tuple((state, hypothesis) for hypothesis in inputs)
-    return HeadRead(EncodingRequest(field=field, inputs=pairs, raw=True), score)
+    contradicts = -1 % len(model.labels) if entails == 0 else 0
+    cells = ((0, entails), (0, contradicts)) if alone else [(index, entails) for index in range(len(pairs))]
+    return HeadRead(EncodingRequest(field=field, inputs=pairs, raw=True), score, cells)
 
 
 def write_hypothesis(question: Question, option: Option) -> str:
@@ -103,7 +110,8 @@ def read_relevance(_: Model, state: str, field: str, question: Question, __: Ord
         return (yes, 1 - yes), 1.0
 
     pairs = tuple((query, state) for query in queries)
-    return HeadRead(EncodingRequest(field=field, inputs=pairs, raw=True), score)
+    cells = [(index % len(pairs), 0) for index in range(len(question.options))]
+    return HeadRead(EncodingRequest(field=field, inputs=pairs, raw=True), score, cells, text_index=1)
 
 
 def read_own_labels(model: Model, state: str, field: str, question: Question, _: Order) -> HeadRead:
@@ -119,7 +127,8 @@ def read_own_labels(model: Model, state: str, field: str, question: Question, _:
         return [float(share) / mass for share in shares] if mass else [1 / len(shares)] * len(shares), min(mass, 1.0)
 
     ignored = f"{question.field}.instructions" if question.kind != "predicate" and question.instructions else ""
-    return HeadRead(EncodingRequest(field=field, inputs=(state,)), score, ignored)
+    cells = [(0, columns[index % len(columns)]) for index in range(len(question.options))]
+    return HeadRead(EncodingRequest(field=field, inputs=(state,)), score, cells, ignored=ignored)
 
 
 def find_label(model: Model, name: str, question: Question) -> int:
@@ -152,7 +161,8 @@ def read_given_labels(_: Model, state: str, field: str, question: Question, orde
         yes = float(1 / (1 + np.exp(-np.clip(logits[0], -700, 700))))
         return (yes, 1 - yes), 1.0
 
-    return HeadRead(EncodingRequest(field=field, inputs=(text,), labels=labels, raw=True), score)
+    cells = [(0, order.index(index) % len(labels)) for index in range(len(question.options))]
+    return HeadRead(EncodingRequest(field=field, inputs=(text,), labels=labels, raw=True), score, cells)
 
 
 def read_choices(_: Model, state: str, field: str, question: Question, __: Order) -> HeadRead:
@@ -163,7 +173,8 @@ def read_choices(_: Model, state: str, field: str, question: Question, __: Order
         return [float(share) for share in softmax(table[:, 0])], 1.0
 
     pairs = tuple((text, option.text) for option in question.options)
-    return HeadRead(EncodingRequest(field=field, inputs=pairs, raw=True), score)
+    cells = [(index, 0) for index in range(len(pairs))]
+    return HeadRead(EncodingRequest(field=field, inputs=pairs, raw=True), score, cells)
 
 
 def require_instructions(question: Question) -> str:

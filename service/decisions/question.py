@@ -1,9 +1,10 @@
 """What every dialect reads a decision into: a text, typed questions about it, and their answers."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
+from ..explain.explain_request import ExplainParameters
 from ..text.answer_delta import NO_USAGE, Usage
 
 QuestionKind = Literal["predicate", "choice", "score"]
@@ -29,7 +30,8 @@ class Question:
     """A question about a text. `field` is its path in the request, `name` what the client calls it.
 
     Options of a predicate are yes and no, in this order; those of a score are its levels, the lowest first. The
-    probabilities are averaged over `permutations` orders in which the model reads the options.
+    probabilities are averaged over `permutations` orders in which the model reads the options. With `explain` the
+    chosen option is explained.
     """
 
     field: str
@@ -38,6 +40,7 @@ class Question:
     instructions: str
     options: tuple[Option, ...]
     permutations: int = 1
+    explain: ExplainParameters | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,7 +63,8 @@ class OptionScores:
 
     `label_mass` is the probability of all options together among everything that the model may answer, and
     `is_label_likeliest` whether its likeliest answer is one of them; of a head that only scores options 1 and true.
-    `calibration` names the calibration that was applied; empty: none was.
+    `calibration` names the calibration that was applied; empty: none was. `explanation` is the object that explains the
+    chosen option, where it was asked for.
     """
 
     probabilities: tuple[float, ...]
@@ -68,6 +72,7 @@ class OptionScores:
     is_label_likeliest: bool = True
     usage: Usage = NO_USAGE
     calibration: str = ""
+    explanation: Mapping[str, Any] | None = None
 
     @property
     def chosen(self) -> int:

@@ -10,16 +10,25 @@ from ...core.errors import StepFailed
 from ...core.model import Model
 from ...core.request import Done, Failed, GeneratedToken, Terms
 from ...decisions.encoder_reads import DECISION_TASKS, HeadRead, read_heads
+from ...decisions.explained_option import (
+    build_head_encoding,
+    build_head_subject,
+    build_label_subject,
+    check_explained,
+)
 from ...decisions.generator_reads import LabelRead, read_labels
-from ...decisions.question import DecisionRequest, OptionScores, average_orders
+from ...decisions.question import DecisionRequest, OptionScores, Question, average_orders
+from ...explain.explain_request import ExplainSubject
 from ...resources.request_memory import BYTES_PER_NUMBER, BYTES_PER_TEXT
 from ...text.answer_delta import NO_USAGE, Usage
+from ...text.encoder_inputs import EncodedInput
 from ...text.encoder_outputs import SubmittedAhead
 from ...text.event_source import EventSource
 from ...text.tokenization import TokenizerJob
 from ..access.authorized_models import AuthorizedModels
 from .dialect import EngineRequest, read_terms, record_model, request_context, server, submitter
 from .encoding_calls import collect_scores
+from .explain_calls import ExplainCall, check_explain_enabled, compute_explanation
 from .generation_calls import cache_salt
 
 TOKENS_AHEAD = 1 << 15  # tokens of a call's prompts that are submitted ahead; most of them are found in the cache
@@ -33,20 +42,36 @@ def find_decision_model(request: Request, models: AuthorizedModels, name: str) -
 async def answer_questions(
     request: Request, wire: EngineRequest, model: Model, decision: DecisionRequest
 ) -> list[OptionScores]:
-    """The probabilities of the options of each question, in order."""
+    """The probabilities of the options of each question, in order, explained where that is asked for."""
+    if any(question.explain for question in decision.questions):
+        check_explain_enabled(request)
+    for question in decision.questions:
+        check_explained(model, question)
     options = sum(len(question.options) for question in decision.questions)
     size = BYTES_PER_TEXT * len(decision.questions) + BYTES_PER_NUMBER * options
     request_context(request).claim.grow(size, "the answers")
-    if model.task == "generate":
-        found = await ask_generator(request, wire, model, decision)
-    else:
-        found = [
-            average_orders([await ask_head(request, wire, model, read) for read in orders])
-            for orders in read_heads(model, decision)
-        ]
+    ask = ask_generator if model.task == "generate" else ask_heads
+    found = await ask(request, wire, model, decision)
     for question, scores in zip(decision.questions, found, strict=True):
         refused = scores.confidence < decision.min_confidence
         server(request).metrics.record_decision(model.name, question.kind, scores, refused=refused)
+    return found
+
+
+# Encoders
+
+
+async def ask_heads(
+    request: Request, wire: EngineRequest, model: Model, decision: DecisionRequest
+) -> list[OptionScores]:
+    found = list[OptionScores]()
+    for question, orders in zip(decision.questions, read_heads(model, decision), strict=True):
+        scores = average_orders([await ask_head(request, wire, model, read) for read in orders])
+        if question.explain is not None:
+            explain_call = ExplainCall(request, wire, model, question.explain)
+            subject = await encode_option(explain_call, decision, question, orders[0], scores)
+            scores = replace(scores, explanation=await compute_explanation(explain_call, subject))
+        found.append(scores)
     return found
 
 
@@ -55,6 +80,22 @@ async def ask_head(request: Request, wire: EngineRequest, model: Model, read: He
         request_context(request).ignored.append(read.ignored)
     outputs = await collect_scores(request, wire, model, read.encoding)
     return read.score_options([found.values for found in outputs], sum((found.usage for found in outputs), NO_USAGE))
+
+
+async def encode_option(
+    explain_call: ExplainCall, decision: DecisionRequest, question: Question, read: HeadRead, scores: OptionScores
+) -> ExplainSubject:
+    """The input that the score of the chosen option comes from, with positions in the text of the request."""
+    request, encoding = explain_call.request, build_head_encoding(read, scores)
+    call = f"{explain_call.model.task}-{uuid.uuid4().hex}"
+    with request_context(request).time_tokenising():
+        found = await server(request).text.read_inputs(explain_call.model, encoding, call, explain_call.terms)
+    encoded = [each for each in found if isinstance(each, EncodedInput)]
+    start = len(decision.instructions) + 2 if decision.instructions else 0
+    return build_head_subject(question, read, scores, encoded, start)
+
+
+# Generators
 
 
 async def ask_generator(
@@ -68,7 +109,23 @@ async def ask_generator(
     ahead = min(TOKENS_AHEAD, server(request).settings.max_tokens_in_flight // 2)
     sources = SubmittedAhead(requests, submitter(request, model), ahead)
     context.cleanup.callback(sources.close)
-    return [average_orders([await score_read(read, sources) for read in orders]) for orders in reads]
+    found = [average_orders([await score_read(read, sources) for read in orders]) for orders in reads]
+    for index, (question, (read, *_)) in enumerate(zip(decision.questions, reads, strict=True)):
+        if question.explain is not None:
+            explain_call = ExplainCall(request, wire, model, question.explain)
+            subject = await place_label(explain_call, decision, read, found[index])
+            found[index] = replace(found[index], explanation=await compute_explanation(explain_call, subject))
+    return found
+
+
+async def place_label(
+    explain_call: ExplainCall, decision: DecisionRequest, read: LabelRead, scores: OptionScores
+) -> ExplainSubject:
+    """The prompt with the label of the chosen option, with positions in the text; computed on a thread."""
+    job = TokenizerJob(decision.field, len(decision.state), explain_call.terms)
+    work = partial(build_label_subject, explain_call.model, decision.state, read, scores)
+    with request_context(explain_call.request).time_tokenising():
+        return await server(explain_call.request).text.run(explain_call.model, job, work)
 
 
 async def tokenize_questions(

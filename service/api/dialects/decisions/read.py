@@ -66,7 +66,7 @@ def read_question(field: str, wire: WireQuestion) -> Question:
             options = tuple(name_options(f"{field}.choices", choices))
         case ScoreQuestion(levels=levels):
             options = tuple(Option(level.label, level.description) for level in levels)
-    return Question(field, wire.name, wire.type, instructions, options, wire.permutations)
+    return Question(field, wire.name, wire.type, instructions, options, wire.permutations, wire.explain_parameters)
 
 
 def name_options(field: str, choices: Sequence[ChoiceOption]) -> Iterator[Option]:

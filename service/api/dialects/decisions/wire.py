@@ -10,7 +10,7 @@ from pydantic import BeforeValidator, Field, StrictBool, StrictStr
 
 from ....decisions.question import MAX_OPTIONS, MAX_QUESTIONS
 from ...shared.dialect import EngineRequest, Wire, between, max_items, must_be
-from ...shared.question_fields import CacheSalt, Permutations, QuestionName, json_text
+from ...shared.question_fields import AskedQuestion, CacheSalt, QuestionName, json_text
 from ...shared.tagged_unions import TaggedUnion, parts_validator
 
 MAX_ITEMS, MAX_PARTS = 4096, 256
@@ -113,13 +113,12 @@ def as_items(value: Any) -> Any:
     return [{"role": "user", "content": value}] if isinstance(value, str) else value
 
 
-class PredicateQuestion(Wire):
+class PredicateQuestion(AskedQuestion):
     """How likely it is that a statement about the input is true."""
 
     type: Literal["predicate"]
     instructions: QuestionParts
     name: QuestionName = ""
-    permutations: Permutations = 1
 
 
 class ChoiceOption(Wire):
@@ -129,14 +128,13 @@ class ChoiceOption(Wire):
     description: str = ""
 
 
-class ChoiceQuestion(Wire):
+class ChoiceQuestion(AskedQuestion):
     """Which of some values fits the input."""
 
     type: Literal["choice"]
     instructions: QuestionParts
     choices: Annotated[list[ChoiceOption], Field(min_length=2, fail_fast=True), max_items(MAX_OPTIONS)]
     name: QuestionName = ""
-    permutations: Permutations = 1
 
 
 class ScoreLevel(Wire):
@@ -144,14 +142,13 @@ class ScoreLevel(Wire):
     description: str = ""
 
 
-class ScoreQuestion(Wire):
+class ScoreQuestion(AskedQuestion):
     """Which of some levels, the lowest first, fits the input."""
 
     type: Literal["score"]
     instructions: QuestionParts
     levels: Annotated[list[ScoreLevel], Field(min_length=2, fail_fast=True), max_items(MAX_OPTIONS)]
     name: QuestionName = ""
-    permutations: Permutations = 1
 
 
 QUESTION_KINDS = (PredicateQuestion, ChoiceQuestion, ScoreQuestion)
@@ -159,7 +156,7 @@ WireQuestion = PredicateQuestion | ChoiceQuestion | ScoreQuestion
 
 
 class DecisionsRequest(EngineRequest):
-    """Questions about one input. Three fields are extensions: `permutations` of a question, `cache_salt`, and
+    """Questions about one input. Extensions: `permutations` and `explain` of a question, `cache_salt`, and
     `min_confidence`: a question whose answer is less certain is answered by a refusal.
     """
 

@@ -6,6 +6,7 @@ from typing import Any
 
 from ....decisions.question import OptionScores
 from ....text.answer_delta import NO_USAGE
+from ...shared.question_fields import write_extras
 from .wire import ChoiceQuestion, DecisionsRequest, PredicateQuestion, ScoreQuestion, WireQuestion
 
 
@@ -31,12 +32,11 @@ def write_decisions(wire: DecisionsRequest, found: Sequence[OptionScores]) -> di
 
 
 def write_answer(question: WireQuestion, scores: OptionScores, min_confidence: float) -> dict[str, Any]:
-    """The object of one question; `calibration` is there if one was applied."""
+    """The object of one question; `calibration` is there if one was applied, `explanation` if it was asked for."""
     name: dict[str, Any] = {"name": question.name or None}
     if scores.confidence < min_confidence:
         return {"type": "refusal", **name}
-    if scores.calibration:
-        name["calibration"] = scores.calibration
+    name |= write_extras(scores)
     match question:
         case PredicateQuestion():
             return {"type": "predicate", **name, "probability": scores.probabilities[0]}

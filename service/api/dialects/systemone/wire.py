@@ -7,7 +7,7 @@ from pydantic import Field
 from ....core.errors import BadRequest, EmptyInput
 from ....decisions.question import MAX_OPTIONS, MAX_QUESTIONS, DecisionRequest, Option, Question
 from ...shared.dialect import EngineRequest, NeutralValues, Wire, max_items, must_be
-from ...shared.question_fields import MAX_NAME_CHARS, CacheSalt, Permutations, json_text
+from ...shared.question_fields import MAX_NAME_CHARS, AskedQuestion, CacheSalt, json_text
 from ...shared.tagged_unions import TaggedUnion
 
 Content = Annotated[str | dict[str, Any] | list[Any], must_be("a text, an object or a list")]
@@ -21,39 +21,36 @@ class NoulCriteria(Wire):
     false: Content = ""
 
 
-class NoulQuestion(Wire):
+class NoulQuestion(AskedQuestion):
     """A question to be answered by yes or no, or a statement that is true or false."""
 
     type: Literal["noul"]
     instructions: Content = ""
     criteria: NoulCriteria = NoulCriteria()
-    permutations: Permutations = 1
 
     @property
     def options(self) -> tuple[Option, ...]:
         return Option(YES, json_text(self.criteria.true)), Option(NO, json_text(self.criteria.false))
 
 
-class ChoiceQuestion(Wire):
+class ChoiceQuestion(AskedQuestion):
     """One of several options: `criteria` has a description, or null, for each name."""
 
     type: Literal["choice"]
     instructions: Content = ""
     criteria: Annotated[dict[str, Content | None], Field(min_length=1), max_items(MAX_OPTIONS)]
-    permutations: Permutations = 1
 
     @property
     def options(self) -> tuple[Option, ...]:
         return tuple(Option(name, json_text(description)) for name, description in self.criteria.items())
 
 
-class ScoreQuestion(Wire):
+class ScoreQuestion(AskedQuestion):
     """A level: `criteria` describes each, the lowest first."""
 
     type: Literal["score"]
     instructions: Content = ""
     criteria: Annotated[list[Content], Field(min_length=1), max_items(MAX_OPTIONS)]
-    permutations: Permutations = 1
 
     @property
     def options(self) -> tuple[Option, ...]:
@@ -65,8 +62,8 @@ WireQuestion = Annotated[NoulQuestion | ChoiceQuestion | ScoreQuestion, TaggedUn
 
 
 class SystemOneRequest(EngineRequest):
-    """Questions about one state. `permutations` of a question is an extension: over so many orders of its options the
-    probabilities are averaged.
+    """Questions about one state. Two fields of a question are extensions: over `permutations` orders of its options the
+    probabilities are averaged, and `explain` explains the chosen one.
     """
 
     unsupported: ClassVar[NeutralValues] = {
@@ -107,4 +104,6 @@ def read_question(name: str, wire: NoulQuestion | ChoiceQuestion | ScoreQuestion
         raise BadRequest(f"questions: {message}", param="questions")
     field = f"questions.{name}"
     kind: Literal["predicate", "choice", "score"] = "predicate" if wire.type == "noul" else wire.type
-    return Question(field, name, kind, json_text(wire.instructions), wire.options, wire.permutations)
+    return Question(
+        field, name, kind, json_text(wire.instructions), wire.options, wire.permutations, wire.explain_parameters
+    )

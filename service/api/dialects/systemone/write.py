@@ -9,6 +9,7 @@ from ....core.errors import PolyheadError
 from ....decisions.question import DecisionRequest, OptionScores, Question
 from ....text.answer_delta import NO_USAGE
 from ...shared.openai_errors import write_openai_error
+from ...shared.question_fields import write_extras
 
 
 def write_systemone(model: str, decision: DecisionRequest, found: Sequence[OptionScores]) -> dict[str, Any]:
@@ -26,8 +27,7 @@ def write_systemone(model: str, decision: DecisionRequest, found: Sequence[Optio
 
 
 def write_answer(question: Question, scores: OptionScores) -> dict[str, Any]:
-    """The object of one question; `calibration` is there if one was applied."""
-    named = {"calibration": scores.calibration} if scores.calibration else {}
+    """The object of one question; `calibration` is there if one was applied, `explanation` if it was asked for."""
     match question.kind:
         case "predicate":
             yes, no = scores.probabilities
@@ -46,7 +46,7 @@ def write_answer(question: Question, scores: OptionScores) -> dict[str, Any]:
                 "legend": {str(level): option.name for level, option in enumerate(question.options)},
                 "probabilities": {str(level): share for level, share in enumerate(scores.probabilities)},
             }
-    return {**answer, "confidence": scores.confidence, **named}
+    return {**answer, "confidence": scores.confidence, **write_extras(scores)}
 
 
 def write_diagnostics(scores: OptionScores) -> dict[str, Any]:
