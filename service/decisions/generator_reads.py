@@ -137,6 +137,7 @@ class QuestionPrompts:
             raise BadRequest(f"{request.field}: {message}", param=request.field)
         before, _, self._after = written.partition(mark)
         self._before = [*begin, *self._encode(before, request.field)]
+        check_length(model, len(self._before) + 1, request.field)
 
     def encode(self, question: Question, order: Order) -> list[int]:
         """The tokens of the prompt that ends where the label of an option follows."""

@@ -21,7 +21,7 @@ from polyhead.models.native.library import runnable_targets
 from polyhead.service.core.request import Sampling
 from polyhead.service.engine import sampler
 from polyhead.service.engine.native_sampling import CompiledSampler
-from polyhead.service.engine.sampler import Sampler, SampleRow, TorchSampler, finite_rows, score_tokens
+from polyhead.service.engine.sampler import Sampler, SampleRow, TorchSampler, finite_rows, score_targets, score_tokens
 
 DRAWS = 1000
 IMPLEMENTATIONS = ["torch", *runnable_targets()]
@@ -207,6 +207,15 @@ def test_logprobs_are_of_the_raw_logits() -> None:
         assert [value for _, value in top] == pytest.approx(wanted[row].sort(descending=True).values[:count].tolist())
     assert score_tokens(logits, [0] * 5, [-1] * 5) == [(0.0, ())] * 5
     assert score_tokens(logits, [-1, 4, 5, 6, -1], [5, 0, 2, 5, 0]) == [(0.0, ()), *scores[1:4], (0.0, ())]
+
+
+def test_targets_are_scored_whatever_their_rank() -> None:
+    logits = torch.randn(40, generator=torch.Generator().manual_seed(5))
+    expected = logits.log_softmax(dim=-1).tolist()
+    score, targets = score_targets(logits, 7, (39, 0, 7, 39))
+    assert score == expected[7]
+    assert targets == tuple((token, expected[token]) for token in (39, 0, 7, 39))
+    assert score_targets(logits, -1, (1,)) == (0.0, ())
 
 
 @pytest.mark.parametrize("bad", [float("nan"), float("inf"), float("-inf")])

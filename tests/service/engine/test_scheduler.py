@@ -490,14 +490,31 @@ def test_the_last_token_is_always_computed() -> None:
 
 
 def test_equal_prompts_that_arrive_together_are_computed_once() -> None:
-    play = SimulatedRun.of(200, 4, token_budget=32, sequence_budget=16, chunk=32)
+    """Also where a step has room for several chunks: the others wait for the blocks that are being computed."""
+    play = SimulatedRun.of(200, 4, token_budget=128, sequence_budget=16, chunk=32)
+    play.stop = NEVER
     prompt = [index % 5 for index in range(120)]
-    sequences = [play.add(prompt, 2) for _ in range(10)]
+    sequences = [play.add(prompt, 1) for _ in range(10)]
     computed = 0
     while play.scheduler.running or play.scheduler.waiting:
         computed += sum(chunk.count for chunk in play.step())
-    assert computed < 2 * 120, "ten times 120 tokens, shared"
-    assert all(sequence.cached_tokens >= 88 for sequence in sequences[1:])
+    assert computed == 120 + 9 * 4, "each of the others computes what follows the last full block"
+    assert all(sequence.cached_tokens == 116 for sequence in sequences[1:])
+
+
+def test_questions_about_one_text_compute_it_once() -> None:
+    """Sequences that differ after a common beginning; one with another salt shares nothing."""
+    play = SimulatedRun.of(400, 4, token_budget=128, sequence_budget=16, chunk=32)
+    play.stop = NEVER
+    text = [index % 5 for index in range(100)]
+    asked = [play.add([*text, 6, number, number, 7], 1) for number in range(8)]
+    alone_tokens = play.add([*text, 6, 1, 1, 7], 1, salt="other")
+    computed = 0
+    while play.scheduler.running or play.scheduler.waiting:
+        computed += sum(chunk.count for chunk in play.step())
+    assert computed == 2 * 104 + 7 * 4
+    assert sorted(sequence.cached_tokens for sequence in asked) == [0, *[100] * 7]
+    assert alone_tokens.cached_tokens == 0
 
 
 def test_the_youngest_sequence_is_preempted_and_continued_later() -> None:

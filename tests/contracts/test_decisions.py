@@ -1,0 +1,273 @@
+"""Typed questions to a real server: the probabilities are those of transformers, whatever else is in the batch, and the
+official client of OpenAI reads the answers."""
+
+import asyncio
+import math
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import openai
+import pytest
+import torch
+import transformers
+
+from tests.support.edits import edited
+from tests.support.label_models import make_variant
+from tests.support.processes import Process
+
+STATE = "The fox is a good animal. It lives near Paris, and it runs. " * 5
+YES_OR_NO = {"type": "noul", "instructions": "Is the fox good?"}
+PLACE = {"type": "choice", "instructions": "Where is it?", "criteria": {"Paris": "the town", "river": None}}
+SPEED = {"type": "score", "instructions": "How fast?", "criteria": ["slow", "fast", "very fast"]}
+QUESTIONS: dict[str, Any] = {"good": YES_OR_NO, "place": PLACE, "speed": SPEED}
+MANY = {"type": "choice", "criteria": {f"option {number}": None for number in range(40)}}
+
+
+@pytest.fixture(scope="module")
+def entailer(tiny_classifier: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    labels = {"0": "contradiction", "1": "neutral", "2": "entailment"}
+    return edited(tiny_classifier, tmp_path_factory.mktemp("nli"), id2label=labels)
+
+
+@pytest.fixture(scope="module")
+def server(
+    long_generator: Path,
+    tiny_classifier: Path,
+    tiny_ranker: Path,
+    tiny_embedder: Path,
+    entailer: Path,
+    tmp_path_factory: pytest.TempPathFactory,
+) -> Iterator[Process]:
+    process = Process(
+        f"chat={long_generator}",
+        f"judge={tiny_classifier}",
+        f"ranker={tiny_ranker}",
+        f"vectors={tiny_embedder}",
+        f"nli={entailer}",
+        f"texts={make_variant('texts', tmp_path_factory.mktemp('labels') / 'texts')}",
+        *("--precision", "float32"),
+    )
+    process.ready()
+    yield process
+    assert process.stop() == 0, process.log
+
+
+def ask(server: Process, **body: Any) -> Any:
+    given = {"model": "chat", "state": STATE, "questions": QUESTIONS} | body
+    reply = httpx.post(f"{server.url}/v1/systemone", json=given, timeout=60)
+    assert reply.status_code == 200, reply.text
+    return reply.json()
+
+
+def next_logprobs(folder: Path, ids: list[int]) -> torch.Tensor:
+    network = transformers.AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
+    with torch.inference_mode():
+        logits: torch.Tensor = network(torch.tensor([ids])).logits[0, -1]
+    return logits.log_softmax(dim=-1)
+
+
+def prompt_of(server: Process, question: str) -> list[int]:
+    """The tokens that the model's own template makes of the text and a question."""
+    messages = [{"role": "user", "content": f"{STATE}\n\n{question}"}]
+    reply = httpx.post(f"{server.url}/tokenize", json={"model": "chat", "messages": messages}, timeout=60)
+    tokens: list[int] = reply.json()["tokens"]
+    return tokens
+
+
+def test_probabilities_are_those_of_transformers(server: Process, long_generator: Path) -> None:
+    found = ask(server)
+    words = transformers.AutoTokenizer.from_pretrained(long_generator)
+    lines = "Question: Where is it?\nA: Paris - the town\nB: river\nAnswer with a letter."
+    logprobs = next_logprobs(long_generator, prompt_of(server, lines))
+    first, second = (float(logprobs[words.convert_tokens_to_ids(letter)].exp()) for letter in "AB")
+    shares = found["answers"]["place"]["probabilities"]
+    assert shares["Paris"] == pytest.approx(first / (first + second), abs=1e-5)
+    assert found["diagnostics"]["place"]["label_mass"] == pytest.approx(first + second, rel=1e-4)
+    assert found["answers"]["place"]["confidence"] == pytest.approx(max(first, second), rel=1e-4)
+
+
+def test_more_options_than_letters_are_scored_as_sequences(server: Process, long_generator: Path) -> None:
+    shares = ask(server, questions={"many": MANY})["answers"]["many"]["probabilities"]
+    assert list(shares) == list(MANY["criteria"])
+    assert sum(shares.values()) == pytest.approx(1)
+    labels = [chr(65 + n // 26) + chr(65 + n % 26) for n in range(40)]
+    lines = "\n".join(f"{label}: {name}" for label, name in zip(labels, shares, strict=True))
+    prompt = prompt_of(server, f"{lines}\nAnswer with a letter.")
+    words = transformers.AutoTokenizer.from_pretrained(long_generator)
+    scores = []
+    for label in (labels[0], labels[25], labels[39]):
+        path = words.encode(label, add_special_tokens=False)
+        steps = (next_logprobs(long_generator, [*prompt, *path[:n]])[path[n]] for n in range(len(path)))
+        scores.append(math.exp(float(sum(steps))))
+    found = [shares["option 0"], shares["option 25"], shares["option 39"]]
+    assert [each / found[0] for each in found] == pytest.approx([each / scores[0] for each in scores], rel=1e-3)
+
+
+def test_permutations_average_over_orders(server: Process) -> None:
+    turned = {**PLACE, "criteria": {"river": None, "Paris": "the town"}}
+    first, second = (
+        ask(server, questions={"q": each})["answers"]["q"]["probabilities"]["Paris"] for each in (PLACE, turned)
+    )
+    both = ask(server, questions={"q": {**PLACE, "permutations": 2}})["answers"]["q"]["probabilities"]["Paris"]
+    assert both == pytest.approx((first + second) / 2)
+
+
+def test_the_text_is_computed_once(server: Process) -> None:
+    """The reads of a call share the text; a second call finds all full blocks of it."""
+    body = {"model": "chat", "input": f"{STATE} once", "questions": []}
+    body["questions"] = [{"type": "predicate", "instructions": f"number {n}"} for n in range(10)]
+    usage = httpx.post(f"{server.url}/v1/decisions", json=body, timeout=60).json()["usage"]
+    details = usage["input_tokens_details"]
+    assert details["cached_tokens"] + details["cache_write_tokens"] == usage["input_tokens"]
+    assert details["cached_tokens"] > 0.7 * usage["input_tokens"]
+
+
+async def ask_together(server: Process, bodies: list[dict[str, Any]]) -> list[Any]:
+    async with httpx.AsyncClient(timeout=120, limits=httpx.Limits(max_connections=64)) as client:
+        replies = await asyncio.gather(*(client.post(f"{server.url}/v1/systemone", json=body) for body in bodies))
+    assert {reply.status_code for reply in replies} == {200}
+    return [reply.json() for reply in replies]
+
+
+@pytest.mark.parametrize("model", ["chat", "nli", "ranker", "texts"])
+def test_the_same_bits_alone_and_in_company(server: Process, model: str) -> None:
+    body = {"model": model, "state": STATE[:240], "questions": QUESTIONS}
+    first, again = ask(server, **body), ask(server, **body)
+    others = [{**body, "state": f"{n} {STATE}"[: 40 + 9 * n]} for n in range(16)]
+    crowd = asyncio.run(ask_together(server, [*others, body, *others, body]))
+    for each in (again, crowd[16], crowd[33]):
+        assert each["answers"] == first["answers"]
+        assert each["diagnostics"] == first["diagnostics"]
+
+
+def test_encoders_answer_by_their_heads(server: Process, tiny_classifier: Path) -> None:
+    labels = httpx.get(f"{server.url}/v1/models/judge").json()["labels"]
+    scores = httpx.post(
+        f"{server.url}/models/judge", json={"inputs": "a fox", "parameters": {"top_k": None}}, timeout=60
+    ).json()
+    wanted = {each["label"]: each["score"] for each in scores[0]}
+    question = {"type": "choice", "criteria": dict.fromkeys(labels)}
+    found = ask(
+        server, model="judge", state="a fox", questions={"q": question, "p": {**YES_OR_NO, "instructions": labels[1]}}
+    )
+    assert found["answers"]["q"]["probabilities"] == pytest.approx(wanted)
+    assert found["answers"]["p"]["noul"] == pytest.approx(wanted[labels[1]])
+    body = {"inputs": "a fox", "parameters": {"candidate_labels": ["good", "bad"], "hypothesis_template": "It is {}."}}
+    pairs = httpx.post(f"{server.url}/models/nli", json=body, timeout=60).json()
+    asked = {"type": "choice", "instructions": "It is {}.", "criteria": {"good": None, "bad": None}}
+    found = ask(server, model="nli", state="a fox", questions={"q": asked})["answers"]["q"]
+    assert [found["probabilities"][each["label"]] for each in pairs] == pytest.approx([each["score"] for each in pairs])
+    ranked = ask(server, model="ranker", state="a fox", questions={"q": PLACE, "p": YES_OR_NO})["answers"]
+    assert sum(ranked["q"]["probabilities"].values()) == pytest.approx(1)
+    documents = {"model": "ranker", "query": "Is the fox good?", "documents": ["a fox"]}
+    relevance = httpx.post(f"{server.url}/v1/rerank", json=documents, timeout=60).json()["results"][0]
+    assert ranked["p"]["noul"] == pytest.approx(relevance["relevance_score"], abs=1e-6)
+
+
+def test_instructions_that_a_head_does_not_read_are_named(server: Process) -> None:
+    labels = httpx.get(f"{server.url}/v1/models/judge").json()["labels"]
+    questions = {"q": {"type": "choice", "instructions": "Which?", "criteria": dict.fromkeys(labels)}}
+    body = {"model": "judge", "state": "a fox", "questions": questions}
+    reply = httpx.post(f"{server.url}/v1/systemone", json=body, timeout=60)
+    assert reply.headers["X-Polyhead-Ignored"] == "questions.q.instructions"
+
+
+@pytest.mark.parametrize("model", ["chat", "nli"])
+def test_the_chosen_option_is_explained(server: Process, model: str) -> None:
+    found = ask(server, model=model, state="A good fox.", questions={"q": {**PLACE, "explain": {}}})["answers"]["q"]
+    [attribution] = found["explanation"]["attributions"]
+    assert attribution["target"]["option"] == found["choice"]
+    assert attribution["target"]["probability"] == found["probabilities"][found["choice"]]
+    spans = [(each["start"], each["end"]) for each in attribution["characters"]]
+    assert spans
+    assert all(0 <= start < end <= len("A good fox.") for start, end in spans)
+
+
+def test_the_official_client(server: Process) -> None:
+    client = openai.OpenAI(base_url=f"{server.url}/v1", api_key="none", max_retries=0)
+    found = client.decisions.create(
+        model="chat",
+        input=[
+            {
+                "role": "user",
+                "content": [{"type": "input_text", "text": "a"}, {"type": "input_json", "data": {"b": 1}}],
+            },
+            {"type": "function_call", "call_id": "1", "name": "f", "arguments": "{}"},
+            {"type": "function_call_output", "call_id": "1", "output": "c"},
+            {"role": "assistant", "content": [{"type": "output_text", "text": "d"}]},
+        ],
+        questions=[
+            {"type": "predicate", "instructions": "It is good.", "name": "first"},
+            {
+                "type": "choice",
+                "instructions": "Which?",
+                "choices": [{"value": True}, {"value": "true"}, {"value": "other", "description": "anything"}],
+            },
+            {"type": "score", "instructions": "How much?", "levels": [{"label": "low"}, {"label": "high"}]},
+        ],
+    )
+    first, second, third = found.answers
+    assert (first.type, first.name) == ("predicate", "first")
+    assert second.type == "choice"
+    assert [(type(each.value), each.value) for each in second.probabilities] == [
+        (bool, True),
+        (str, "true"),
+        (str, "other"),
+    ]
+    assert sum(each.probability for each in second.probabilities) == pytest.approx(1)
+    assert third.type == "score"
+    assert 0 <= third.score <= 1
+    assert found.usage.total_tokens == found.usage.input_tokens + found.usage.output_tokens
+    refused = client.decisions.create(
+        model="chat",
+        input="a",
+        questions=[{"type": "predicate", "instructions": "b", "name": "n"}],
+        extra_body={"min_confidence": 1},
+    )
+    assert (refused.answers[0].type, refused.answers[0].name) == ("refusal", "n")
+    page = httpx.get(f"{server.url}/metrics").text
+    assert 'polyhead_decision_questions_total{model="chat",outcome="refused",question="predicate"} 1.0' in page
+
+
+@pytest.mark.parametrize(
+    ("path", "change", "words"),
+    [
+        ("systemone", {"questions": {}}, "questions: must have at least 1"),
+        ("systemone", {"questions": {"q": {"type": "box"}}}, 'questions.q.type: "box" is not supported'),
+        ("systemone", {"questions": {"q": {**PLACE, "criteria": {}}}}, "questions.q.criteria"),
+        ("systemone", {"questions": {"q": {**YES_OR_NO, "levels": 1}}}, "questions.q.levels: is not a known field"),
+        ("systemone", {"images": ["data:"]}, "images"),
+        ("systemone", {"state": " "}, "state: is empty"),
+        ("systemone", {"state": STATE * 1000}, "state: "),
+        ("systemone", {"model": "vectors"}, "model"),
+        (
+            "systemone",
+            {"model": "judge", "state": "a", "questions": {"q": PLACE}},
+            "questions.q: judge is a classifier",
+        ),
+        ("systemone", {"model": "texts", "questions": {"q": {**PLACE, "explain": {}}}}, "questions.q.explain"),
+        ("decisions", {"input": [{"role": "user", "content": [{"type": "input_image"}]}]}, "input_image"),
+        ("decisions", {"input": [{"type": "function_call_output", "call_id": "x", "output": "a"}]}, "input[0].call_id"),
+        ("decisions", {"questions": [{"type": "predicate"}]}, "questions[0].instructions"),
+        (
+            "decisions",
+            {"questions": [{"type": "choice", "instructions": "a", "choices": [{"value": "a"}, {"value": "a"}]}]},
+            "questions[0].choices[1].value: occurs twice",
+        ),
+        (
+            "decisions",
+            {"questions": [{"type": "predicate", "instructions": "a"}] * 401},
+            "questions: must have at most",
+        ),
+    ],
+)
+def test_errors_name_the_field(server: Process, path: str, change: dict[str, Any], words: str) -> None:
+    bodies: dict[str, dict[str, Any]] = {
+        "systemone": {"model": "chat", "state": "a", "questions": QUESTIONS},
+        "decisions": {"model": "chat", "input": "a", "questions": [{"type": "predicate", "instructions": "b"}]},
+    }
+    reply = httpx.post(f"{server.url}/v1/{path}", json=bodies[path] | change, timeout=60)
+    assert 400 <= reply.status_code < 500, reply.text
+    assert words in reply.json()["error"]["message"], reply.text
