@@ -83,21 +83,24 @@ def label_thresholds(wire: ModerationRequest, labels: Sequence[str]) -> Mapping[
 
 def result_writer(labels: Sequence[str], thresholds: Mapping[str, float]) -> ReplyWriter:
     """Writes the result for each input."""
+    applied = orjson.Fragment(orjson.dumps({label: ["text"] for label in labels}))  # the same in all results
     return ReplyWriter(
-        write_one=partial(write_moderation, labels, thresholds),
+        write_one=partial(write_moderation, labels, thresholds, applied),
         write_error=write_openai_error,
         max_bytes=OVERHEAD_BYTES + LABEL_COPIES * max_label_bytes(labels),
     )
 
 
-def write_moderation(labels: Sequence[str], thresholds: Mapping[str, float], answer: ScoreOutput) -> dict[str, Any]:
+def write_moderation(
+    labels: Sequence[str], thresholds: Mapping[str, float], applied: orjson.Fragment, answer: ScoreOutput
+) -> dict[str, Any]:
     scores = dict(zip(labels, answer.values, strict=True))
     categories = {label: label in thresholds and score >= thresholds[label] for label, score in scores.items()}
     return {
         "flagged": any(categories.values()),
         "categories": categories,
         "category_scores": scores,
-        "category_applied_input_types": {label: ["text"] for label in scores},
+        "category_applied_input_types": applied,
     }
 
 
