@@ -12,11 +12,12 @@ from ..core.request import Task
 # Model names of clients that assume a single model.
 PLACEHOLDERS = frozenset({"", "default", "dummy", "tei", "tgi"})
 URL_SCHEMES = ("http://", "https://")  # some clients send the server's address as the name
+MAX_URL_CHARS = 2048  # characters of such an address, which each part of a streamed answer repeats
 
 
 def is_placeholder(name: str) -> bool:
     """Whether `name` is what a client sends that assumes a single model."""
-    return name in PLACEHOLDERS or name.startswith(URL_SCHEMES)
+    return name in PLACEHOLDERS or (name.startswith(URL_SCHEMES) and len(name) <= MAX_URL_CHARS)
 
 
 @dataclass(frozen=True)

@@ -157,12 +157,6 @@ def check_reply(answer: EncoderOutput | PolyheadError, kind: type[R]) -> R:
     return answer
 
 
-async def collect_scores(
-    request: Request, wire: EngineRequest, model: Model, encoding: EncodingRequest
-) -> list[ScoreOutput]:
-    return await collect_replies(await start_replies(request, wire, model, encoding), ScoreOutput)
-
-
 async def reply_response(request: Request, answers: Replies, writing: ReplyWriter, count: int) -> Response:
     """The response in the format that the client accepts.  `count`: the number of answers."""
     if LineStream.media_type in request.headers.get("accept", ""):

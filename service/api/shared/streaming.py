@@ -28,6 +28,7 @@ NUMPY_OPTION = orjson.OPT_SERIALIZE_NUMPY
 KEEPALIVE_S = 10
 SEND_BYTES = 1 << 18  # bytes of an answer that are sent at a time
 MAX_NUMBERS, MAX_OBJECTS = 1 << 12, 16  # that are serialized in one call, which blocks other threads
+CONTAINERS = (dict, list, tuple, np.ndarray, Iterator)  # of values that may be long
 MAX_INLINE_ITEMS = 64  # of a list inside an object that is serialized in one call
 
 
@@ -74,6 +75,8 @@ def dumps_sliced(content: Any) -> bytes:
         case Iterator():
             parts = iter(lambda: list(islice(content, MAX_OBJECTS)), [])
             return b"[%s]" % b",".join(orjson.dumps(each, option=NUMPY_OPTION)[1:-1] for each in parts)
+        case dict() if len(content) <= MAX_NUMBERS and is_flat(content):
+            return orjson.dumps(content, option=NUMPY_OPTION)
         case dict():
             return b"{%s}" % b",".join(orjson.dumps(key) + b":" + dumps_sliced(value) for key, value in content.items())
         case np.ndarray(ndim=2) if content.size > MAX_NUMBERS:
@@ -90,6 +93,11 @@ def dumps_sliced(content: Any) -> bytes:
             return b"[%s]" % b",".join(orjson.dumps(each, option=NUMPY_OPTION)[1:-1] for each in some)
         case _:
             return orjson.dumps(content, option=NUMPY_OPTION)
+
+
+def is_flat(content: Mapping[str, Any]) -> bool:
+    """Whether no value of it is a list or an object."""
+    return not any(isinstance(each, CONTAINERS) for each in content.values())
 
 
 def is_long(content: Any) -> bool:

@@ -332,6 +332,8 @@ def test_placeholders_name_the_only_model(tiny_classifier: Path, tiny_ranker: Pa
         assert {served.resolve(name, ["classify"]).name for name in names} == {"judge"}
         with pytest.raises(NotFound, match=r"no model is called 'judge2'; there are: judge$"):
             served.resolve("judge2", ["classify"])
+        with pytest.raises(NotFound, match="no model is called 'http://aaa"):  # each part of an answer would repeat it
+            served.resolve(f"http://{'a' * 2048}", ["classify"])
 
     async def together(served: ModelRegistry) -> None:
         await served.load_all()

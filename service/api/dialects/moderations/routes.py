@@ -5,15 +5,18 @@ The categories are the labels of a served classifier.  A label is flagged where 
 
 import uuid
 from collections.abc import Mapping, Sequence
+from functools import partial
 from operator import attrgetter
 from typing import Annotated, Any, Literal
 
+import orjson
 from fastapi import APIRouter, Request
 from pydantic import Field
 from starlette.responses import Response
 
 from ....core.errors import BadRequest
 from ....text.encoder_inputs import EncodingRequest
+from ....text.encoder_outputs import ScoreOutput
 from ...shared.dialect import (
     MAX_TEXTS,
     Dialect,
@@ -25,12 +28,14 @@ from ...shared.dialect import (
     must_be,
     record_model,
 )
-from ...shared.encoding_calls import collect_scores, json_response, reply_size
+from ...shared.encoding_calls import ReplyWriter, max_label_bytes, start_replies, write_body
 from ...shared.head_options import MAX_LABELS
 from ...shared.openai_errors import write_openai_error
 from ...shared.post_routes import add_post_routes
 
 DEFAULT_THRESHOLD = 0.5
+OVERHEAD_BYTES = 128  # bytes of one result without its labels
+LABEL_COPIES = 3  # in one result
 router = APIRouter(tags=["OpenAI"])
 
 
@@ -68,35 +73,45 @@ def read_moderation(wire: ModerationRequest) -> EncodingRequest:
 
 def label_thresholds(wire: ModerationRequest, labels: Sequence[str]) -> Mapping[str, float]:
     """Raises BadRequest for a label that the model does not have."""
+    known = frozenset(labels)
     for label in wire.thresholds:
-        if label not in labels:
+        if label not in known:
             message = f"the model has no label {label[:60]!r}; it has {', '.join(labels[:20])}"
             raise BadRequest(f"thresholds: {message}", param="thresholds")
     return wire.thresholds or dict.fromkeys(labels, DEFAULT_THRESHOLD)
 
 
-def write_moderation(labels: Sequence[str], values: Sequence[float], thresholds: Mapping[str, float]) -> dict[str, Any]:
-    scores = dict(zip(labels, values, strict=True))
+def result_writer(labels: Sequence[str], thresholds: Mapping[str, float]) -> ReplyWriter:
+    """Writes the result for each input."""
+    applied = orjson.Fragment(orjson.dumps({label: ["text"] for label in labels}))  # the same in all results
+    return ReplyWriter(
+        write_one=partial(write_moderation, labels, thresholds, applied),
+        write_error=write_openai_error,
+        max_bytes=OVERHEAD_BYTES + LABEL_COPIES * max_label_bytes(labels),
+    )
+
+
+def write_moderation(
+    labels: Sequence[str], thresholds: Mapping[str, float], applied: orjson.Fragment, answer: ScoreOutput
+) -> dict[str, Any]:
+    scores = dict(zip(labels, answer.values, strict=True))
     categories = {label: label in thresholds and score >= thresholds[label] for label, score in scores.items()}
     return {
         "flagged": any(categories.values()),
         "categories": categories,
         "category_scores": scores,
-        "category_applied_input_types": {label: ["text"] for label in scores},
+        "category_applied_input_types": applied,
     }
 
 
 @add_post_routes(router, "/v1/moderations", ModerationRequest, "Which labels texts reach.")
 async def answer_moderation(request: Request, wire: ModerationRequest) -> Response:
     model = record_model(request, authorized_models(request).resolve_or_only(wire.model, ["classify"]))
-    thresholds = label_thresholds(wire, model.labels)
-    outputs = await collect_scores(request, wire, model, read_moderation(wire))
-
-    def write() -> dict[str, Any]:
-        results = [write_moderation(model.labels, output.values, thresholds) for output in outputs]
-        return {"id": f"modr-{uuid.uuid4().hex}", "model": wire.model or model.name, "results": results}
-
-    return await json_response(sum(map(reply_size, outputs)), write)
+    thresholds, encoding = label_thresholds(wire, model.labels), read_moderation(wire)
+    replies = await start_replies(request, wire, model, encoding)
+    results = await write_body(request, replies, result_writer(model.labels, thresholds), len(encoding.inputs))
+    before = orjson.dumps({"id": f"modr-{uuid.uuid4().hex}", "model": wire.model or model.name})[:-1]
+    return results.response(before + b',"results":[', b"]}")
 
 
 DIALECT = Dialect(

@@ -8,6 +8,7 @@ from fastapi import FastAPI
 
 from polyhead.service.core.model import Model
 from polyhead.service.core.request import Done, HeadOutput
+from polyhead.service.resources.request_memory import ALLOCATOR_BYTES, Headroom
 from tests.support.scripted import Registry, application, ask, model
 
 SCORES = {"toxic": 0.75, "spam": 0.25}
@@ -49,3 +50,22 @@ def test_an_unknown_label_is_named(app: FastAPI) -> None:
     (answer,) = ask(app, ("/v1/moderations", {"input": "a", "thresholds": {"bad": 0.5}}))
     assert answer.status_code == 400
     assert answer.json()["error"]["message"] == "thresholds: the model has no label 'bad'; it has toxic, spam"
+
+
+def test_the_memory_of_all_results_is_claimed_before_the_first_is_computed(tiny_classifier: Path) -> None:
+    """A label stands three times in each result."""
+    labels, begun = tuple(f"label {number}" for number in range(300)), list[Any]()
+
+    def score_all(model: Model, request: Any) -> Any:
+        begun.append(request)
+        yield HeadOutput([0.25] * len(labels))
+        yield Done("encoded", len(request.tokens))
+
+    registry = Registry([model(tiny_classifier, "judge", "classify", labels=labels)], score_all)
+    app = application(registry, Headroom(free=ALLOCATOR_BYTES + (40 << 20)))
+    assert [len(one["categories"]) for one in results(app, input=["a"] * 10)] == [300] * 10
+    begun.clear()
+    (answer,) = ask(app, ("/v1/moderations", {"input": ["a"] * 1000}))
+    assert answer.status_code == 413
+    assert "the answer takes about" in answer.json()["error"]["message"]
+    assert not begun
