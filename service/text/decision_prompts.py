@@ -256,8 +256,10 @@ class LabelSchemaReader:
                     rows.append(len(tokens))
                 tokens += ids
             scores.append(OptionScores(0, first, len(rows) - first, self._prompt.temperature))
+        [border, *words] = self._pieces.encode([TEXT_BORDER, *self._list_words()], self._request.field)
+        tokens += border
         asked = len(tokens)
-        for ids in self._pieces.encode([TEXT_BORDER, *self._list_words()], self._request.field):
+        for ids in words:
             tokens += ids
         if len(tokens) > self._model.max_tokens:
             message = f"{self._request.field}: has {len(tokens) - asked} tokens, beside {asked} of the questions"
