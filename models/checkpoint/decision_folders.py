@@ -34,7 +34,7 @@ from .unread_formats import check_folder
 LAYA_CONFIG, EXTRACTOR = "rl_agent_config.json", "extractor"
 MAX_HEAD_LAYERS = 32  # above the network; published models have two
 MAX_LIMIT = 1 << 16  # tokens of a sequence
-SCHEMA_LIMIT = 2048  # tokens of questions and a text together, for networks that see distances and no positions
+SCHEMA_LIMIT = 2048  # tokens of questions and a text, for networks that see distances and no positions
 TEMPERATURES = 0.5, 5.0  # the package laya takes the nearest one for a temperature outside of these
 SCHEMA_TEMPERATURES = 0.01, 100.0
 ENCODER = "encoder."
@@ -95,7 +95,7 @@ def describe_decision_folder(folder: Path, folder_check: FolderCheck = accept_fo
         parts = option_mark_parts(opened, config)
     else:
         config = extend_positions(config, SCHEMA_LIMIT)
-        parts = label_schema_parts(opened)
+        parts = label_schema_parts(opened, config)
     return Description(
         file=str(opened.file),
         family=opened.family.name,
@@ -224,7 +224,7 @@ def check_number(opened: LabelFolder, field: str, value: Any) -> float:
 # GLiNER2
 
 
-def label_schema_parts(opened: LabelFolder) -> DecisionParts:
+def label_schema_parts(opened: LabelFolder, config: ModelConfig) -> DecisionParts:
     """GLiNER2's classifier and prompt."""
     kind = opened.config.get("architecture") or "span"
     if kind not in ("span", "boundary"):
@@ -241,9 +241,8 @@ def label_schema_parts(opened: LabelFolder) -> DecisionParts:
     def build(network: Transformer) -> nn.Module:
         return LabelSchemaHead(network.config)
 
-    return DecisionParts(
-        HeadDescription("decide", build), LabelSchemaPrompt(temperature), SCHEMA_LIMIT, names, UNREAD_SCHEMA
-    )
+    head = HeadDescription("decide", build)
+    return DecisionParts(head, LabelSchemaPrompt(temperature), config.max_positions, names, UNREAD_SCHEMA)
 
 
 def read_schema_temperature(opened: LabelFolder) -> float:

@@ -44,13 +44,14 @@ class QuestionText:
     """A question about a text; `field` is its name in the request. The levels of a "score" are in ascending order.
 
     The options of a "noul" are false and true, in this order, with names of their own or none of them; a description
-    that is empty is the default one.
+    that is empty is the default one. With `order` the model reads the options in this order of their indices.
     """
 
     field: str
     kind: QuestionKind
     instructions: str
     options: tuple[Option, ...] = ()
+    order: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,14 +65,20 @@ class DecisionRequest:
 
 @dataclass(frozen=True, slots=True)
 class OptionScores:
-    """Where the raw scores of a question's options are: among the values of the output of a request, `count` from
-    `first` on, in the order of the options. A raw score divided by the `temperature` is a logit.
+    """Where the raw scores of a question's options are: among the values of the output of a request, from `first` on.
+    `order` has the index of the option of each. A raw score divided by the `temperature` is a logit.
     """
 
     request: int
     first: int
-    count: int
+    order: tuple[int, ...]
     temperature: float
+
+    def read_logits(self, outputs: Sequence[Sequence[float]]) -> list[float]:
+        """The logits of the options, in their own order."""
+        values = outputs[self.request][self.first : self.first + len(self.order)]
+        found = sorted(zip(self.order, values, strict=True))
+        return [value / self.temperature for _, value in found]
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,10 +91,7 @@ class EncodedDecision:
     def read_logits(self, outputs: Sequence[Sequence[float]]) -> list[list[float]]:
         """The logits of the options of each question, from the values of the output of each request. A softmax over
         the options of a question makes them probabilities."""
-        return [
-            [value / each.temperature for value in outputs[each.request][each.first : each.first + each.count]]
-            for each in self.scores
-        ]
+        return [each.read_logits(outputs) for each in self.scores]
 
 
 def read_decision(
@@ -136,12 +140,18 @@ def check_question(question: QuestionText) -> None:
     for name, _ in options:
         if not name or name.isspace():
             raise BadRequest(f"{where}: an option has no name", param=where)
+    if question.order and sorted(question.order) != list(range(len(list_options(question)))):
+        raise BadRequest(f"{where}: its order should have the index of each option once", param=where)
     if question.kind != "score" and len({name.strip() for name, _ in options}) < len(options):
         raise BadRequest(f"{where}: two options have the same name", param=where)
 
 
 def count_characters(question: QuestionText) -> int:
     return len(question.instructions) + sum(len(name) + len(description) for name, description in question.options)
+
+
+def choose_order(question: QuestionText) -> tuple[int, ...]:
+    return question.order or tuple(range(len(list_options(question))))
 
 
 def list_options(question: QuestionText) -> list[Option]:
@@ -183,9 +193,9 @@ class OptionMarkReader:
         requests, scores = list[Encode](), list[OptionScores]()
         for index, question in enumerate(self._request.questions):
             request = self._build_request(question, text, common, f"{call}-{index}")
-            count = len(request.label_rows)
+            order, temperature = choose_order(question), self._prompt.find_temperature
             requests.append(request)
-            scores.append(OptionScores(index, 0, count, self._prompt.find_temperature(question.kind, count)))
+            scores.append(OptionScores(index, 0, order, temperature(question.kind, len(order))))
         return EncodedDecision(tuple(requests), tuple(scores))
 
     def _build_request(self, question: QuestionText, text: list[int], common: Encode, id: str) -> Encode:
@@ -196,6 +206,7 @@ class OptionMarkReader:
         head, *answers = self._encode([instructions, *options], question.field)
         self._check_lengths(question, head, answers)
         tokens = [self._prompt.opening, *head, self._prompt.separator]
+        answers = [answers[index] for index in choose_order(question)]
         sizes = [len(answer) + 1 for answer in answers]
         rows = tuple(accumulate(sizes[:-1], initial=len(tokens)))
         for answer in answers:
@@ -250,12 +261,12 @@ class LabelSchemaReader:
         tokens, rows, scores = list[int](), list[int](), list[OptionScores]()
         for index, question in enumerate(self._request.questions):
             pieces = [SCHEMA_BORDER] * bool(index) + list(self._list_pieces(question))
-            first = len(rows)
+            first = len(rows)  # of its scores
             for piece, ids in zip(pieces, self._pieces.encode(pieces, question.field), strict=True):
                 if piece == LABEL_MARK:
                     rows.append(len(tokens))
                 tokens += ids
-            scores.append(OptionScores(0, first, len(rows) - first, self._prompt.temperature))
+            scores.append(OptionScores(0, first, choose_order(question), self._prompt.temperature))
         [border, *words] = self._pieces.encode([TEXT_BORDER, *self._list_words()], self._request.field)
         tokens += border
         asked = len(tokens)
@@ -267,7 +278,8 @@ class LabelSchemaReader:
         return EncodedDecision((replace_tokens(common, f"{call}-0", tokens, rows, "choice"),), tuple(scores))
 
     def _list_pieces(self, question: QuestionText) -> Iterator[str]:
-        options = list_options(question)
+        known = list_options(question)
+        options = [known[index] for index in choose_order(question)]
         for text in (question.instructions, *(part for option in options for part in option)):
             for token in SCHEMA_TOKENS:
                 if token in text:

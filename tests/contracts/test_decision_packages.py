@@ -3,6 +3,7 @@
 
 import random
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -42,6 +43,14 @@ laya = pytest.importorskip("laya")
 gliner2 = pytest.importorskip("gliner2")
 
 TOLERANCE = 1e-4  # of a logit
+TURNED = tuple(
+    replace(
+        each, field=f"turned.{each.field}", instructions=f"now {each.instructions}", order=tuple(range(count))[::-1]
+    )
+    for each in QUESTIONS
+    for count in [len(each.options) or 2]
+)
+ASKED = (*QUESTIONS, *TURNED)
 SIZES: dict[str, Any] = {"num_hidden_layers": 2, "num_attention_heads": 4, "intermediate_size": 96}
 
 
@@ -81,7 +90,7 @@ def served(loaded: Checkpoint, tokenizer_folder: Path) -> Model:
     return model(tokenizer_folder, "decider", "decide", vocab_size=loaded.config.vocab_size, **options)
 
 
-def encode(one: Model, text: str, questions: tuple[QuestionText, ...] = QUESTIONS) -> EncodedDecision:
+def encode(one: Model, text: str, questions: tuple[QuestionText, ...] = ASKED) -> EncodedDecision:
     return read_decision(one, DecisionRequest("state", text, questions), "call", DEFAULT_TERMS)
 
 
@@ -102,6 +111,8 @@ def check(found: list[list[float]], expected: list[list[float]]) -> None:
 
 def laya_question(question: QuestionText) -> dict[str, Any]:
     made: dict[str, Any] = {"type": question.kind, "instructions": question.instructions}
+    if question.order:
+        made["option_order"] = list(question.order)
     if question.kind == "choice":
         return made | {"criteria": dict(question.options)}
     if question.kind == "score":
@@ -146,18 +157,20 @@ def test_laya_saves_and_answers_alike(tmp_path: Path, kind: str) -> None:
     folder = save_laya(tmp_path / "saved", kind)
     agent, loaded = Agent(str(folder), device="cpu"), load(str(folder))
     one = served(loaded, folder / "tokenizer")
-    asked = {question.field: laya_question(question) for question in QUESTIONS}
+    asked = {question.field: laya_question(question) for question in ASKED}
     internal = {name: agent._to_internal(each) for name, each in asked.items()}
     for text in (*TEXTS[:2], *CORPUS):
         items = agent._encode_state(text, list(asked), internal)
         assert [list(request.tokens) for request in encode(one, text).requests] == [each["ids"] for each in items]
         logits, _ = agent._forward(collate_items([items], agent.tok.pad_token_id))
         expected = []
-        for row, question in enumerate(QUESTIONS):
+        for row, question in enumerate(ASKED):
             kind_number, count = QTYPES[question.kind], len(items[row]["markers"])
             name = temp_bucket(kind_number, count)
             temperature = agent.temperature_by_options.get(name, agent.temperature[kind_number])
-            expected.append((logits[row][:count] / temperature).tolist())
+            found = (logits[row][:count] / temperature).tolist()
+            order = question.order or tuple(range(count))
+            expected.append([found[order.index(option)] for option in range(count)])
         check(answer(loaded, one, text), expected)
 
 
@@ -206,14 +219,16 @@ def test_gliner2_saves_and_answers_alike(tmp_path: Path) -> None:
     from gliner2.configuration import ExtractorConfig
 
     schema = ClassificationSchema()
-    for question in QUESTIONS:
-        options = {name: text or None for name, text in list_options(question)}
+    for question in ASKED:
+        known = list_options(question)
+        read = [known[index] for index in question.order or range(len(known))]
+        options = {name: text or None for name, text in read}
         (schema.ordinal if question.kind == "score" else schema.single)(question.instructions, options)
     for architecture in ("span", "boundary"):
         made = byte_pairs()
         made.add_special_tokens({"additional_special_tokens": list(SCHEMA_TOKENS)})
         config = ExtractorConfig(model_name="tiny", architecture=architecture, counting_layer="count_lstm_v2")
-        network = BertConfig(vocab_size=len(made), hidden_size=32, **SIZES, max_position_embeddings=1200)
+        network = BertConfig(vocab_size=len(made), hidden_size=32, **SIZES, max_position_embeddings=2048)
         whole = AutoExtractor.from_config(config, encoder_config=network, tokenizer=made).eval()
         spread(whole)
         folder = tmp_path / architecture
@@ -225,7 +240,9 @@ def test_gliner2_saves_and_answers_alike(tmp_path: Path) -> None:
         one, scorer = served(loaded, folder), ClassificationScorer(whole)
         for text in (*TEXTS, *CORPUS):
             tasks = scorer.score(text, schema).tasks
-            expected = [list(tasks[question.instructions].values()) for question in QUESTIONS]
+            expected = [
+                [tasks[question.instructions][name] for name, _ in list_options(question)] for question in ASKED
+            ]
             check(answer(loaded, one, text), expected)
 
 

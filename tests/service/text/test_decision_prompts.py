@@ -73,6 +73,19 @@ def test_levels_are_numbered_and_marks_are_not_spelled(marks: Model) -> None:
     assert "[MASK]_no:_no,_the_statement_does_not_hold[MASK]_yes:_it_is[SEP]" in spell(marks, request)
 
 
+def test_scores_are_in_the_order_of_the_options_whatever_the_order_they_are_read_in(
+    marks: Model, schema: Model
+) -> None:
+    levels = (("bad", ""), ("good", "the fox"), ("x", ""))
+    turned = QuestionText("q", "score", "how", levels, order=(1, 2, 0))
+    found = read(marks, turned)
+    assert "[MASK]_level_1:_good:_the_fox[MASK]_level_2:_x[MASK]_level_0:_bad[SEP]" in spell(marks, found.requests[0])
+    assert found.read_logits([[10.0, 20.0, 30.0]]) == [[30.0, 10.0, 20.0]]
+    found = read(schema, TRUTH, turned)
+    assert "([L]_good[L]_x[L]_bad_)" in spell(schema, found.requests[0])
+    assert found.read_logits([[0.0, 4.0, 40.0, 80.0, 120.0]]) == [[0.0, 1.0], [30.0, 10.0, 20.0]]
+
+
 def test_all_questions_share_a_sequence_before_the_words(schema: Model) -> None:
     found = read(schema, CHOICE, QuestionText("q", "score", "how good", (("bad", ""), ("good", ""))), text="The fox")
     [request] = found.requests
@@ -96,6 +109,7 @@ def test_all_questions_share_a_sequence_before_the_words(schema: Model) -> None:
         ({"options": tuple((str(n), "") for n in range(256))}, TooMany, "q: has 256 options"),
         ({"options": (("a", ""), (" ", ""))}, BadRequest, "q: an option has no name"),
         ({"options": (("a", ""), ("a ", "b"))}, BadRequest, "q: two options have the same name"),
+        ({"order": (1,)}, BadRequest, "q: its order should have the index of each option once"),
         ({"kind": "noul"}, BadRequest, "q: a noul has two options, or none to have the default ones"),
     ],
 )
