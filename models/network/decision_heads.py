@@ -32,9 +32,9 @@ class DecisionHead(nn.Module):
         raise NotImplementedError
 
     def forward(self, states: Tensor, starts: Sequence[int]) -> Tensor:
-        """[T, W] states of N sequences (`starts` [N + 1]) to scores [N, 1] of the first row as an option, for a test
-        without options."""
-        return torch.stack([self.score(states[start:end], (0,), 0) for start, end in pairwise(starts)])
+        """[T, W] states of N sequences (`starts` [N + 1]) to scores [N, 2] of the first row and the last one as
+        options, for a test without options."""
+        return torch.stack([self.score(states[start:end], (0, end - start - 1), 0) for start, end in pairwise(starts)])
 
     def postprocess(self, raw: Tensor) -> Tensor:
         """Raw scores of one question to probabilities."""

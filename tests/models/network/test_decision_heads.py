@@ -52,7 +52,8 @@ def test_scores_are_those_of_the_marks_and_the_kind() -> None:
         randomize(head)
         scores = head.score(states, (1, 3), 0)
         torch.testing.assert_close(head.score(states, (3,), 0), scores[1:])
-        assert torch.equal(head(states, [0, 4, 7])[1], head.score(states[4:], (0,), 0))
+        assert torch.equal(head(states, [0, 4, 7])[1], head.score(states[4:], (0, 2), 0))
+        assert head(states, [0, 1, 7]).shape == (2, 2)
         assert torch.allclose(head.postprocess(scores).sum(), torch.ones(()))
     assert not torch.equal(marks.score(states, (1, 3), 1), marks.score(states, (1, 3), 0))
     assert not torch.equal(marks.score(states[:6], (1, 3), 0), marks.score(states, (1, 3), 0)), "it reads all rows"
