@@ -28,7 +28,7 @@ from ..network.transformer import Transformer
 from .description import Description, HeadDescription, NamedPieces
 from .folder import find_family, list_tensors, load_tokenizer
 from .folder_files import FolderCheck, JsonObject, accept_folder, parse_config, read_json
-from .label_folders import LabelFolder, extend_positions, label_translation, read_size
+from .label_folders import LabelFolder, check_positions, extend_positions, label_translation, read_size
 from .unread_formats import check_folder
 
 LAYA_CONFIG, EXTRACTOR = "rl_agent_config.json", "extractor"
@@ -91,6 +91,7 @@ def describe_decision_folder(folder: Path, folder_check: FolderCheck = accept_fo
     config = parse_config(str(opened.file), partial(opened.family.config, opened.encoder))
     if config.causal:
         raise UnsupportedError("its encoder is a causal network; only encoders are known", file=str(opened.file))
+    check_positions(opened, config)
     if marks_options:
         parts = option_mark_parts(opened, config)
     else:

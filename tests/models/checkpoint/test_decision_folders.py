@@ -88,8 +88,11 @@ def test_small_files_of_laya_are_checked(marks: Path, tmp_path: Path) -> None:
     with pytest.raises(UnsupportedError, match="model_type 'qwen9' is not known here"):
         describe_source(str(changed(marks, tmp_path / "c", "encoder/config.json", model_type="qwen9")))
     sizes = {"num_key_value_heads": 4, "rms_norm_eps": 1e-6}
+    rotary = decision_models.laya(tmp_path / "rotary", head_layers=0)
     with pytest.raises(UnsupportedError, match="its encoder is a causal network; only encoders are known"):
         describe_source(str(changed(marks, tmp_path / "d", "encoder/config.json", model_type="llama", **sizes)))
+    with pytest.raises(CheckpointError, match="max_positions is 'x', which should be a whole number"):
+        describe_source(str(changed(rotary, tmp_path / "f", "encoder/config.json", max_position_embeddings="x")))
     shutil.copytree(marks, tmp_path / "e")
     shutil.rmtree(tmp_path / "e" / "encoder")
     with pytest.raises(CheckpointError, match=r"encoder/config\.json: is not there, and is needed"):
