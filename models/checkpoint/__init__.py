@@ -18,6 +18,7 @@ from torch import nn
 
 from ..chat import ChatTemplate
 from ..chat.pair_prompt import PairPrompt, PairTemplate
+from ..core.decision_prompt import DecisionPrompt
 from ..core.errors import UnsupportedError
 from ..core.label_prompt import LabelPrompt
 from ..core.late_interaction import LateInteraction
@@ -25,7 +26,7 @@ from ..network.model_config import ModelConfig
 from ..network.transformer import Transformer
 from ..seq2seq.decoding import DecodingConfig
 from ..tokenizer import Tokenizer
-from . import folder, label_folders, static_folder
+from . import decision_folders, folder, label_folders, static_folder
 from . import gguf_file as gguf
 from . import merged_adapter as adapter
 from . import recurrent_folder as recurrent
@@ -40,7 +41,18 @@ from .unread_formats import check_file
 from .weight_reader import WeightReader
 
 Task = Literal[
-    "generate", "classify", "rank", "choose", "embed", "tag", "span", "fill", "translate", "label_spans", "label_texts"
+    "generate",
+    "classify",
+    "rank",
+    "choose",
+    "embed",
+    "tag",
+    "span",
+    "fill",
+    "translate",
+    "label_spans",
+    "label_texts",
+    "decide",
 ]
 log = getLogger(__name__)
 
@@ -56,7 +68,8 @@ class Checkpoint:
     has its default rules. `both_orders`: a pair is scored in both orders and the scores are added.
     `width` is that of an embedder's vectors, else that of the states; `excludes_prompt`: an embedder does not pool the
     tokens of a prompt. `pair_prompt`: how a reranker that generates gets a pair. `late`: how an
-    embedder with a vector for each token reads texts. `label_prompt`: how labels of the request are read. `more_forms`,
+    embedder with a vector for each token reads texts. `label_prompt`: how labels of the request are read;
+    `decision_prompt`: how questions about a text are. `more_forms`,
     `missing_forms`, `has_queries` and `skipped_tokens`: see models.checkpoint.description.HeadDescription. `sampling`:
     options that the checkpoint suggests to requests.
     """
@@ -87,6 +100,7 @@ class Checkpoint:
     pair_prompt: PairPrompt | PairTemplate | None = None
     late: LateInteraction | None = None
     label_prompt: LabelPrompt | None = None
+    decision_prompt: DecisionPrompt | None = None
     sampling: Mapping[str, float] = field(default_factory=dict)
     more_forms: tuple[Form, ...] = ()
     missing_forms: Mapping[str, str] = field(default_factory=dict)
@@ -169,6 +183,7 @@ def prepare(
         pair_prompt=description.head.pair_prompt,
         late=description.late,
         label_prompt=description.labels,
+        decision_prompt=description.decisions,
         sampling=description.sampling,
         more_forms=description.head.more_forms,
         missing_forms=description.head.missing_forms,
@@ -222,6 +237,7 @@ OTHER_FOLDERS: Mapping[Callable[[Path], bool], Callable[[Path, FolderCheck], Des
     recurrent.is_recurrent: recurrent.describe_recurrent,
     static_folder.is_static: static_folder.describe_static,
     label_folders.is_label_folder: label_folders.describe_label_folder,
+    decision_folders.is_decision_folder: decision_folders.describe_decision_folder,
 }  # folders whose network is no transformer of a known family alone, in the order in which they are asked for
 
 

@@ -18,6 +18,7 @@ from torch.overrides import TorchFunctionMode
 from ..architectures.family import MAX_HEAD_WIDTH, MAX_LAYERS, MAX_SHARED_LAYERS
 from ..chat import ChatTemplate
 from ..chat.pair_prompt import PairPrompt, PairTemplate
+from ..core.decision_prompt import DecisionPrompt
 from ..core.errors import CheckpointError, EncodingError, UnsupportedError, show_value, truncate
 from ..core.label_prompt import LabelPrompt
 from ..core.late_interaction import LateInteraction
@@ -156,6 +157,7 @@ class Description:
     preferred_precision: DefaultPrecision | None = None
     late: LateInteraction | None = None  # of an embedder with a vector for each token
     labels: LabelPrompt | None = None  # of a model that reads labels of the request
+    decisions: DecisionPrompt | None = None  # of a model that answers questions about a text
     sampling: Mapping[str, float] = field(default_factory=dict)  # options that the checkpoint suggests
 
     @property

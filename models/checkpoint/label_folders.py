@@ -129,6 +129,7 @@ def describe_label_folder(folder: Path, folder_check: FolderCheck = accept_folde
     else:
         head, prompt = text_label_head(parts, config)
         prefix, names, limit = TEXT_ENCODER, TEXT_NAMES, CLASSIFIED_TOKENS
+    check_positions(parts, config)
     config = extend_positions(config, limit)
     return Description(
         file=str(parts.file),
@@ -159,6 +160,13 @@ def open_label_folder(folder: Path, name: str, folder_check: FolderCheck) -> Lab
     return LabelFolder(
         folder, file, config, encoder, family, list_tensors(folder), load_tokenizer(folder, folder_check)
     )
+
+
+def check_positions(parts: LabelFolder, config: ModelConfig) -> None:
+    """CheckpointError unless the number of positions is one, with which limits are compared."""
+    if type(config.max_positions) is not int:
+        message = f"max_positions is {show_value(config.max_positions)}, which should be a whole number"
+        raise CheckpointError(message, file=str(parts.file))
 
 
 def extend_positions(config: ModelConfig, limit: int) -> ModelConfig:

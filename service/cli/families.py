@@ -31,6 +31,16 @@ Checkpoint folders are loaded by the `model_type` in their config.json, and GGUF
 head is the first of `architectures`. A folder of sentence-transformers (with modules.json) embeds, whatever its head.
 Static embeddings (folders of model2vec, and StaticEmbedding of sentence-transformers) need no family. Where a folder
 has no safetensors, the weights of its `model.onnx` or `onnx/model.onnx` are read.
+
+Folders of four packages have an encoder of these families (its base class) and a head of their own:
+
+| package | what answers |
+|---|---|
+| gliner (`gliner_config.json`) | spans of words for labels of the request |
+| gliclass (`model_type` GLiClass) | labels of the request |
+| laya (`rl_agent_config.json`) | questions about a text: choice, score, noul |
+| gliner2 (`model_type` extractor) | questions about a text, by its classifier; what finds spans is not read |
+
 This page is the output of `polyhead families --markdown`; `polyhead families --all --json` has it for programs.
 """
 OTHERS = f"""

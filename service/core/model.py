@@ -8,6 +8,7 @@ from typing import Literal
 from polyhead.models.chat import ChatTemplate
 from polyhead.models.chat.chat_format import ChatFormat
 from polyhead.models.chat.pair_prompt import PairPrompt, PairTemplate
+from polyhead.models.core.decision_prompt import DecisionPrompt
 from polyhead.models.core.label_prompt import LabelPrompt
 from polyhead.models.core.late_interaction import LateInteraction
 from polyhead.models.tokenizer import Tokenizer
@@ -26,6 +27,7 @@ TASK_VERBS: Mapping[Task, str] = {
     "fill": "fill in masked tokens",
     "label_spans": "find spans of given labels",
     "label_texts": "classify by given labels",
+    "decide": "answer questions about a text",
 }
 
 PLAIN_FORM: frozenset[OutputForm] = frozenset(("",))
@@ -64,11 +66,12 @@ class Model:
     `generation_defaults`: of a generator that reads one sequence and writes another.
     `both_orders`: of a classifier that reads a pair in both orders and adds the scores.
     `excludes_prompt`: of an embedder that does not pool the tokens of a prompt. `pair_prompt`: of a reranker that reads
-    a pair in a prompt. `late`: of an embedder with a vector for each token. `label_prompt`: of a model that
-    reads labels of the request. `sampling`: the sampling options of requests that do not set them, by the names of
-    core.request.Sampling. `more_forms`: outputs that it has beside those of its task. `missing_forms`: by form, what
-    would have to be done for the output. `has_queries`: it reads queries in another way than documents.
-    `skipped_tokens` are not pooled. `is_static`: its tokens have vectors that do not depend on others.
+    a pair in a prompt. `late`: of an embedder with a vector for each token. `label_prompt`: of a model that reads
+    labels of the request; `decision_prompt`: of one that answers questions about a text. `sampling`: the sampling
+    options of requests that do not set them, by the names of core.request.Sampling. `more_forms`: outputs that it has
+    beside those of its task. `missing_forms`: by form, what would have to be done for the output. `has_queries`: it
+    reads queries in another way than documents. `skipped_tokens` are not pooled. `is_static`: its tokens have vectors
+    that do not depend on others.
     """
 
     name: str
@@ -94,6 +97,7 @@ class Model:
     pair_prompt: PairPrompt | PairTemplate | None = None
     late: LateInteraction | None = None
     label_prompt: LabelPrompt | None = None
+    decision_prompt: DecisionPrompt | None = None
     sampling: Mapping[str, float] = field(default_factory=dict)
     more_forms: tuple[OutputForm, ...] = ()
     missing_forms: Mapping[str, str] = field(default_factory=dict)

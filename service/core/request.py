@@ -6,10 +6,14 @@ from dataclasses import dataclass, field
 from itertools import chain
 from typing import Literal
 
+from polyhead.models.core.decision_prompt import QuestionKind
+
 from .errors import PolyheadError
 from .guide import Guide
 
-Task = Literal["generate", "classify", "rank", "choose", "embed", "tag", "span", "fill", "label_spans", "label_texts"]
+Task = Literal[
+    "generate", "classify", "rank", "choose", "embed", "tag", "span", "fill", "label_spans", "label_texts", "decide"
+]
 WorkerTask = Literal[Task, "explain"]  # what a worker does: the task of its model, or explanations of it
 ExplainMethod = Literal[
     "attention", "attention_rollout", "attention_flow", "gradient_x_input", "integrated_gradients", "occlusion"
@@ -152,7 +156,8 @@ class Encode:
     `is_query` the text is read by the head for queries, where there is one. No token attends to the last `hidden` ones.
 
     A head that compares the text with labels reads those at `label_rows`, ascending, and the text at `text_rows`,
-    ascending: its words, or neighbouring tokens.
+    ascending: its words, or neighbouring tokens. A head that answers questions about the text reads their options at
+    `label_rows`; `question` is the kind of the questions, where the head distinguishes kinds.
     """
 
     id: str
@@ -172,6 +177,7 @@ class Encode:
     text_rows: tuple[int, ...] = ()
     more_forms: tuple[OutputForm, ...] = ()
     is_query: bool = False
+    question: QuestionKind = "choice"
 
     @property
     def forms(self) -> tuple[OutputForm, ...]:

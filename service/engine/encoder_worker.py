@@ -5,7 +5,7 @@ queue (priority, fair shares, arrival) up to a number of tokens, and sorts them 
 little.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import accumulate, groupby, pairwise
 from operator import attrgetter
@@ -25,7 +25,11 @@ from .head_outputs import HeadEvent, HeadSet, OutputHead, read_outputs
 from .pending_requests import PendingRequests
 from .worker import HandleEvent, RequestHandle, StepReport, StepResult, WarmupRequest
 
-LABEL_TASKS: tuple[Task, ...] = ("label_spans", "label_texts")
+ROWS_OF_TASKS: Mapping[Task, tuple[str, ...]] = {  # which rows a request names for a task; others: none
+    "label_spans": ("label_rows", "text_rows"),
+    "label_texts": ("label_rows", "text_rows"),
+    "decide": ("label_rows",),
+}
 FORM_NAMES: dict[OutputForm, str] = {
     "": "vector for a text",
     "tokens": "vector for each token",
@@ -101,7 +105,7 @@ class EncoderWorker:
                 raise BadRequest(f"a model that can {heads.task} has no {FORM_NAMES[form]} here", param="input")
         if len({*request.forms}) < len(request.forms):
             raise BadRequest("the same output is asked for twice", param="input")
-        check_label_rows(request, reads_labels=heads.task in LABEL_TASKS)
+        check_label_rows(request, heads.task)
         if not 0 <= request.hidden < len(request.tokens):
             raise BadRequest(
                 f"hidden: fewer than the {len(request.tokens)} tokens, got {request.hidden}", param="input"
@@ -265,20 +269,20 @@ class EncoderWorker:
         return events
 
 
-def check_label_rows(request: Encode, *, reads_labels: bool) -> None:
-    """Raise BadRequest unless the request names rows of labels and of its text exactly if the head `reads_labels`."""
-    given = (request.label_rows, request.text_rows)
-    if not reads_labels:
-        if any(given):
-            raise BadRequest("the model reads no labels beside a text", param="input")
-        return
-    for name, rows in zip(("label_rows", "text_rows"), given, strict=True):
-        if not rows or rows[-1] >= len(request.tokens) or not is_ascending((-1, *rows)):
+def check_label_rows(request: Encode, task: Task) -> None:
+    """Raise BadRequest unless the request names exactly the rows that a head of this task reads: of labels or options,
+    and of its text."""
+    wanted = ROWS_OF_TASKS.get(task, ())
+    for name, rows in (("label_rows", request.label_rows), ("text_rows", request.text_rows)):
+        if name not in wanted and rows:
+            known = f"a model that can {task} reads no {name}" if wanted else "the model reads no labels beside a text"
+            raise BadRequest(known, param="input")
+        if name in wanted and (not rows or rows[-1] >= len(request.tokens) or not is_ascending((-1, *rows))):
             message = f"{name}: must be ascending and below the {len(request.tokens)} tokens, and not empty"
             raise BadRequest(message, param="input")
-    if len(request.label_rows) > MAX_LABELS:
+    if "text_rows" in wanted and len(request.label_rows) > MAX_LABELS:  # scores of spans are as many as labels
         raise BadRequest(f"label_rows: at most {MAX_LABELS}, got {len(request.label_rows)}", param="input")
-    if request.rows or any(request.forms):
+    if wanted and (request.rows or any(request.forms)):
         raise BadRequest("a model that reads labels has no other rows or forms", param="input")
 
 

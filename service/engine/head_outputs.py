@@ -14,6 +14,8 @@ import torch
 from torch import Tensor
 from torch.nn.functional import normalize
 
+from polyhead.models.core.decision_prompt import QUESTION_KINDS
+from polyhead.models.network.decision_heads import DecisionHead
 from polyhead.models.network.embedding_head import TokenTableHead, TokenVectorHead, TokenWeightHead
 from polyhead.models.network.heads import SparsePooling
 from polyhead.models.network.label_heads import LabelHead
@@ -95,7 +97,7 @@ def reading_bytes(task: Task, rows: int, columns: int) -> int:
     fetched.
     """
     match task:
-        case "tag" | "span" | "embed" | "label_spans":
+        case "tag" | "span" | "embed" | "label_spans" | "decide":
             return 2 * FLOAT_BYTES * columns * rows  # scores, or states, and answers
         case "fill":
             return 3 * FLOAT_BYTES * columns * min(rows, VOCABULARY_ROWS)  # logits, those of a group, probabilities
@@ -251,6 +253,22 @@ def read_label_texts(
     return [HeadOutput(raw.tolist()) if bool(raw.isfinite().all()) else None for raw in found]
 
 
+def read_decisions(
+    head: OutputHead,
+    states: Tensor,
+    starts: list[int],
+    requests: Sequence[Encode],
+) -> HeadEvents:
+    """A raw score for each option of the questions about each text. Without options, in a test, the first row is
+    one."""
+    answers: list[HeadOutput | None] = []
+    for request, (start, end) in zip(requests, pairwise(starts), strict=True):
+        kind = QUESTION_KINDS.index(request.question)
+        raw = cast(DecisionHead, head).score(states[start:end], request.label_rows or (0,), kind)
+        answers.append(HeadOutput(raw.tolist()) if bool(raw.isfinite().all()) else None)
+    return answers
+
+
 def score_labels(head: OutputHead, states: Tensor, starts: list[int], requests: Sequence[Encode]) -> Iterator[Tensor]:
     """The raw scores of each text for its labels. Without labels, in a test, the first row is one."""
     for request, (start, end) in zip(requests, pairwise(starts), strict=True):
@@ -280,4 +298,5 @@ READERS: dict[Task | OutputForm, Callable[[OutputHead, Tensor, list[int], Sequen
     "words": read_vocabulary_weights,
     "label_spans": read_label_spans,
     "label_texts": read_label_texts,
+    "decide": read_decisions,
 }

@@ -21,6 +21,7 @@ from pydantic import ConfigDict, FailFast, TypeAdapter, ValidationError
 
 from polyhead.models.chat import ChatTemplate
 from polyhead.models.chat.pair_prompt import PairPrompt, PairTemplate
+from polyhead.models.core.decision_prompt import LabelSchemaPrompt, OptionMarkPrompt
 from polyhead.models.core.errors import ModelError
 from polyhead.models.core.label_prompt import LabelPrompt
 from polyhead.models.core.late_interaction import LateInteraction, TextRole
@@ -234,7 +235,7 @@ CODECS: Mapping[type, Codec] = {
             *(Generate, Encode, ExplainTextRequest, Sampling, BeamSearchOptions),
             *(GeneratedToken, PromptScores, TokenCandidates, ExplanationResult, Done, Failed),
             *(Model, GenerationDefaults, RequestStarted, SimilarRequest, PairPrompt, LateInteraction, TextRole),
-            *(LabelPrompt, PairTemplate),
+            *(LabelPrompt, PairTemplate, OptionMarkPrompt, LabelSchemaPrompt),
         )
     },
 }
@@ -243,7 +244,7 @@ DECODERS = [form.decode for form in CODECS.values()]
 # Types of which models are made.  No message has them, because a tokenizer is a program: see `unpack_model`.
 MODEL_KINDS = (
     *(Model, GenerationDefaults, Tokenizer, ChatTemplate, PairPrompt, PairTemplate),
-    *(LateInteraction, TextRole, LabelPrompt),
+    *(LateInteraction, TextRole, LabelPrompt, OptionMarkPrompt, LabelSchemaPrompt),
 )
 MODEL_NUMBERS = frozenset(CODEC_NUMBERS[kind] for kind in MODEL_KINDS)
 REPLACEMENTS: Mapping[type, Callable[[Any], Any]] = dict.fromkeys((CompiledGuide, ThinkingGuide), attrgetter("spec"))

@@ -52,6 +52,7 @@ MIN_CACHE_TOKENS = 256  # the smallest cache that an error message suggests
 MIB = 1 << 20
 ADAPTER_PADDING = 1.1  # packed size of an adapter's matrices, as a multiple of their own size
 FLOAT_BYTES = 4
+LAYER_FEATURES = 16  # vectors of a token that exist in a layer of the head, as multiples of their width
 WORD_FEATURES = 8  # vectors of a word that exist while its spans are scored, as multiples of their width
 GROWTH_FACTOR = 3  # a state that grows: the old one, the new one, and its spare capacity
 
@@ -67,6 +68,8 @@ def count_head_columns(description: Description) -> int:
             assert description.labels is not None, "it reads labels"
             # scores of a word, and its features while its spans are scored
             return MAX_LABELS * description.labels.columns + WORD_FEATURES * description.head.width
+        case "decide":
+            return max(LAYER_FEATURES * description.head.width, 2)
         case _:
             return max(len(description.head.labels), 2)
 

@@ -48,6 +48,7 @@ def build_model(need: MemoryNeed, loaded: Checkpoint, placement: Placement, samp
         pair_prompt=loaded.pair_prompt,
         late=loaded.late,
         label_prompt=loaded.label_prompt,
+        decision_prompt=loaded.decision_prompt,
         sampling=sampling,
         more_forms=loaded.more_forms,
         missing_forms=loaded.missing_forms,

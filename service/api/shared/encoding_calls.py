@@ -136,7 +136,7 @@ def result_memory(model: Model, request: Encode) -> int:
             assert model.label_prompt is not None, "it reads labels"
             columns = model.label_prompt.columns * len(request.label_rows)
             return (BYTES_PER_OFFSET + TABLE_BYTES * columns) * len(request.text_rows)
-        case "label_texts":
+        case "label_texts" | "decide":
             return BYTES_PER_NUMBER * len(request.label_rows)
         case "span":
             return (BYTES_PER_OFFSET + TABLE_BYTES * 2) * request.prompt_tokens

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from polyhead.models.executors.torch_executor import TorchExecutor
+from polyhead.models.network.decision_heads import DecisionHead
 from polyhead.models.network.heads import Pooler
 from polyhead.models.network.label_heads import LabelHead
 from polyhead.models.network.model_config import ModelConfig
@@ -250,3 +251,28 @@ def test_labels_and_texts_are_read_at_their_rows() -> None:
             worker.validate(wrong)
     with pytest.raises(BadRequest, match="the model reads no labels"):
         encoder(FakeEncoder()).validate(encode([5, 6], label_rows=(0,), text_rows=(1,)))
+
+
+class FakeDecisionHead(DecisionHead):
+    """Adds the number of the question's kind to the states of its options."""
+
+    def score(self, states: Tensor, option_rows: Sequence[int], kind: int) -> Tensor:
+        return states[list(option_rows), 0] + 100 * kind
+
+
+def test_options_are_read_at_their_rows() -> None:
+    worker = EncoderWorker(FakeEncoder(), FakeDecisionHead(), model="decider", task="decide")
+    worker.self_test()
+    long = encode([5] * 300, label_rows=tuple(range(300)), question="noul")
+    tickets = ask(worker, encode([5, 6, 7], label_rows=(0, 2), question="score"), long)
+    finish(worker)
+    values = [cast(HeadOutput, ticket.events[0]).values for ticket in tickets]
+    assert (values[0], len(values[1]), values[1][0]) == ([105.0, 107.0], 300, 205.0)
+    for wrong, message in (
+        (encode([5]), "label_rows: must be ascending"),
+        (encode([5, 6], label_rows=(2,)), "label_rows: must be ascending and below the 2 tokens"),
+        (encode([5, 6], label_rows=(0,), text_rows=(1,)), "a model that can decide reads no text_rows"),
+        (encode([5, 6], label_rows=(0,), rows=(1,)), "no other rows"),
+    ):
+        with pytest.raises(BadRequest, match=message):
+            worker.validate(wrong)

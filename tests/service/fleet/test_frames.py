@@ -13,6 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from polyhead.models.chat import ChatTemplate
+from polyhead.models.core.decision_prompt import DecisionPrompt, LabelSchemaPrompt, OptionMarkPrompt
 from polyhead.models.tokenizer import Tokenizer
 from polyhead.service.core import errors
 from polyhead.service.core.grammar import Grammar, Thinking
@@ -37,6 +38,7 @@ from polyhead.service.core.request import (
 )
 from polyhead.service.fleet import frames
 from polyhead.service.fleet.frames import FrameError, RequestStarted, pack, unpack
+from tests.support.scripted import model
 
 
 def floats(*values: float, shape: tuple[int, ...]) -> "memoryview[float]":
@@ -61,7 +63,7 @@ MESSAGES: list[Any] = [
         salt="s",
         source=(9, 8),
     ),
-    Encode("y", (1,), (0,), "words", raw=True, rows=(0,), targets=(5,)),
+    Encode("y", (1,), (0,), "words", raw=True, rows=(0,), targets=(5,), question="noul"),
     ExplainTextRequest("z", (1, 2), "occlusion", goals=(((0, 1), (1, 1)),), kept_rows=frozenset({0}), baseline=-1),
     GeneratedToken(5, -math.inf, ((1, -0.5),), 16),
     PromptScores(((-0.25, ()), (-math.inf, ((7, -1.5),)))),
@@ -111,6 +113,21 @@ def test_deadlines_are_sent_as_remaining_seconds() -> None:
     assert (heard.owner, heard.priority, heard.trace) == ("me", -1, "f" * 32)
     assert 0 <= heard.deadline - before < 1
     assert unpack(pack(Terms())).deadline == math.inf
+
+
+@pytest.mark.parametrize(
+    "prompt",
+    [
+        LabelSchemaPrompt(2.0),
+        OptionMarkPrompt(1, 2, 3, 192, (1.0, 0.5, 2.0), (("choice", "3-5", 1.5), ("noul", "2", 0.5))),
+    ],
+    ids=lambda prompt: type(prompt).__name__,
+)
+def test_models_are_decoded_unchanged(tiny_generator: Path, prompt: DecisionPrompt) -> None:
+    known = model(tiny_generator, "decider", "decide", decision_prompt=prompt)
+    _, data, created = frames.pack_model(known)
+    heard = frames.unpack_model(data, created)
+    assert replace(heard, tokenizer=known.tokenizer) == known
 
 
 def test_tokenizers_and_templates_are_decoded_unchanged(tiny_generator: Path) -> None:

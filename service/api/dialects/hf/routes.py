@@ -18,7 +18,7 @@ from starlette.responses import Response
 
 from ....concurrency.outcome import run_on_thread
 from ....core.errors import BadRequest, NotFound, PolyheadError, TooMany, WrongTask
-from ....core.model import Model
+from ....core.model import TASK_VERBS, Model
 from ....core.request import Task
 from ....text import similarity, zero_shot
 from ....text.answer_delta import Usage
@@ -166,6 +166,12 @@ def has_field(value: Any, field: str, name: str) -> bool:
     return isinstance(inner, dict) and name in inner
 
 
+def check_has_tasks(model: Model) -> None:
+    """Raises WrongTask for a model that no task of this API is for."""
+    if not model_tasks(model):
+        raise WrongTask(f"{model.name} can {TASK_VERBS[model.task]}, which is no task of this API", param="model")
+
+
 def check_model_has(model: Model, task: str) -> None:
     """Raises WrongTask, with the model's tasks, if `task` is not among them."""
     tasks = model_tasks(model)
@@ -223,6 +229,7 @@ async def infer(request: Request) -> Response:
 
     async def work() -> Response:
         model = find_model(request, task)
+        check_has_tasks(model)
         task_name = task or infer_task(value, model)
         check_model_has(model, task_name)
         wire = await run_by_size(content, lambda: read_wire(value, model, task_name))

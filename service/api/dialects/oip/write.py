@@ -162,8 +162,8 @@ def describe_outputs(model: Model) -> dict[str, tuple[str, list[int]]]:
             return {"words": ("BYTES", [-1])}
         case "generate":
             return {"text": ("BYTES", [-1]), "finish_reason": ("BYTES", [-1])}
-        case "label_spans" | "label_texts":
-            return {}  # a request has no tensor of labels
+        case "label_spans" | "label_texts" | "decide":
+            return {}  # a request has no tensor of labels, or of questions
 
 
 # Writing

@@ -161,6 +161,8 @@ def model_type(model: Model) -> dict[str, Any]:
             return {"span_labeller": {}}
         case "label_texts":
             return {"zero_shot_classifier": {}}
+        case "decide":
+            return {"decider": {}}
 
 
 def vector_writer(model: Model) -> ReplyWriter:

@@ -64,6 +64,7 @@ def models(tiny_classifier: Path, tiny_embedder: Path, tiny_ranker: Path, tiny_g
         model(tiny_classifier, "filler", "fill"),
         model(tiny_classifier, "chooser", "choose"),
         model(tiny_generator, "talker", "generate"),
+        model(tiny_classifier, "decider", "decide"),
     ]
 
 
@@ -98,7 +99,14 @@ def test_tasks_of_heads(models: list[Model]) -> None:
         "filler": ["fill-mask"],
         "chooser": ["multiple-choice"],
         "talker": ["text-generation"],
+        "decider": [],
     }
+
+
+def test_models_for_no_task_of_the_api_are_refused(app: FastAPI) -> None:
+    for path in ("/models/decider", "/models/decider/pipeline/fill-mask"):
+        message = refused(app, path, {"inputs": "a film"})
+        assert message == "decider can answer questions about a text, which is no task of this API"
 
 
 def test_the_path_or_the_body_selects_the_task(app: FastAPI) -> None:
