@@ -12,6 +12,7 @@ from polyhead.models.core.label_prompt import LabelPrompt
 from polyhead.models.core.late_interaction import LateInteraction
 from polyhead.models.tokenizer import Tokenizer
 
+from .calibration import NO_CALIBRATION, Calibration
 from .errors import PolyheadError
 from .request import BeamSearchOptions, OutputForm, Sampling, Task
 
@@ -69,6 +70,7 @@ class Model:
     core.request.Sampling. `more_forms`: outputs that it has beside those of its task. `missing_forms`: by form, what
     would have to be done for the output. `has_queries`: it reads queries in another way than documents.
     `skipped_tokens` are not pooled. `is_static`: its tokens have vectors that do not depend on others.
+    `calibration`: of its decisions.
     """
 
     name: str
@@ -100,6 +102,7 @@ class Model:
     has_queries: bool = False
     skipped_tokens: frozenset[int] = frozenset()
     is_static: bool = False
+    calibration: Calibration = NO_CALIBRATION
 
     @property
     def forms(self) -> frozenset[OutputForm]:

@@ -28,6 +28,7 @@ from polyhead.models.tokenizer import Tokenizer
 
 from ..concurrency.outcome import Failure, attempt
 from ..core import errors
+from ..core.calibration import Calibration, CalibrationMap
 from ..core.errors import PolyheadError
 from ..core.grammar import Grammar, Thinking
 from ..core.guide import Guide, GuideSpec
@@ -234,7 +235,7 @@ CODECS: Mapping[type, Codec] = {
             *(Generate, Encode, ExplainTextRequest, Sampling, BeamSearchOptions),
             *(GeneratedToken, PromptScores, TokenCandidates, ExplanationResult, Done, Failed),
             *(Model, GenerationDefaults, RequestStarted, SimilarRequest, PairPrompt, LateInteraction, TextRole),
-            *(LabelPrompt, PairTemplate),
+            *(LabelPrompt, PairTemplate, Calibration, CalibrationMap),
         )
     },
 }
@@ -243,7 +244,7 @@ DECODERS = [form.decode for form in CODECS.values()]
 # Types of which models are made.  No message has them, because a tokenizer is a program: see `unpack_model`.
 MODEL_KINDS = (
     *(Model, GenerationDefaults, Tokenizer, ChatTemplate, PairPrompt, PairTemplate),
-    *(LateInteraction, TextRole, LabelPrompt),
+    *(LateInteraction, TextRole, LabelPrompt, Calibration, CalibrationMap),
 )
 MODEL_NUMBERS = frozenset(CODEC_NUMBERS[kind] for kind in MODEL_KINDS)
 REPLACEMENTS: Mapping[type, Callable[[Any], Any]] = dict.fromkeys((CompiledGuide, ThinkingGuide), attrgetter("spec"))

@@ -9,6 +9,7 @@ from fastapi import Request
 from ...core.errors import StepFailed
 from ...core.model import Model
 from ...core.request import Done, Failed, GeneratedToken, Terms
+from ...decisions.calibration import apply_calibration
 from ...decisions.encoder_reads import DECISION_TASKS, HeadRead, read_heads
 from ...decisions.generator_reads import LabelRead, read_labels
 from ...decisions.question import DecisionRequest, OptionScores, average_orders
@@ -33,7 +34,18 @@ def find_decision_model(request: Request, models: AuthorizedModels, name: str) -
 async def answer_questions(
     request: Request, wire: EngineRequest, model: Model, decision: DecisionRequest
 ) -> list[OptionScores]:
-    """The probabilities of the options of each question, in order."""
+    """The probabilities of the options of each question, in order, calibrated where the model has a calibration."""
+    found = await read_scores(request, wire, model, decision)
+    return [
+        apply_calibration(model.calibration, question, scores)
+        for question, scores in zip(decision.questions, found, strict=True)
+    ]
+
+
+async def read_scores(
+    request: Request, wire: EngineRequest, model: Model, decision: DecisionRequest
+) -> list[OptionScores]:
+    """The probabilities as the model has them."""
     options = sum(len(question.options) for question in decision.questions)
     size = BYTES_PER_TEXT * len(decision.questions) + BYTES_PER_NUMBER * options
     request_context(request).claim.grow(size, "the answers")
