@@ -24,6 +24,7 @@ PAIR_EXAMPLES = {
     "models": "name=source, as in chat=./my-llama, or base:name=adapter for an adapter of the model base",
     "drafts": "model=source, as in chat=./my-smaller-llama",
     "weights": "model=weight, as in chat=2",
+    "calibrations": "model=file, as in judge=./judge.calibration.json, or judge=none",
     "api_keys": "name=key, as in search=a-long-secret",
 }
 LIST_EXAMPLES = {  # settings that are lists, each with an example in one string
@@ -70,6 +71,12 @@ def check_weights(value: Mapping[str, float]) -> Mapping[str, float]:
     for name, weight in value.items():
         if not 0.001 <= weight <= 1000:
             raise ValueError(f"the weight of {name!r} must be between 0.001 and 1000, got {weight}")
+    return value
+
+
+def check_paths(value: Mapping[str, str]) -> Mapping[str, str]:
+    for path in value.values():
+        expand_home(Path(path))
     return value
 
 
@@ -161,6 +168,7 @@ def without_default_port(origin: str) -> str:
 
 ModelSources = Annotated[Mapping[str, str], NoDecode, BeforeValidator(read_pairs), AfterValidator(check_models)]
 DraftSources = Annotated[Mapping[str, str], NoDecode, BeforeValidator(read_pairs)]
+CalibrationFiles = Annotated[Mapping[str, str], NoDecode, BeforeValidator(read_pairs), AfterValidator(check_paths)]
 ModelWeights = Annotated[Mapping[str, float], NoDecode, BeforeValidator(read_pairs), AfterValidator(check_weights)]
 ApiKey = Annotated[SecretStr, AfterValidator(check_key)]
 ApiKeys = Annotated[Mapping[str, SecretStr], NoDecode, BeforeValidator(read_pairs), AfterValidator(check_named_keys)]

@@ -21,6 +21,7 @@ from .parallel_settings import ParallelSettings, check_pools
 from .setting_types import (
     ApiKey,
     ApiKeys,
+    CalibrationFiles,
     CollectorAddress,
     DraftSources,
     Hosts,
@@ -170,6 +171,11 @@ class Settings(ParallelSettings):
     weights: ModelWeights = Field(
         default_factory=dict,
         description="Shares of the engine when several models are busy, model=weight; 1 for those not named.",
+    )
+    calibrations: CalibrationFiles = Field(
+        default_factory=dict,
+        description="Files of polyhead calibrate for the decisions of models, model=file, or none for no calibration; "
+        "of a model that is not named here the file beside it, if there is one.",
     )
     load_seconds: float = Field(
         3600,

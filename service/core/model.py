@@ -13,6 +13,7 @@ from polyhead.models.core.label_prompt import LabelPrompt
 from polyhead.models.core.late_interaction import LateInteraction
 from polyhead.models.tokenizer import Tokenizer
 
+from .calibration import NO_CALIBRATION, Calibration
 from .errors import PolyheadError
 from .request import BeamSearchOptions, OutputForm, Sampling, Task
 
@@ -71,7 +72,7 @@ class Model:
     options of requests that do not set them, by the names of core.request.Sampling. `more_forms`: outputs that it has
     beside those of its task. `missing_forms`: by form, what would have to be done for the output. `has_queries`: it
     reads queries in another way than documents. `skipped_tokens` are not pooled. `is_static`: its tokens have vectors
-    that do not depend on others.
+    that do not depend on others. `calibration`: of its decisions.
     """
 
     name: str
@@ -104,6 +105,7 @@ class Model:
     has_queries: bool = False
     skipped_tokens: frozenset[int] = frozenset()
     is_static: bool = False
+    calibration: Calibration = NO_CALIBRATION
 
     @property
     def forms(self) -> frozenset[OutputForm]:

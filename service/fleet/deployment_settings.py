@@ -24,8 +24,17 @@ def build_deployment_settings(settings: Settings, name: str, base_models: Collec
     }
     drafts = {one: source for one, source in settings.drafts.items() if one in base_models}
     weights = {one: weight for one, weight in settings.weights.items() if one in base_models}
+    calibrations = {one: path for one, path in settings.calibrations.items() if one in models}
     pools = {name: settings.pools[name]} if name in settings.pools else {}
-    return settings.model_copy(update={"models": models, "drafts": drafts, "weights": weights, "pools": pools})
+    return settings.model_copy(
+        update={
+            "models": models,
+            "drafts": drafts,
+            "weights": weights,
+            "calibrations": calibrations,
+            "pools": pools,
+        }
+    )
 
 
 def with_threads(settings: Settings) -> Settings:

@@ -29,6 +29,7 @@ from polyhead.models.tokenizer import Tokenizer
 
 from ..concurrency.outcome import Failure, attempt
 from ..core import errors
+from ..core.calibration import Calibration, CalibrationMap
 from ..core.errors import PolyheadError
 from ..core.grammar import Grammar, Thinking
 from ..core.guide import Guide, GuideSpec
@@ -236,6 +237,7 @@ CODECS: Mapping[type, Codec] = {
             *(GeneratedToken, PromptScores, TokenCandidates, ExplanationResult, Done, Failed),
             *(Model, GenerationDefaults, RequestStarted, SimilarRequest, PairPrompt, LateInteraction, TextRole),
             *(LabelPrompt, PairTemplate, OptionMarkPrompt, LabelSchemaPrompt),
+            *(Calibration, CalibrationMap),
         )
     },
 }
@@ -245,6 +247,7 @@ DECODERS = [form.decode for form in CODECS.values()]
 MODEL_KINDS = (
     *(Model, GenerationDefaults, Tokenizer, ChatTemplate, PairPrompt, PairTemplate),
     *(LateInteraction, TextRole, LabelPrompt, OptionMarkPrompt, LabelSchemaPrompt),
+    *(Calibration, CalibrationMap),
 )
 MODEL_NUMBERS = frozenset(CODEC_NUMBERS[kind] for kind in MODEL_KINDS)
 REPLACEMENTS: Mapping[type, Callable[[Any], Any]] = dict.fromkeys((CompiledGuide, ThinkingGuide), attrgetter("spec"))

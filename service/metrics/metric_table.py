@@ -144,9 +144,9 @@ SECTIONS: Mapping[str, tuple[Metric, ...]] = {
             "questions",
             "Questions about a text by their kind, and whether they were answered or, being too uncertain, refused.",
         ),
-        share_histogram("decision_confidence", "Confidence in the answer to a question."),
+        share_histogram("decision_confidence_ratio", "Confidence in the answer to a question."),
         share_histogram(
-            "decision_label_mass", "Probability of all options of a question among what the model may answer."
+            "decision_label_mass_ratio", "Probability of all options of a question among what the model may answer."
         ),
     ),
     "HTTP": (

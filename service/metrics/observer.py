@@ -234,8 +234,8 @@ class Metrics:
         """Count a question of this kind that was answered, or refused because its answer is too uncertain."""
         labels = self._label_of(model), question
         self._counter("decision_questions", *labels, "refused" if refused else "answered").inc()
-        self._histogram("decision_confidence", *labels).observe(scores.confidence)
-        self._histogram("decision_label_mass", *labels).observe(scores.label_mass)
+        self._histogram("decision_confidence_ratio", *labels).observe(scores.confidence)
+        self._histogram("decision_label_mass_ratio", *labels).observe(scores.label_mass)
 
     def record_cut_connection(self) -> None:
         """Count a connection that was closed because its client did not read."""

@@ -32,8 +32,10 @@ from polyhead.models.network.heads import LanguageHead
 
 from ..concurrency.outcome import run_on_daemon_thread
 from ..config.settings import Settings
+from ..core.calibration import Calibration
 from ..core.errors import InsufficientMemory
 from ..core.model import Model
+from ..core.names import join_names
 from ..core.request import Task
 from ..engine.draft_model import DraftModel
 from ..engine.encoder_worker import EncoderWorker
@@ -44,6 +46,7 @@ from ..engine.speculation import Speculation
 from ..engine.worker import Worker
 from ..resources import machine
 from ..resources.process_info import trim_heap
+from .calibration_choice import WeightsInUse, choose_calibration
 from .draft_choice import NO_RECURRENT_DRAFTS, choose_draft_model
 from .executor_choice import CacheSize, build_executor, build_sampler, choose_kernel, make_deterministic
 from .load_task import GRACE_S, LoadTask
@@ -208,14 +211,17 @@ class Loader:
         """Attach an adapter to the worker of its base model, and accept requests for it. Raises InsufficientMemory,
         ModelError or StepFailed.
         """
-        began = time.perf_counter()
+        began, name = time.perf_counter(), adapter.need.name
+        weights = WeightsInUse(name, adapter.source, adapter.plan.description, base.model.dtype)
+        calibration = await self._choose_calibration(loading, weights)
         with ExitStack() as undo:
             self.budget.reserve_adapter(adapter.need)
             undo.callback(self.budget.release, adapter.need)
             with self._time_stage(loading, "read and pack"):
                 attach = partial(self._attach_on_engine, loading, adapter, base)
                 number = await loading.on_engine(self._engine, attach, undo=base.worker.detach)
-            model = build_adapter_model(base.model, adapter.need.name, adapter.source, adapter.plan, number)
+            model = build_adapter_model(base.model, name, adapter.source, adapter.plan, number)
+            model = replace(model, calibration=calibration)
             self._engine.add_adapter(base.worker, number, model.name, model.task)
             undo.pop_all()
         size, seconds = adapter.need.weights / 2**20, time.perf_counter() - began
@@ -338,12 +344,15 @@ class Loader:
             built = await loading.on_engine(self._engine, lambda: self._build(loading, plan))
             if isinstance(built, PrecisionCostError):
                 raise built
+            weights = WeightsInUse(need.name, described.source, described.description, placement.precision)
+            calibration = await self._choose_calibration(loading, weights)
             self._engine.add_worker(built.worker, self._settings.weights.get(need.name, 1.0))
             undo.pop_all()
         self.stage_seconds["read and pack"] += built.read_seconds
         self.stage_seconds["warm up"] += built.warm_seconds
         loaded = built.checkpoint
         model = build_model(need, loaded, placement, loaded.sampling if self._settings.generation_config else {})
+        model = replace(model, calibration=calibration)
         how = f"{placement.precision} by {model.executor}" + (
             f", {describe_cost(built.cost, described.description)}" if built.cost is not None else ""
         )
@@ -352,6 +361,18 @@ class Loader:
         if model.sampling:
             log.info("%s: requests that do not set them have %s", need.name, describe_sampling(model.sampling))
         return LoadedModel(model, built.worker, need, BaseModel(described.description), part)
+
+    async def _choose_calibration(self, loading: LoadTask, weights: WeightsInUse) -> Calibration:
+        """Read the calibration of a model, if it has one. Raises CheckpointError (see choose_calibration)."""
+        with self._time_stage(loading, "read and pack"):
+            found = await run_on_daemon_thread(
+                lambda: choose_calibration(weights, self._settings, self.source_policy, loading.check)
+            )
+        if found.maps:
+            log.info(
+                "%s: its decisions are calibrated: %s", weights.name, join_names([each.name for each in found.maps])
+            )
+        return found
 
     async def _prepare_tests(
         self, loading: LoadTask, described: DescribedModel, need: MemoryNeed

@@ -5,7 +5,7 @@ An operation continues even if the client that started it disconnects.
 
 import asyncio
 import logging
-from collections.abc import Coroutine
+from collections.abc import Coroutine, Mapping
 from typing import Any, Literal, Protocol
 
 from polyhead.models.core.errors import ModelError
@@ -101,13 +101,18 @@ def log_failure(description: str, error: Exception) -> None:
 
 
 def check_setting_names(settings: Settings) -> None:
-    """Raise SettingsError if the settings give a weight or a draft to a model that is not served."""
-    for setting, given in (("weights", settings.weights), ("drafts", settings.drafts)):
+    """Raise SettingsError if the settings give a weight, a draft or a calibration to a model that is not served."""
+    per_model: tuple[tuple[str, Mapping[str, object]], ...] = (
+        ("weights", settings.weights),
+        ("drafts", settings.drafts),
+        ("calibrations", settings.calibrations),
+    )
+    for setting, given in per_model:
         for name in given:
             if name not in settings.models:
                 names = ", ".join(settings.models)
                 raise SettingsError(f"{setting}: no model is called {name!r}; there are: {names}")
-            if base := base_model_name(name):
+            if (base := base_model_name(name)) and setting != "calibrations":
                 raise SettingsError(f"{setting}: {name!r} is an adapter of {base!r}; name that model there")
 
 

@@ -1,7 +1,7 @@
 """A metrics page on which every event has happened once: a generator, its adapter, a classifier."""
 
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 from polyhead.service.core.request import Task, Terms
 from polyhead.service.engine.worker import RequestEnd, StepReport
@@ -74,6 +74,13 @@ def ended(outcome: str, **changes: Any) -> RequestEnd:
     return RequestEnd(outcome=outcome, **({"completion_tokens": 5} | known | changes))  # type: ignore[arg-type]
 
 
+class Scores(NamedTuple):
+    """Of the answer to a question."""
+
+    confidence: float
+    label_mass: float
+
+
 def busy_metrics(*, vllm: bool = False) -> Metrics:
     metrics = Metrics(["chat", "chat:dressed", "judge"], ["alice"], vllm=vllm)
     for model in (Known(), Known("chat:dressed"), Known("judge", "classify", "bert")):
@@ -95,4 +102,5 @@ def busy_metrics(*, vllm: bool = False) -> Metrics:
     metrics.record_early_end("expired", "expired", "chat", "generate")
     metrics.record_response("POST", "/v1/completions", 429, "alice")
     metrics.record_cut_connection()
+    metrics.record_decision("chat", "choice", Scores(0.6, 0.9), refused=False)
     return metrics

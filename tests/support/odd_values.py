@@ -108,6 +108,9 @@ LIKENESS = {"inputs": {"source_sentence": TEXT, "sentences": [TEXT]}}
 EXPLAINING = {"method": "attention", "layers": [0], "heads": [0]}
 OF_TASKS = ("/models/{name}", "/models/{name}/pipeline/{task}", "/pipeline/{task}")
 
+ASKED = {"model": "chat", "state": {"a": "b"}}
+DECIDED = {"model": "chat", "input": "a", "questions": [{"type": "predicate", "instructions": "a"}]}
+
 ROUTES: tuple[Route, ...] = (
     of_named(
         "/v1/completions",
@@ -152,6 +155,35 @@ ROUTES: tuple[Route, ...] = (
         bodies=(CLAUDE | {"max_tokens": 2, "stop_sequences": ["x"]}, CLAUDE_TOOLS | {"max_tokens": 2}),
     ),
     of_named("/v1/messages/count_tokens", "chat", bodies=(CLAUDE, CLAUDE_TOOLS)),
+    of_named(
+        "/v1/systemone",
+        "chat",
+        bodies=(
+            ASKED | {"questions": {"q": {"type": "noul", "instructions": {"a": 1}, "criteria": {"true": "b"}}}},
+            ASKED | {"questions": {"q": {"type": "choice", "criteria": {"a": None, "b": "c"}, "permutations": 2}}},
+            ASKED | {"questions": {"q": {"type": "score", "instructions": "a", "criteria": ["low", "high"]}}},
+            {"model": "judge", "state": TEXT, "questions": {"q": {"type": "noul", "instructions": "good"}}},
+        ),
+    ),
+    of_named(
+        "/v1/decisions",
+        "chat",
+        bodies=(
+            DECIDED | {"questions": [{"type": "predicate", "instructions": TEXT, "name": "a"}], "min_confidence": 0.1},
+            DECIDED
+            | {"questions": [{"type": "choice", "instructions": TEXT, "choices": [{"value": True}, {"value": "b"}]}]},
+            DECIDED
+            | {"questions": [{"type": "score", "instructions": TEXT, "levels": [{"label": "a"}, {"label": "b"}]}]},
+            DECIDED
+            | {
+                "input": [
+                    {"role": "user", "content": [{"type": "input_json", "data": {"a": 1}}]},
+                    {"type": "function_call", "call_id": "1", "name": "f", "arguments": "{}"},
+                    {"type": "function_call_output", "call_id": "1", "output": "b"},
+                ]
+            },
+        ),
+    ),
     of_named("/v1/moderations", "judge", bodies=({"model": "judge", "input": [TEXT], "thresholds": {}},)),
     route(
         "/api/chat",

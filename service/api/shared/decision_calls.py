@@ -1,6 +1,7 @@
 """Runs calls of typed questions about a text, for all dialects of decisions."""
 
 import uuid
+from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
 
@@ -9,6 +10,7 @@ from fastapi import Request
 from ...core.errors import StepFailed
 from ...core.model import Model
 from ...core.request import Done, Failed, GeneratedToken, Terms
+from ...decisions.calibration import apply_calibration
 from ...decisions.encoder_reads import DECISION_TASKS, HeadRead, read_heads
 from ...decisions.explained_option import (
     build_head_encoding,
@@ -22,12 +24,12 @@ from ...explain.explain_request import ExplainSubject
 from ...resources.request_memory import BYTES_PER_NUMBER, BYTES_PER_TEXT
 from ...text.answer_delta import NO_USAGE, Usage
 from ...text.encoder_inputs import EncodedInput
-from ...text.encoder_outputs import SubmittedAhead
+from ...text.encoder_outputs import ScoreOutput, SubmittedAhead
 from ...text.event_source import EventSource
 from ...text.tokenization import TokenizerJob
 from ..access.authorized_models import AuthorizedModels
 from .dialect import EngineRequest, read_terms, record_model, request_context, server, submitter
-from .encoding_calls import collect_scores
+from .encoding_calls import collect_replies, start_replies
 from .explain_calls import ExplainCall, check_explain_enabled, compute_explanation
 from .generation_calls import cache_salt
 
@@ -42,7 +44,9 @@ def find_decision_model(request: Request, models: AuthorizedModels, name: str) -
 async def answer_questions(
     request: Request, wire: EngineRequest, model: Model, decision: DecisionRequest
 ) -> list[OptionScores]:
-    """The probabilities of the options of each question, in order, explained where that is asked for."""
+    """The probabilities of the options of each question, in order, calibrated where the model has a calibration and
+    explained where that is asked for.
+    """
     if any(question.explain for question in decision.questions):
         check_explain_enabled(request)
     for question in decision.questions:
@@ -58,6 +62,11 @@ async def answer_questions(
     return found
 
 
+def settle_scores(model: Model, question: Question, orders: Sequence[OptionScores]) -> OptionScores:
+    """The calibrated mean of the scores of a question in several orders of its options."""
+    return apply_calibration(model.calibration, question, average_orders(orders))
+
+
 # Encoders
 
 
@@ -66,7 +75,7 @@ async def ask_heads(
 ) -> list[OptionScores]:
     found = list[OptionScores]()
     for question, orders in zip(decision.questions, read_heads(model, decision), strict=True):
-        scores = average_orders([await ask_head(request, wire, model, read) for read in orders])
+        scores = settle_scores(model, question, [await ask_head(request, wire, model, read) for read in orders])
         if question.explain is not None:
             explain_call = ExplainCall(request, wire, model, question.explain)
             subject = await encode_option(explain_call, decision, question, orders[0], scores)
@@ -78,7 +87,7 @@ async def ask_heads(
 async def ask_head(request: Request, wire: EngineRequest, model: Model, read: HeadRead) -> OptionScores:
     if read.ignored:
         request_context(request).ignored.append(read.ignored)
-    outputs = await collect_scores(request, wire, model, read.encoding)
+    outputs = await collect_replies(await start_replies(request, wire, model, read.encoding), ScoreOutput)
     return read.score_options([found.values for found in outputs], sum((found.usage for found in outputs), NO_USAGE))
 
 
@@ -109,7 +118,10 @@ async def ask_generator(
     ahead = min(TOKENS_AHEAD, server(request).settings.max_tokens_in_flight // 2)
     sources = SubmittedAhead(requests, submitter(request, model), ahead)
     context.cleanup.callback(sources.close)
-    found = [average_orders([await score_read(read, sources) for read in orders]) for orders in reads]
+    found = [
+        settle_scores(model, question, [await score_read(read, sources) for read in orders])
+        for question, orders in zip(decision.questions, reads, strict=True)
+    ]
     for index, (question, (read, *_)) in enumerate(zip(decision.questions, reads, strict=True)):
         if question.explain is not None:
             explain_call = ExplainCall(request, wire, model, question.explain)

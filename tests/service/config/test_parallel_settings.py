@@ -17,7 +17,12 @@ MODELS = {"chat": "c", "chat:tone": "t", "a": "1", "a:x": "2", "b": "3"}
 
 def test_a_deployment_has_a_model_with_its_adapters_or_a_pool() -> None:
     settings = Settings(
-        models=MODELS, pools={"small": ["a", "b"]}, drafts={"chat": "d"}, weights={"a": 2, "chat": 3}, replicas="2"
+        models=MODELS,
+        pools={"small": ["a", "b"]},
+        drafts={"chat": "d"},
+        weights={"a": 2, "chat": 3},
+        calibrations={"chat:tone": "t.json", "b": "none"},
+        replicas="2",
     )
     divided = split_settings(settings)
     assert {name: dict(own.models) for name, own in divided.items()} == {
@@ -26,6 +31,7 @@ def test_a_deployment_has_a_model_with_its_adapters_or_a_pool() -> None:
     }
     assert (divided["chat"].drafts, divided["chat"].weights, divided["chat"].pools) == ({"chat": "d"}, {"chat": 3}, {})
     assert (divided["small"].drafts, divided["small"].weights) == ({}, {"a": 2})
+    assert [divided[name].calibrations for name in ("chat", "small")] == [{"chat:tone": "t.json"}, {"b": "none"}]
     assert divided["small"].pools == {"small": ["a", "b"]}
 
 

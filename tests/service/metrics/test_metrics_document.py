@@ -60,11 +60,13 @@ class Call:
     headers: Mapping[str, str]
 
 
+GOOD = {"type": "noul", "instructions": "good"}
 TRAFFIC = (
     Call("/v1/completions", SAY | {"model": "chat"}, 200, KEY),
     Call("/v1/completions", SAY | {"model": "chat", "stream": True}, 200, KEY),
     Call("/v1/completions", SAY | {"model": "chat:dressed"}, 200, KEY),
     Call("/models/judge/predict", {"inputs": "a good film"}, 200, KEY),
+    Call("/v1/systemone", {"model": "judge", "state": "a good film", "questions": {"q": GOOD}}, 200, KEY),
     Call("/v1/completions", SAY | {"model": "nobody"}, 404, KEY),
     Call("/v1/completions", SAY | {"model": "chat"}, 401, {}),
     Call("/v1/completions", SAY | {"model": "chat"}, 504, KEY | {"X-Request-Timeout": "0.001"}),
@@ -127,7 +129,7 @@ def test_values_are_those_of_the_traffic(server: Process) -> None:
     assert page.total("requests_total", model="chat:dressed", outcome="done") == 1
     assert page.total("answers_total", finish="length") == 3
     assert page.total("failures_total", reason="expired") == page.total("requests_total", outcome="expired") == 1
-    assert page.total("key_requests_total", key="alice", status="200") == 4
+    assert page.total("key_requests_total", key="alice", status="200") == 5
     assert page.total("key_tokens_total", key="alice", kind="generated") == 12
     assert page.total("key_requests_total") == len([call for call in TRAFFIC if call.headers])
     assert page.total("rejections_total", code="invalid_api_key") == 1

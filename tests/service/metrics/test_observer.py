@@ -18,7 +18,7 @@ from tests.support.busy_metrics import TRACE, Busy, Few, Known, busy_metrics, en
 
 UNITS = (
     *("_seconds", "_tokens", "_info", "_sequences", "_blocks", "_used"),
-    *("_ready", "_running", "_waiting", "_replicas", "_states", "_cached"),
+    *("_ready", "_running", "_waiting", "_replicas", "_states", "_cached", "_ratio"),
 )
 
 

@@ -94,7 +94,8 @@ def message(path: str, answer: httpx.Response) -> str:
         case "Ollama":
             assert said.keys() == {"error"}
             return str(said["error"])
-        case "OpenAI" | "OpenAI responses" | "OpenAI moderations":
+        case "OpenAI" | "OpenAI responses" | "OpenAI moderations" | "OpenAI decisions" | "systemone":
+            assert said.pop("detail", said["error"]["message"]) == said["error"]["message"]
             assert said["error"].keys() == {"message", "type", "param", "code"}
             codes = {401: "invalid_api_key", 403: "permission_denied", 429: "rate_limit_exceeded"}
             assert said["error"]["code"] == codes[answer.status_code]
@@ -246,6 +247,8 @@ TEXT = {"inputs": "The fox"}
 PASSAGES = {"query": "a", "texts": ["b"]}
 SENTENCES = {"inputs": {"source_sentence": "a", "sentences": ["b"]}}
 TALKED: dict[str, Any] = {"messages": TALK, "max_tokens": 2}
+ASKED = {"state": "The fox", "questions": {"q": {"type": "noul", "instructions": "a"}}}
+DECIDED = {"input": "The fox", "questions": [{"type": "predicate", "instructions": "a"}]}
 BODIES: dict[str, Any] = {
     "/v1/completions": {"model": "shut", "prompt": "The fox"},
     "/models/shut/v1/completions": {"prompt": "The fox"},
@@ -264,6 +267,10 @@ BODIES: dict[str, Any] = {
     "/v1/rerank": {"model": "ranker", "query": "a", "documents": ["b"]},
     "/v1/moderations": {"model": "judge", "input": "The fox"},
     "/models/judge/v1/moderations": {"input": "The fox"},
+    "/v1/systemone": {"model": "shut", **ASKED},
+    "/models/shut/v1/systemone": ASKED,
+    "/v1/decisions": {"model": "shut", **DECIDED},
+    "/models/shut/v1/decisions": DECIDED,
     "/v1/explain": {"model": "shut", "input": "The fox"},
     "/api/chat": {"model": "shut", "messages": TALK},
     "/api/generate": {"model": "shut", "prompt": "The fox"},

@@ -71,7 +71,7 @@ def message(path: str, answer: httpx.Response) -> str:
     match find_dialect(path).name:
         case "rerank":
             return str(said["message"])
-        case "OpenAI" | "OpenAI responses" | "OpenAI moderations" | "Anthropic":
+        case "OpenAI" | "OpenAI responses" | "OpenAI moderations" | "OpenAI decisions" | "systemone" | "Anthropic":
             return str(said["error"]["message"])
         case _:
             return str(said["error"])

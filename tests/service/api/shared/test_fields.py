@@ -14,12 +14,19 @@ import huggingface_hub.inference._generated.types as hub
 import ollama._types as ollama_types
 import pytest
 from anthropic.types import message_count_tokens_params, message_create_params
-from openai.types import completion_create_params, embedding_create_params, moderation_create_params
+from openai.types import (
+    completion_create_params,
+    decision_create_params,
+    embedding_create_params,
+    moderation_create_params,
+)
 from openai.types.chat import completion_create_params as chat_create_params
 from openai.types.responses import response_create_params
 
 from polyhead.service.api.dialects.anthropic import read as anthropic_read
 from polyhead.service.api.dialects.anthropic import wire as anthropic_wire
+from polyhead.service.api.dialects.decisions import read as decisions_read
+from polyhead.service.api.dialects.decisions import wire as decisions_wire
 from polyhead.service.api.dialects.hf import wire as hf_wire
 from polyhead.service.api.dialects.moderations import routes as moderations
 from polyhead.service.api.dialects.oip import wire as oip_wire
@@ -29,6 +36,7 @@ from polyhead.service.api.dialects.openai import wire as openai_wire
 from polyhead.service.api.dialects.rerank import routes as rerank
 from polyhead.service.api.dialects.responses import read as responses_read
 from polyhead.service.api.dialects.responses import wire as responses_wire
+from polyhead.service.api.dialects.systemone import wire as systemone_wire
 from polyhead.service.api.dialects.tei import wire as tei_wire
 from polyhead.service.api.dialects.tgi import routes as tgi
 from polyhead.service.api.dialects.tokens import routes as tokens
@@ -36,6 +44,7 @@ from polyhead.service.api.shared import explain_calls as explaining
 from polyhead.service.api.shared import explain_options as explain_wire
 from polyhead.service.api.shared import head_options as options
 from polyhead.service.api.shared import hf_generation as generation_wire
+from polyhead.service.api.shared import question_fields
 from polyhead.service.api.shared import response_formats as forms
 from polyhead.service.api.shared.dialect import EngineRequest, Wire
 from polyhead.service.api.shared.openai_sampling import SampledRequest
@@ -121,6 +130,8 @@ def inner(kind: type[Wire], wire: type[Wire], read: Callable[[Any], object], bod
     return Section(kind, {"parameters": {}} | (body or TASK), read, wire, "parameters")
 
 
+PREDICATE = {"type": "predicate", "instructions": "a"}
+NOUL = {"type": "noul", "instructions": "a"}
 MESSAGES = [{"role": "user", "content": "a"}]
 TENSORS = [{"name": "text", "datatype": "BYTES", "shape": [1], "data": ["a"]}]
 COMPLETION = (
@@ -192,6 +203,52 @@ SECTIONS: Mapping[str, Section] = {
         moderations.read_moderation,
         official=typed(moderation_create_params.ModerationCreateParams),
     ),
+    "OpenAI: decisions": Section(
+        decisions_wire.DecisionsRequest,
+        {"model": "m", "input": "a", "questions": [PREDICATE]},
+        decisions_read.read_decisions,
+        official=typed(decision_create_params.DecisionCreateParams),
+    ),
+    "OpenAI: predicate of decisions": Section(
+        decisions_wire.PredicateQuestion,
+        PREDICATE,
+        official=typed(decision_create_params.QuestionQuestionParamPredicate),
+    ),
+    "OpenAI: choice of decisions": Section(
+        decisions_wire.ChoiceQuestion,
+        {"type": "choice", "instructions": "a", "choices": [{"value": "a"}, {"value": "b"}]},
+        official=typed(decision_create_params.QuestionQuestionParamChoice),
+    ),
+    "OpenAI: score of decisions": Section(
+        decisions_wire.ScoreQuestion,
+        {"type": "score", "instructions": "a", "levels": [{"label": "a"}, {"label": "b"}]},
+        official=typed(decision_create_params.QuestionQuestionParamScore),
+    ),
+    "OpenAI: a message of decisions": Section(
+        decisions_wire.MessageItem,
+        MESSAGES[0],
+        official=typed(decision_create_params.InputUnionMember1DecisionInputAssistantMessage),
+    ),
+    "OpenAI: a tool call of decisions": Section(
+        decisions_wire.ToolCall,
+        {"type": "function_call", "call_id": "1", "name": "f", "arguments": "{}"},
+        official=typed(
+            decision_create_params.InputUnionMember1DecisionInputFunctionCall,
+            decision_create_params.InputUnionMember1DecisionInputCustomToolCall,
+        ),
+    ),
+    "OpenAI: a tool output of decisions": Section(
+        decisions_wire.ToolOutput,
+        {"type": "function_call_output", "call_id": "1", "output": "a"},
+        official=typed(decision_create_params.InputUnionMember1DecisionInputFunctionCallOutput),
+    ),
+    "TypeSafe: systemone": Section(
+        systemone_wire.SystemOneRequest, {"state": "a", "questions": {"q": NOUL}}, systemone_wire.read_systemone
+    ),
+    "TypeSafe: noul": Section(systemone_wire.NoulQuestion, NOUL),
+    "TypeSafe: choice": Section(systemone_wire.ChoiceQuestion, {"type": "choice", "criteria": {"a": None}}),
+    "TypeSafe: score": Section(systemone_wire.ScoreQuestion, {"type": "score", "criteria": ["a", "b"]}),
+    "Decisions: explain of a question": Section(question_fields.QuestionExplain, {}),
     "Ollama: every request": Section(
         ollama_wire.OllamaRequest, SHORT_CHAT, ollama_read.read_chat, ollama_wire.OllamaChatRequest
     ),

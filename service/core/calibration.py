@@ -1,0 +1,49 @@
+"""Calibration of a model's decisions, as plain values: how probabilities of options become those that labelled answers
+have.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Literal
+
+CalibrationMethod = Literal["temperature", "platt", "isotonic"]
+CONFIDENCE_BINS = 10  # of equal width, from 0 to 1
+
+
+@dataclass(frozen=True, slots=True)
+class CalibrationMap:
+    """A map of the probabilities of options: of one question, or of all questions of a `kind`.
+
+    `name` is what answers call it. `question` is the digest of the question's content; empty: it is for the whole kind.
+    `parameters` are the temperature; or the slope and the intercept of a logistic function (Platt); or the knots of a
+    piecewise linear function (isotonic), all x before all y. `confidences` has the share of labelled answers whose
+    calibrated confidence is in each of CONFIDENCE_BINS bins.
+    """
+
+    name: str
+    kind: str
+    question: str
+    method: CalibrationMethod
+    parameters: tuple[float, ...]
+    confidences: tuple[float, ...]
+
+
+@dataclass(frozen=True)
+class Calibration:
+    """The maps of one model; without any its probabilities stay as they are."""
+
+    maps: tuple[CalibrationMap, ...] = ()
+
+    @cached_property
+    def by_target(self) -> Mapping[tuple[str, str], CalibrationMap]:
+        """The maps by kind and digest."""
+        return {(each.kind, each.question): each for each in self.maps}
+
+    @cached_property
+    def has_questions(self) -> bool:
+        """Whether some map is for one question alone."""
+        return any(each.question for each in self.maps)
+
+
+NO_CALIBRATION = Calibration()

@@ -1,0 +1,133 @@
+"""Files of calibrations: written and read unchanged; hostile ones are refused with the field's name."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from polyhead.models.core.errors import CheckpointError, ModelError
+from polyhead.service.decisions.calibration_file import (
+    MAX_MAPS,
+    CalibrationFile,
+    calibration_path,
+    read_calibration_file,
+    write_calibration_file,
+)
+
+MEASURES = {"accuracy": 0.7, "brier": 0.4, "ece": 0.1, "log_loss": 0.9}
+THRESHOLD = {"precision": 0.9, "confidence": 0.8, "share": 0.5, "right": 0.91}
+KNOTS = {"method": "isotonic", "x": [0, 0.5, 1], "y": [0.1, 0.2, 0.9]}
+
+
+def one_map(**changes: Any) -> dict[str, Any]:
+    return {
+        "kind": "choice",
+        "question": None,
+        "map": {"method": "temperature", "temperature": 1.5},
+        "fitted_answers": 50,
+        "held_out_answers": 50,
+        "before": MEASURES,
+        "after": MEASURES,
+        "confidences": [0.1] * 10,
+        "thresholds": [THRESHOLD],
+    } | changes
+
+
+def whole(*maps: dict[str, Any], **changes: Any) -> dict[str, Any]:
+    known = {"format": "polyhead-calibration", "version": 1, "weights": "0" * 64, "precision": "float32"}
+    return known | {"maps": list(maps)} | changes
+
+
+def test_a_file_is_read_as_it_was_written(tmp_path: Path) -> None:
+    asked = {"name": "refund?", "digest": "a" * 32}
+    maps = (one_map(), one_map(kind="predicate", map=KNOTS), one_map(question=asked, map=KNOTS))
+    content = CalibrationFile.model_validate(whole(*maps))
+    write_calibration_file(tmp_path / "c.json", content)
+    assert read_calibration_file(tmp_path / "c.json") == content
+    assert [path.name for path in tmp_path.iterdir()] == ["c.json"]
+    first, second, third = content.as_calibration().maps
+    assert first.parameters == (1.5,)
+    assert second.parameters == (0, 0.5, 1, 0.1, 0.2, 0.9)
+    assert third.question == "a" * 32
+    assert [each.name.rpartition(":")[0] for each in (first, second, third)] == [
+        "choice:temperature",
+        "predicate:isotonic",
+        "refund?:isotonic",
+    ]
+
+
+def test_another_fit_has_another_name() -> None:
+    def name(**changes: Any) -> str:
+        content = CalibrationFile.model_validate(
+            whole(one_map(map={"method": "temperature", "temperature": 2} | changes))
+        )
+        return content.as_calibration().maps[0].name
+
+    assert name() == name() != name(temperature=2.5)
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        (b"", "JSON"),
+        (b"[]", "object"),
+        (b"\xff", "JSON"),
+        (b"[" * 100_000, "JSON"),
+        (whole(version=2), "version"),
+        (whole(more=1), "more"),
+        (whole(weights="x"), "weights"),
+        (whole(precision=""), "precision"),
+        (whole(one_map(kind="essay")), r"maps\.0\.kind"),
+        (whole(one_map(), one_map()), "two maps are for the same"),
+        (whole(*[one_map(question={"name": "", "digest": f"{n:032x}"}) for n in range(MAX_MAPS + 1)]), "at most 1000"),
+        (whole(one_map(question={"name": "x" * 257, "digest": "0" * 32})), r"question\.name"),
+        (whole(one_map(map={"method": "temperature", "temperature": 0})), "temperature"),
+        (whole(one_map(map={"method": "temperature", "temperature": 1e400})), "finite"),
+        (whole(one_map(map={"method": "temperature", "temperature": "2"})), "valid number"),
+        (whole(one_map(map={"method": "temperature", "temperature": True})), "valid number"),
+        (whole(one_map(map={"method": "platt", "slope": -1, "intercept": 0})), "slope"),
+        (whole(one_map(map={"method": "platt", "slope": 1, "intercept": 2000})), "intercept"),
+        (whole(one_map(map={"method": "magic"})), "magic"),
+        (whole(one_map(map=KNOTS | {"x": [0, 1]})), "x has 2 knots and y 3"),
+        (whole(one_map(map=KNOTS | {"x": [0, 0, 1]})), "must increase"),
+        (whole(one_map(map=KNOTS | {"y": [0.9, 0.2, 0.1]})), "must increase"),
+        (whole(one_map(map=KNOTS | {"x": [0.1, 0.5, 1]})), "begin with 0"),
+        (whole(one_map(map=KNOTS | {"y": [0, 0.2, 0.9]})), r"y\.0"),
+        (whole(one_map(map=KNOTS | {"x": [i / 999 for i in range(1000)]})), "at most 256"),
+        (whole(one_map(kind="score", map=KNOTS)), "calibrated by a temperature"),
+        (whole(one_map(confidences=[0.2] * 10)), "sum to 1"),
+        (whole(one_map(confidences=[1.0])), "at least 10"),
+        (whole(one_map(before=MEASURES | {"ece": float("nan")})), "ece"),
+    ],
+)
+def test_hostile_files_are_refused(content: Any, message: str, tmp_path: Path) -> None:
+    path = tmp_path / "c.json"
+    path.write_bytes(content if isinstance(content, bytes) else json.dumps(content).encode())
+    with pytest.raises(CheckpointError, match=message) as refused:
+        read_calibration_file(path)
+    assert str(path) in str(refused.value)
+    assert len(str(refused.value)) < 1500
+
+
+def test_long_files_and_what_is_no_file_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(FileNotFoundError):
+        read_calibration_file(tmp_path / "missing.json")
+    with pytest.raises(CheckpointError, match="no regular file"):
+        read_calibration_file(tmp_path)
+    (tmp_path / "long.json").write_bytes(b" " * (17 << 20))
+    with pytest.raises(CheckpointError, match="longer than 16 MiB"):
+        read_calibration_file(tmp_path / "long.json")
+    (tmp_path / "link.json").symlink_to("/dev/zero")
+    with pytest.raises(CheckpointError, match="link that leads out"):
+        read_calibration_file(tmp_path / "link.json")
+
+
+def test_a_place_that_cannot_be_written_is_named(tmp_path: Path) -> None:
+    with pytest.raises(ModelError, match=r"nowhere/c\.json cannot be written: .*--output"):
+        write_calibration_file(tmp_path / "nowhere" / "c.json", CalibrationFile.model_validate(whole()))
+
+
+def test_a_calibration_lies_in_the_folder_or_beside_the_file(tmp_path: Path) -> None:
+    assert calibration_path(tmp_path) == tmp_path / "polyhead_calibration.json"
+    assert calibration_path(tmp_path / "m.gguf") == tmp_path / "m.gguf.calibration.json"
