@@ -195,4 +195,4 @@ HEAD_READS: Mapping[Task, Callable[[Model, str, str, Question, Order], HeadRead]
     "choose": read_choices,
     "label_texts": read_given_labels,
 }
-DECISION_TASKS: tuple[Task, ...] = ("generate", *HEAD_READS)
+DECISION_TASKS: tuple[Task, ...] = ("generate", "decide", *HEAD_READS)

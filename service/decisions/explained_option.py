@@ -23,8 +23,8 @@ def check_explained(model: Model, question: Question) -> None:
     """Raise BadRequest if the answers of this model are not explained."""
     if question.explain is None:
         return
-    if model.task == "label_texts":
-        message = f"{model.name} compares a text with labels; such models are not explained"
+    if model.task in ("label_texts", "decide"):
+        message = f"{model.name} reads the options beside the text; such models are not explained"
         raise BadRequest(f"{question.field}.explain: {message}", param=f"{question.field}.explain")
     check_target(model, question.explain)
 

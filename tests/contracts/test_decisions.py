@@ -13,6 +13,8 @@ import pytest
 import torch
 import transformers
 
+from polyhead.service.text.decision_prompts import QuestionText
+from tests.support import decision_models
 from tests.support.edits import edited
 from tests.support.label_models import make_variant
 from tests.support.processes import Process
@@ -40,6 +42,7 @@ def server(
     entailer: Path,
     tmp_path_factory: pytest.TempPathFactory,
 ) -> Iterator[Process]:
+    folder = tmp_path_factory.mktemp("deciders")
     process = Process(
         f"chat={long_generator}",
         f"judge={tiny_classifier}",
@@ -47,6 +50,7 @@ def server(
         f"vectors={tiny_embedder}",
         f"nli={entailer}",
         f"texts={make_variant('texts', tmp_path_factory.mktemp('labels') / 'texts')}",
+        *(f"{name}={decision_models.make_variant(name, folder / name)}" for name in decision_models.VARIANTS),
         *("--precision", "float32"),
     )
     process.ready()
@@ -271,3 +275,42 @@ def test_errors_name_the_field(server: Process, path: str, change: dict[str, Any
     reply = httpx.post(f"{server.url}/v1/{path}", json=bodies[path] | change, timeout=60)
     assert 400 <= reply.status_code < 500, reply.text
     assert words in reply.json()["error"]["message"], reply.text
+
+
+def as_systemone(question: QuestionText) -> dict[str, Any]:
+    asked: dict[str, Any] = {"type": question.kind, "instructions": question.instructions}
+    match question.kind:
+        case "noul":
+            return asked
+        case "choice":
+            return asked | {"criteria": {name: text or None for name, text in question.options}}
+        case "score":
+            return asked | {"criteria": [text or name for name, text in question.options]}
+
+
+@pytest.mark.parametrize("name", decision_models.LAYA_VARIANTS)
+def test_models_made_for_questions_answer_as_their_package(server: Process, name: str) -> None:
+    """Those of the package laya read each question on its own."""
+    places = [0, 1, 2, 4]
+    questions = {str(place): as_systemone(decision_models.QUESTIONS[place]) for place in places}
+    for text, rows in zip(decision_models.TEXTS, decision_models.read_answers()[name], strict=True):
+        found = ask(server, model=name, state=text, questions=questions)["answers"]
+        for place in places:
+            answer = found[str(place)]
+            shares = answer["probabilities"]
+            given = [shares["no"], shares["yes"]] if answer["type"] == "noul" else list(shares.values())
+            expected = torch.tensor(rows[place], dtype=torch.float64).softmax(dim=0).tolist()
+            assert given == pytest.approx(expected, abs=1e-4)
+
+
+@pytest.mark.parametrize("name", decision_models.GLINER2_VARIANTS)
+def test_models_that_read_all_questions_together(server: Process, name: str) -> None:
+    """Those of the package gliner2: a call with one question is another prompt than a call with two."""
+    body = {"model": name, "state": "a dog", "questions": QUESTIONS}
+    first, again = ask(server, **body)["answers"], ask(server, **body)["answers"]
+    assert first == again
+    assert sum(first["place"]["probabilities"].values()) == pytest.approx(1)
+    alone = ask(server, **body | {"questions": {"place": PLACE}})["answers"]
+    assert alone["place"]["probabilities"] != first["place"]["probabilities"]
+    turned = ask(server, **body | {"questions": {"place": {**PLACE, "permutations": 2}}})
+    assert turned["answers"]["place"]["probabilities"] != alone["place"]["probabilities"]

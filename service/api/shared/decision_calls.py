@@ -1,16 +1,17 @@
 """Runs calls of typed questions about a text, for all dialects of decisions."""
 
 import uuid
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 
 from fastapi import Request
 
-from ...core.errors import StepFailed
+from ...core.errors import PolyheadError, StepFailed
 from ...core.model import Model
-from ...core.request import Done, Failed, GeneratedToken, Terms
+from ...core.request import Done, Failed, GeneratedToken, HeadOutput, Task, Terms
 from ...decisions.calibration import apply_calibration
+from ...decisions.decider_reads import read_deciders
 from ...decisions.encoder_reads import DECISION_TASKS, HeadRead, read_heads
 from ...decisions.explained_option import (
     build_head_encoding,
@@ -24,12 +25,12 @@ from ...explain.explain_request import ExplainSubject
 from ...resources.request_memory import BYTES_PER_NUMBER, BYTES_PER_TEXT
 from ...text.answer_delta import NO_USAGE, Usage
 from ...text.encoder_inputs import EncodedInput
-from ...text.encoder_outputs import ScoreOutput, SubmittedAhead
+from ...text.encoder_outputs import ScoreOutput, SubmittedAhead, read_events
 from ...text.event_source import EventSource
 from ...text.tokenization import TokenizerJob
 from ..access.authorized_models import AuthorizedModels
 from .dialect import EngineRequest, read_terms, record_model, request_context, server, submitter
-from .encoding_calls import collect_replies, start_replies
+from .encoding_calls import STEPS_AHEAD, collect_replies, start_replies
 from .explain_calls import ExplainCall, check_explain_enabled, compute_explanation
 from .generation_calls import cache_salt
 
@@ -54,7 +55,7 @@ async def answer_questions(
     options = sum(len(question.options) for question in decision.questions)
     size = BYTES_PER_TEXT * len(decision.questions) + BYTES_PER_NUMBER * options
     request_context(request).claim.grow(size, "the answers")
-    ask = ask_generator if model.task == "generate" else ask_heads
+    ask = ASK.get(model.task, ask_heads)
     found = await ask(request, wire, model, decision)
     for question, scores in zip(decision.questions, found, strict=True):
         refused = scores.confidence < decision.min_confidence
@@ -172,3 +173,43 @@ async def read_token(source: EventSource) -> tuple[GeneratedToken, Usage]:
             case Done() if found is not None:
                 return found, Usage(event.prompt_tokens, event.completion_tokens, event.cached_tokens)
     raise StepFailed("the engine ended a request without an answer")
+
+
+# Models made for questions
+
+
+async def ask_deciders(
+    request: Request, wire: EngineRequest, model: Model, decision: DecisionRequest
+) -> list[OptionScores]:
+    context, terms = request_context(request), read_terms(request, wire)
+    characters = len(decision.state) + sum(len(question.instructions) for question in decision.questions)
+    job = TokenizerJob(decision.field, characters, terms)
+    work = partial(read_deciders, model, decision, f"decision-{uuid.uuid4().hex}", terms, job.check)
+    with context.time_tokenising():
+        reads = await server(request).text.run(model, job, work)
+    ahead = STEPS_AHEAD * server(request).settings.encoder_step_tokens
+    sources = SubmittedAhead((each for read in reads for each in read.requests), submitter(request, model), ahead)
+    context.cleanup.callback(sources.close)
+    orders: list[list[OptionScores]] = [[] for _ in decision.questions]
+    for read in reads:
+        outputs = [await read_head(await sources.next()) for _ in read.requests]
+        values, usages = [values for values, _ in outputs], [usage for _, usage in outputs]
+        for index, scores in read.score_options(decision.questions, values, usages).items():
+            orders[index].append(scores)
+    return [settle_scores(model, question, some) for question, some in zip(decision.questions, orders, strict=True)]
+
+
+async def read_head(source: EventSource) -> tuple[list[float], Usage]:
+    """The output of a head and its usage. Raises the error of its request."""
+    found = await read_events(source)
+    if isinstance(found, PolyheadError):
+        raise found
+    [event], usage = found
+    assert isinstance(event, HeadOutput), "a score for each option"
+    return event.values, usage
+
+
+ASK: Mapping[Task, Callable[[Request, EngineRequest, Model, DecisionRequest], Awaitable[list[OptionScores]]]] = {
+    "generate": ask_generator,
+    "decide": ask_deciders,
+}

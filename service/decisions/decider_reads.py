@@ -1,0 +1,78 @@
+"""Questions to models that were made for them, in their own prompts (service.text.decision_prompts).
+
+Some of these models read all questions of a call together, so the answer to one may depend on the others.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from ..core.model import Model
+from ..core.request import Encode, Terms
+from ..text import decision_prompts
+from ..text.answer_delta import NO_USAGE, Usage
+from ..text.decision_prompts import EncodedDecision, QuestionText
+from ..text.zero_shot import softmax
+from .option_orders import Order, choose_orders
+from .question import DecisionRequest, OptionScores, Question
+
+FALSE, TRUE = "false", "true"
+
+
+@dataclass(frozen=True, slots=True)
+class DeciderRead:
+    """The requests for some questions of a call, each with its options in one order. `indices` are their places among
+    the questions.
+    """
+
+    indices: tuple[int, ...]
+    encoded: EncodedDecision
+
+    @property
+    def requests(self) -> tuple[Encode, ...]:
+        return self.encoded.requests
+
+    def score_options(
+        self, questions: Sequence[Question], outputs: Sequence[Sequence[float]], usages: Sequence[Usage]
+    ) -> dict[int, OptionScores]:
+        """The probabilities of the options of each question. What a request costs is counted for its first question."""
+        found, counted = dict[int, OptionScores](), set[int]()
+        logits = self.encoded.read_logits(outputs)
+        for index, place, row in zip(self.indices, self.encoded.scores, logits, strict=True):
+            shares = softmax(np.asarray(row, np.float64)).tolist()
+            usage = NO_USAGE if place.request in counted else usages[place.request]
+            counted.add(place.request)
+            is_reversed = questions[index].kind == "predicate"
+            found[index] = OptionScores(tuple(shares[::-1] if is_reversed else shares), usage=usage)
+        return found
+
+
+def read_deciders(
+    model: Model, request: DecisionRequest, call: str, terms: Terms, check: Callable[[], None]
+) -> list[DeciderRead]:
+    """The reads of all questions, then those of the questions that have a second order of their options, and so on.
+
+    `check` is called between slices of the texts. Raises BadRequest, EmptyInput, TooLong or TooMany.
+    """
+    text = "\n\n".join(filter(None, (request.instructions, request.state)))
+    orders = [choose_orders(len(question.options), question.permutations) for question in request.questions]
+    reads = list[DeciderRead]()
+    for turn in range(max(map(len, orders))):
+        indices = tuple(index for index, some in enumerate(orders) if turn < len(some))
+        asked = tuple(write_question(request.questions[index], orders[index][turn]) for index in indices)
+        wanted = decision_prompts.DecisionRequest(request.field, text, asked)
+        encoded = decision_prompts.read_decision(model, wanted, f"{call}-{turn}", terms, check)
+        reads.append(DeciderRead(indices, encoded))
+    return reads
+
+
+def write_question(question: Question, order: Order) -> QuestionText:
+    """The question as these models know it: a predicate is answered by false or true, in this order."""
+    if question.kind != "predicate":
+        options = tuple((option.name, option.description) for option in question.options)
+        return QuestionText(question.field, question.kind, question.instructions, options, order)
+    yes, no = question.options
+    options = (FALSE, no.description), (TRUE, yes.description)
+    turned = tuple(len(order) - 1 - option for option in order[::-1])
+    return QuestionText(question.field, "noul", question.instructions, options, turned)
