@@ -60,7 +60,7 @@ class Call:
     headers: Mapping[str, str]
 
 
-GOOD = {"type": "noul", "instructions": "good"}
+GOOD = {"type": "noul", "instructions": "positive"}
 TRAFFIC = (
     Call("/v1/completions", SAY | {"model": "chat"}, 200, KEY),
     Call("/v1/completions", SAY | {"model": "chat", "stream": True}, 200, KEY),
