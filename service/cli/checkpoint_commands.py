@@ -1,4 +1,4 @@
-"""Commands on one checkpoint: `polyhead explain | heads | quality | verify-determinism | quantize`.
+"""Commands on one checkpoint: `polyhead explain | heads | quality | calibrate | verify-determinism | quantize`.
 
 They import their work late, as service.cli.main does.
 """
@@ -152,6 +152,49 @@ def quality(
 
     with exit_on_error(), exit_on_interrupt():
         work(QualityArguments(source, text, precision, tokens, as_json), print_text, print_progress)
+
+
+@app.command()
+def calibrate(
+    model: Source,
+    rows: Annotated[
+        Path,
+        typer.Argument(help="Labelled questions, as JSON lines with state, questions, answers.", show_default=False),
+    ],
+    questions: Annotated[Path | None, typer.Option(help="A YAML file of questions for rows without their own.")] = None,
+    method: Annotated[
+        Literal["auto", "temperature", "platt", "isotonic"],
+        typer.Option(help="The method; auto: the one with the lowest cross-validated log loss."),
+    ] = "auto",
+    by: Annotated[Literal["type", "question"], typer.Option(help="What gets a calibration of its own.")] = "type",
+    precision: Annotated[
+        list[float] | None,
+        typer.Option(help="A share of right answers, as 0.99: above which confidence, and for how many decisions."),
+    ] = None,
+    output: Annotated[Path | None, typer.Option(help="The file to write; by default beside the model.")] = None,
+    url: Annotated[str, typer.Option(help="A server to ask; by default the model is loaded in this process.")] = "",
+    name: Annotated[str, typer.Option(help="The model's name on that server; by default its only one.")] = "",
+    key: Annotated[str, typer.Option(envvar="POLYHEAD_API_KEY", help="Key to send, if the server requires one.")] = "",
+    plot: Plot = None,
+    as_json: AsJson = False,
+) -> None:
+    """Calibrate the probabilities of a model's decisions on labelled rows, and write a file that serve applies.
+
+    A row is {"state": ..., "questions": {...}, "answers": {...}}, questions as /v1/systemone has them. An answer is
+    true or false, the name of an option, or a level from 0. Half of the texts is for fitting, the other half for
+    measuring: accuracy, Brier score, expected calibration error (15 bins of as many answers) and log loss, before and
+    after.
+    """
+    from ..config import settings
+
+    settings.set_library_defaults()
+    from .calibrate_command import CalibrateArguments, calibrate_model
+
+    arguments = CalibrateArguments(
+        model, rows, questions, method, by, precision or (), output, url, name, key, plot, as_json
+    )
+    with exit_on_error(), exit_on_interrupt():
+        calibrate_model(arguments, print_text, print_progress)
 
 
 @app.command("verify-determinism")

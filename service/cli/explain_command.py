@@ -6,15 +6,12 @@ It sends a request to the application over ASGI, without a socket, so its result
 
 import asyncio
 import json
-import logging
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import httpx
 import numpy as np
 
 from polyhead.models.core.errors import ModelError
@@ -22,25 +19,19 @@ from polyhead.models.core.errors import ModelError
 from ..config.settings import Settings, read_settings
 from ..core.model import Model
 from ..core.names import is_name
-from ..runtime.registry import ModelRegistry
-from ..server.assembly import assemble
 from . import explain_figures as figures
 from . import plotting as canvas
 from .checkpoint_source import REFERENCE_SETTINGS, resolve_source
 from .explain_figures import JsonObject
+from .local_server import OPEN_SETTINGS, serve_locally, silence_logs
 
-BASE_URL = "http://127.0.0.1"  # no socket: requests go to the application
-POLL_S = 1.0  # seconds between two checks that the engine still runs
-CLIENT_TIMEOUT_S = 86_400.0  # no timeout: the user can stop the command
-LOCAL_SETTINGS = REFERENCE_SETTINGS | {  # limits that protect other clients are lifted
+LOCAL_SETTINGS = {  # limits that protect other clients are lifted
+    **REFERENCE_SETTINGS,
+    **OPEN_SETTINGS,
     "explain": True,
     "explain_gflop": 1 << 40,
     "explain_idle_seconds": 0,
     "explain_mib": 1 << 10,
-    "api_key": "",
-    "api_keys": {},
-    "keys_file": "",
-    "request_seconds": 0,
 }
 # The field of the target, by task.
 TARGET_FIELDS = {"classify": "label", "tag": "label", "fill": "word", "embed": "text", "generate": "text"}
@@ -76,34 +67,10 @@ def explain_model(arguments: ExplainArguments, print_text: Callable[[str], objec
         canvas.save_figure(figures.draw_answer(answer), arguments.plot)
 
 
-@contextmanager
-def silence_logs() -> Iterator[None]:
-    """Log errors only, while the application works."""
-    log = logging.getLogger("polyhead")
-    before = log.level
-    log.setLevel(logging.ERROR)
-    try:
-        yield
-    finally:
-        log.setLevel(before)
-
-
 async def post_explain(settings: Settings, arguments: ExplainArguments) -> dict[str, Any]:
     """Send the request once the model is loaded, and return the answer.  Raises ModelError."""
-    settled: asyncio.Future[ModelRegistry] = asyncio.get_running_loop().create_future()
-    app = assemble(settings, settled.set_result)
-    async with app.router.lifespan_context(app):
-        while not settled.done():
-            await asyncio.wait({settled}, timeout=POLL_S)
-            if not (settled.done() or app.state.server.engine.alive):
-                raise ModelError("the engine's thread has ended while the model was loaded; the log says why")
-        registry = settled.result()
-        if not (ready := registry.models()):
-            raise ModelError(" ".join(state.reason for state in registry.states().values()))
-        async with httpx.AsyncClient(
-            transport=httpx.ASGITransport(app), base_url=BASE_URL, timeout=CLIENT_TIMEOUT_S
-        ) as client:
-            answer = await client.post("/v1/explain", json=build_body(arguments, ready[0]))
+    async with serve_locally(settings) as (ready, client):
+        answer = await client.post("/v1/explain", json=build_body(arguments, ready[0]))
     if answer.is_success:
         return dict(answer.json())
     raise ModelError(answer.json()["error"]["message"])

@@ -72,7 +72,8 @@ def scale_by_temperature(shares: Table, parameters: Sequence[float]) -> Table:
 
 def scale_by_logistic(shares: Table, parameters: Sequence[float]) -> Table:
     slope, intercept = parameters
-    return np.asarray(-np.logaddexp(0, -(slope * logits_of(shares) + intercept)))
+    logits = slope * logits_of(shares) + intercept
+    return np.asarray(np.minimum(logits, 0) - np.log1p(np.exp(-np.abs(logits))))
 
 
 def interpolate_knots(shares: Table, parameters: Sequence[float]) -> Table:

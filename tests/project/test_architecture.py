@@ -32,6 +32,7 @@ OPTIONAL = (
     "opentelemetry.exporter",
     "captum",
     "matplotlib",
+    "sklearn",
     "transformers",
     "peft",
     "openai",
@@ -59,6 +60,7 @@ MANY_ARGUMENTS = {
     "service/cli/main.py:chat": "each is an option of the command",
     "service/cli/main.py:key": "each is an option of the command",
     "service/cli/checkpoint_commands.py:explain": "each is an option of the command",
+    "service/cli/checkpoint_commands.py:calibrate": "each is an option of the command",
     "models/executors/torch_executor.py:__init__": "all but the network and its head by keyword, each with a default",
     "models/native/native_executor.py:__init__": "all but the network and its head by keyword, each with a default",
 }

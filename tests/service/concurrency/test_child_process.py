@@ -9,6 +9,7 @@ import pytest
 
 from polyhead.models.core.errors import ModelError
 from polyhead.service.cli import explain_command as explained
+from polyhead.service.cli import local_server
 from polyhead.service.concurrency import child_process as child
 from polyhead.service.concurrency.child_process import exchange_lines, kill_child, start_child
 from polyhead.service.config.settings import Settings
@@ -118,6 +119,6 @@ def test_polyhead_explain_fails_when_the_engine_has_ended(
             with pytest.raises(ModelError, match="the engine's thread has ended while the model was loaded"):
                 await explained.post_explain(Settings(models={"judge": str(tiny_classifier)}), None)  # type: ignore[arg-type]
 
-    monkeypatch.setattr(explained, "POLL_S", 0.01)
+    monkeypatch.setattr(local_server, "POLL_S", 0.01)
     monkeypatch.setattr(serve, "load_models", load)
     asyncio.run(run())

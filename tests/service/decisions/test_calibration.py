@@ -6,7 +6,7 @@ from itertools import pairwise
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from polyhead.service.core.calibration import NO_CALIBRATION, Calibration, CalibrationMap
@@ -41,6 +41,7 @@ def shares(draw: st.DrawFn) -> tuple[float, ...]:
 
 
 @pytest.mark.parametrize(("method", "parameters"), MAPS)
+@settings(max_examples=30)
 @given(given=shares())
 def test_calibrated_probabilities_sum_to_one_and_keep_their_order(
     method: str, parameters: tuple[float, ...], given: tuple[float, ...]

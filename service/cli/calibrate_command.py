@@ -1,0 +1,276 @@
+"""`polyhead calibrate`: fits the calibration of a model's decisions on labelled rows.
+
+The questions are asked as clients ask them, of the model as it would be served, in this process or by a server.
+"""
+
+import asyncio
+import json
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from itertools import count
+from pathlib import Path
+from typing import Any, Literal
+
+import httpx
+import numpy as np
+
+from polyhead.models import checkpoint
+from polyhead.models.checkpoint.description import Description
+from polyhead.models.checkpoint.source_policy import ANY_SOURCE
+from polyhead.models.core.errors import ModelError
+
+from ..config.settings import Settings, read_settings
+from ..core.calibration import CalibrationMethod
+from ..decisions.calibration import digest_question
+from ..decisions.calibration_file import (
+    MAX_MAPS,
+    AskedQuestion,
+    CalibrationFile,
+    FileMap,
+    write_calibration_file,
+)
+from ..decisions.calibration_fit import (
+    HAS_SKLEARN,
+    MIN_ANSWERS,
+    Fit,
+    LabelledAnswers,
+    allowed_methods,
+    fit_answers,
+    split_texts,
+)
+from ..decisions.question import Question
+from ..runtime.calibration_choice import NONE, find_neighbour, identify_weights
+from ..runtime.placement import choose_placement
+from ..runtime.self_test import apply_known_cost
+from . import calibration_report as report
+from . import plotting as canvas
+from .checkpoint_source import resolve_source
+from .client import error_message
+from .labelled_questions import LabelledState, read_labelled_states
+from .local_server import CLIENT_TIMEOUT_S, OPEN_SETTINGS, serve_locally, silence_logs
+
+NAME = "model"  # of the model in this process
+ASKED_AT_ONCE = 16  # rows
+LOCAL_SETTINGS: Mapping[str, Any] = {
+    **OPEN_SETTINGS,
+    "explain": False,
+    "drafts": {},
+    "weights": {},
+    "pools": {},
+    "replicas": "1",
+    "calibrations": {NAME: NONE},
+}
+INSTALL = "pip install 'polyhead[calibrate]'"
+
+ProgressCallback = Callable[[str, int, int], None]
+Grouping = Literal["type", "question"]
+
+
+@dataclass(frozen=True)
+class CalibrateArguments:
+    """The arguments of `polyhead calibrate`. `url` "": the model is loaded in this process; else `name` is what the
+    server calls it.
+    """
+
+    model: str
+    rows: Path
+    questions: Path | None
+    method: CalibrationMethod | Literal["auto"]
+    grouping: Grouping
+    precisions: Sequence[float]
+    output: Path | None
+    url: str
+    name: str
+    key: str
+    plot: Path | None
+    as_json: bool
+
+
+@dataclass(frozen=True)
+class Answer:
+    """The probabilities of a question's options, the number of the right one, and the text that was asked about."""
+
+    question: Question
+    shares: Sequence[float]
+    label: int
+    text: str
+
+
+def calibrate_model(
+    arguments: CalibrateArguments, print_text: Callable[[str], object], report_progress: ProgressCallback
+) -> None:
+    """Write the file and print the report. Raises ModelError if it cannot be done, SettingsError if settings are
+    wrong.
+    """
+    check_arguments(arguments)
+    defaults = read_settings({})
+    source = resolve_source(arguments.model, defaults.model_dir)
+    path = find_output(source, arguments.output)
+    states = read_labelled_states(arguments.rows, arguments.questions)
+    with silence_logs():
+        settings = defaults if arguments.url else read_settings({**LOCAL_SETTINGS, "models": {NAME: source}})
+        answers, precision = asyncio.run(ask_all(arguments, settings, states, report_progress))
+        description = apply_known_cost(checkpoint.describe_source(source), settings)
+        precision = precision or choose_precision(settings, description)
+        fits, notes = fit_groups(answers, arguments)
+        weights = identify_weights(description, settings, lambda: None)
+    maps = [fit.as_file_map(arguments.precisions) for fit in fits]
+    used = [each for each in maps if each is not None]
+    write_calibration_file(path, CalibrationFile(weights=weights, precision=precision, maps=used))
+    if arguments.plot:
+        canvas.save_figure(report.draw_fits(fits), arguments.plot)
+    print_text(format_result(fits, maps, [*notes, describe_output(path, used, arguments.url)], arguments))
+
+
+def format_result(
+    fits: Sequence[Fit], maps: Sequence[FileMap | None], notes: Sequence[str], arguments: CalibrateArguments
+) -> str:
+    if arguments.as_json:
+        return json.dumps({"fits": report.fits_as_json(fits, maps), "notes": notes}, ensure_ascii=False)
+    return "\n".join([report.format_fits(fits, arguments.precisions), "", *notes])
+
+
+def describe_output(path: Path, used: Sequence[FileMap], url: str) -> str:
+    where = f"wrote {path}"
+    if not used:
+        return f"{where}: it has no map, so answers are served as they are"
+    return f"{where}; {'load the model again' if url else 'polyhead serve'} applies it"
+
+
+def check_arguments(arguments: CalibrateArguments) -> None:
+    """Raise ModelError for what can be known before the model is asked."""
+    if arguments.method in ("platt", "isotonic") and not HAS_SKLEARN:
+        raise ModelError(f"--method: {arguments.method} needs an extra: {INSTALL}")
+    for precision in arguments.precisions:
+        if not 0 < precision <= 1:
+            raise ModelError(f"--precision: a share above 0 and up to 1 is expected, as in 0.99, not {precision:g}")
+    if arguments.plot:
+        canvas.check_plot_path(arguments.plot)
+
+
+def find_output(source: str, output: Path | None) -> Path:
+    """The file to write. Raises ModelError if its folder does not exist."""
+    path = output or find_neighbour(source, ANY_SOURCE)
+    if path is None:
+        raise ModelError("--output: the model has no folder of its own here; name the file, and give it to serve")
+    if not path.absolute().parent.is_dir():
+        raise ModelError(f"--output: there is no folder {path.absolute().parent} to write to")
+    return path
+
+
+def choose_precision(settings: Settings, description: Description) -> str:
+    """The precision in which serve would compute a model with these settings."""
+    return choose_placement(settings, description.default_precision, description.decoder_config).precision
+
+
+async def ask_all(
+    arguments: CalibrateArguments,
+    settings: Settings,
+    states: Sequence[LabelledState],
+    report_progress: ProgressCallback,
+) -> tuple[list[Answer], str]:
+    """All answers in the order of the rows, and the precision of the model if it is known."""
+    async with connect(arguments, settings) as (client, precision):
+        return await ask_rows(client, arguments.name, states, report_progress), precision
+
+
+@asynccontextmanager
+async def connect(arguments: CalibrateArguments, settings: Settings) -> AsyncIterator[tuple[httpx.AsyncClient, str]]:
+    """A client of the server, or of the model in this process with its precision."""
+    if not arguments.url:
+        async with serve_locally(settings) as ([model, *_], client):
+            yield client, model.dtype
+        return
+    headers = {"Authorization": f"Bearer {arguments.key}"} if arguments.key else {}
+    async with httpx.AsyncClient(base_url=arguments.url, headers=headers, timeout=CLIENT_TIMEOUT_S) as client:
+        try:
+            yield client, ""
+        except (httpx.HTTPError, httpx.InvalidURL) as error:
+            reason = str(error) or type(error).__name__
+            raise ModelError(f"{arguments.url} does not answer: {reason}; is the server running? See --url") from None
+
+
+async def ask_rows(
+    client: httpx.AsyncClient, name: str, states: Sequence[LabelledState], report_progress: ProgressCallback
+) -> list[Answer]:
+    """Ask ASKED_AT_ONCE rows at a time. The first error ends all."""
+    answers: dict[int, list[Answer]] = {}
+    waiting = iter(enumerate(states))
+    done = count(1)
+
+    async def work() -> None:
+        for number, state in waiting:
+            answers[number] = await ask_row(client, name, state)
+            report_progress("rows", next(done), len(states))
+
+    tasks = [asyncio.create_task(work()) for _ in range(min(ASKED_AT_ONCE, len(states)))]
+    try:
+        await asyncio.gather(*tasks)
+    finally:
+        for task in tasks:
+            task.cancel()
+        await asyncio.wait(tasks)
+    return [answer for number in range(len(states)) for answer in answers[number]]
+
+
+async def ask_row(client: httpx.AsyncClient, name: str, state: LabelledState) -> list[Answer]:
+    """The answers to the questions of a row. Raises ModelError, which names the line."""
+    response = await client.post("/v1/systemone", json={**state.body, **({"model": name} if name else {})})
+    where = f"{state.row.file}, line {state.row.line}"
+    if response.is_error:
+        raise ModelError(f"{where}: {error_message(response)}")
+    found = response.json()["answers"]
+    answers = list[Answer]()
+    for question, label in state.questions:
+        given = found[question.name]
+        if "calibration" in given:
+            message = f"the server applies the calibration {given['calibration']} already"
+            raise ModelError(f"{where}: {message}; start it with --calibrations MODEL={NONE}")
+        answers.append(Answer(question, [*given["probabilities"].values()], label, state.text))
+    return answers
+
+
+def fit_groups(answers: Sequence[Answer], arguments: CalibrateArguments) -> tuple[list[Fit], list[str]]:
+    """A fit for each kind of question, or each question, and notes about those that have too few answers.
+
+    Raises ModelError if all of them have.
+    """
+    held_out = split_texts([answer.text for answer in answers])
+    groups: dict[tuple[str, str], list[int]] = {}
+    for number, answer in enumerate(answers):
+        digest = digest_question(answer.question) if arguments.grouping == "question" else ""
+        groups.setdefault((answer.question.kind, digest), []).append(number)
+    fits, notes = list[Fit](), list[str]()
+    for (kind, digest), numbers in groups.items():
+        some = [answers[number] for number in numbers]
+        asked = AskedQuestion(name=some[0].question.name, digest=digest) if digest else None
+        labelled = build_table(some, held_out[numbers])
+        fewest = min(int(labelled.held_out.sum()), int((~labelled.held_out).sum()))
+        if fewest < MIN_ANSWERS:
+            target = asked.name if asked else kind
+            notes.append(f"{target}: {fewest} answers in a half are too few, at least {MIN_ANSWERS} are needed")
+            continue
+        fits.append(fit_answers(labelled, asked, choose_methods(some[0].question, arguments)))
+    if not fits:
+        raise ModelError("; ".join(notes))
+    if len(fits) > MAX_MAPS:
+        raise ModelError(f"--by: there are {len(fits)} questions, at most {MAX_MAPS} can be calibrated one by one")
+    if arguments.method == "auto" and not HAS_SKLEARN:
+        notes.append(f"only temperatures were fitted; for platt and isotonic: {INSTALL}")
+    return fits, notes
+
+
+def build_table(answers: Sequence[Answer], held_out: Any) -> LabelledAnswers:
+    shares = np.full((len(answers), max(len(answer.shares) for answer in answers)), np.nan)
+    for row, answer in zip(shares, answers, strict=True):
+        row[: len(answer.shares)] = answer.shares
+    labels = np.array([answer.label for answer in answers], np.int64)
+    return LabelledAnswers(answers[0].question.kind, shares, labels, held_out)
+
+
+def choose_methods(question: Question, arguments: CalibrateArguments) -> Sequence[CalibrationMethod]:
+    """The methods to try; for a score only a temperature is known."""
+    if arguments.method == "auto" or question.kind == "score":
+        return allowed_methods(question.kind)
+    return (arguments.method,)
