@@ -105,6 +105,7 @@ def test_the_page_of_the_api_has_every_route_and_nested_fields() -> None:
         for method in operations:
             assert f"### `{method.upper()} {path}`" in page
     assert "| `messages[].content` |" in page
+    assert "| `questions.NAME.criteria` |" in page
     assert "`POST /admin/models`" in page
 
 
