@@ -75,7 +75,10 @@ def test_the_site_loads_nothing_from_other_servers() -> None:
     assert "extra_javascript" not in SITE
 
 
-@pytest.mark.parametrize("page", ["README.md", "docs/get-started.md", *sorted(p for p in PAGES if "guides/" in p)])
+GUIDES = ["README.md", "docs/get-started.md", "docs/decisions-api.md", *sorted(p for p in PAGES if "guides/" in p)]
+
+
+@pytest.mark.parametrize("page", GUIDES)
 def test_blocks_say_what_they_are_and_their_commands_exist(page: str) -> None:
     text = (ROOT / page).read_text("utf-8")
     commands = {
