@@ -80,6 +80,7 @@ export function mountDecide(container, page) {
     checkForm();
     const { answers, diagnostics } = await page.request(path, body, signal);
     place.replaceChildren(...Object.entries(answers).map(([name, answer]) => drawAnswer(name, body.questions[name], answer, diagnostics[name])));
+    place.firstElementChild.scrollIntoView({ block: "nearest" }); // beside a long form it may be far above the button
   }
 
   function makeForm() {

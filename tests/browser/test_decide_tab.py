@@ -31,6 +31,7 @@ def test_questions_are_answered_with_a_bar_for_every_option(visit: Visit, served
     choose(page, "smollm2")
     tab(page, "Decide")
     assert decide(page) == ["topic", "complaint", "urgency"]
+    expect(page.locator(".decision").first).to_be_in_viewport()  # though the button is far below
     for name, options in (("topic", 3), ("complaint", 2), ("urgency", 3)):
         answer = page.get_by_role("region", name=name, exact=True)
         shares = [float(each.rstrip(" %")) for each in answer.locator(".figure").all_text_contents()]

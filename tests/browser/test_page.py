@@ -204,6 +204,11 @@ def test_screenshots(visit: Visit, served: Process, picture: Callable[[Page, str
     wait_for_answer(page)
     page.locator(".token").nth(9).hover()
     picture(page, "chat")
+    tab(page, "Decide")
+    press(page, "Decide")
+    expect(page.locator(".decision")).to_have_count(3)
+    page.get_by_label("State").scroll_into_view_if_needed()
+    picture(page, "decisions")
     page = visit(served, scheme="dark")
     for model, name in (("tags", "tags"), ("minilm", "similarity"), ("translator", "translation")):
         choose(page, model)
