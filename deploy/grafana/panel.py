@@ -6,6 +6,7 @@ from dataclasses import dataclass
 TOGETHER = 'job=~"$job"'  # series recorded for all servers of a job
 JOB = f'{TOGETHER},instance=~"$instance"'
 MODEL = f'{JOB},model=~"$model",task=~"$task"'
+ASKED = f'{JOB},model=~"$model"'  # series of questions about texts, which have no task
 ROUTED = f'{TOGETHER},model=~"$model"'  # series of an ingress; their instance label is the ingress, not a replica
 
 Query = tuple[str, str]  # PromQL, and the legend of its series
@@ -34,9 +35,13 @@ def total(gauge: str, by: str, matching: str = MODEL) -> str:
 
 
 def quantiles(histogram: str, by: str = "model, task", extra: str = "", matching: str = MODEL) -> list[Query]:
+    return percentiles(histogram, (50, 95, 99), by, matching + extra)
+
+
+def percentiles(histogram: str, which: Sequence[int], by: str, matching: str) -> list[Query]:
     series = " ".join(f"{{{{{label}}}}}" for label in by.split(", "))
-    rates = per_second(f"{histogram}_bucket", f"le, {by}", matching + extra)
-    return [(f"histogram_quantile({q / 100}, {rates})", f"{series} p{q}") for q in (50, 95, 99)]
+    rates = per_second(f"{histogram}_bucket", f"le, {by}", matching)
+    return [(f"histogram_quantile({q / 100}, {rates})", f"{series} p{q}") for q in which]
 
 
 def mean(histogram: str) -> str:

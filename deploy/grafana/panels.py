@@ -4,6 +4,7 @@ A panel has a title, a unit, a description and queries; its place follows from t
 JSON from it.  A test runs every query against a real Prometheus.
 """
 
+from decisions import DECISIONS
 from panel import JOB, MODEL, TOGETHER, Panel, mean, per_second, quantiles, stat, total
 from replicas import REPLICAS
 
@@ -240,6 +241,7 @@ ROWS: dict[str, list[Panel]] = {
             width=12,
         ),
     ],
+    "Decisions": DECISIONS,
     "Replicas": REPLICAS,
     "Keys": [
         Panel(

@@ -52,6 +52,8 @@ def field_rows(schema: Json, prefix: str = "", depth: int = 0) -> Iterator[str]:
     for kind in variants(schema):
         if kind.get("type") == "array":
             yield from field_rows(kind.get("items", {}), f"{prefix.rstrip('.')}[].", depth)
+        if isinstance(kind.get("additionalProperties"), dict):  # under names that the client chooses
+            yield from field_rows(kind["additionalProperties"], f"{prefix}NAME.", depth)
         needed = kind.get("required", ())
         for name, field in kind.get("properties", {}).items():
             default = "required" if name in needed else shown(field.get("default"))

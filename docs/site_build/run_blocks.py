@@ -30,6 +30,7 @@ def pages() -> list[Path]:
         ROOT / "README.md",
         ROOT / "docs/get-started.md",
         *sorted((ROOT / "docs/guides").glob("*.md")),
+        ROOT / "docs/decisions-api.md",
         ROOT / "docs/explain.md",
         ROOT / "examples/README.md",
     ]

@@ -8,7 +8,8 @@ import { element } from "./dom.js";
 const VARIABLE = "POLYHEAD_API_KEY";
 const MAX_LINE_LENGTH = 80;
 const PYTHON = new Map([[null, "None"], [true, "True"], [false, "False"]]);
-const WRITERS = { curl: curlCommand, Python: pythonCode };
+const WRITERS = { curl: curlCommand, Python: pythonCode, openai: openaiCode };
+const OPENAI_PATHS = ["/v1/systemone"]; // whose requests the client openai can send, in its own form
 
 export function curlCommand(path, body, method = "") {
   const parts = [`curl -sS${body?.stream ? "N" : ""} ${quoteForShell(address(path))}`];
@@ -56,6 +57,32 @@ function streamingCall(args) {
   ];
 }
 
+// A request with typed questions (/v1/systemone) as a call of the client openai.
+function openaiCode(path, body) {
+  const questions = Object.entries(body.questions).map(([name, question]) => openaiQuestion(name, question));
+  const given = [["model", body.model], ["input", body.state], ["questions", questions]];
+  return [
+    ...(key() ? ["import os", ""] : []),
+    "from openai import OpenAI",
+    "",
+    `client = OpenAI(base_url=${JSON.stringify(address("/v1"))}, api_key=${key() ? `os.environ["${VARIABLE}"]` : '"none"'})`,
+    "answer = client.decisions.create(",
+    ...given.map(([name, value]) => `    ${name}=${formatJson(value, pythonLiteral, "    ")},`),
+    ")",
+    "for each in answer.answers:",
+    "    print(each.to_dict())",
+  ].join("\n");
+}
+
+function openaiQuestion(name, { type, criteria, ...rest }) {
+  const choices = () => Object.entries(criteria).map(([value, description]) => ({ value, ...(description ? { description } : {}) }));
+  switch (type) {
+    case "choice": return { type, name, ...rest, choices: choices() };
+    case "score": return { type, name, ...rest, levels: criteria.map((label) => ({ label })) };
+    default: return { type: "predicate", name, ...rest };
+  }
+}
+
 // JSON with short lists and objects on one line; `formatScalar` writes values that are neither lists nor objects.
 function formatJson(value, formatScalar, indent = "") {
   if (value === null || typeof value !== "object") return formatScalar(value);
@@ -81,7 +108,7 @@ export function mountCopyPanel(panel) {
   const code = element("code", { id: "copy-code" });
   const status = element("span", { class: "hint", role: "status" });
   const kinds = Object.keys(WRITERS).map((name) =>
-    element("button", { type: "button", class: "quiet", "aria-pressed": name === kind, onclick: () => chooseKind(name) }, name));
+    element("button", { type: "button", class: "quiet", onclick: () => chooseKind(name) }, name));
   const copy = element("button", { type: "button", class: "quiet", id: "copy-button", onclick: copyCode }, "Copy");
   const title = element("h2", { id: "copy-title" }, "This request");
   panel.replaceChildren(
@@ -90,9 +117,14 @@ export function mountCopyPanel(panel) {
   );
 
   function showCode() {
-    code.textContent = WRITERS[kind](shown.path, shown.body);
+    const hasOpenai = OPENAI_PATHS.includes(shown.path);
+    const written = kind === "openai" && !hasOpenai ? "Python" : kind;
+    code.textContent = WRITERS[written](shown.path, shown.body);
     status.textContent = "";
-    for (const each of kinds) each.setAttribute("aria-pressed", String(each.textContent === kind));
+    for (const each of kinds) {
+      each.setAttribute("aria-pressed", String(each.textContent === written));
+      each.hidden = each.textContent === "openai" && !hasOpenai;
+    }
   }
 
   function chooseKind(name) {

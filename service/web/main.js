@@ -10,6 +10,7 @@ import { mountChoose } from "./choose.js";
 import { mountClassify } from "./classify.js";
 import { mountCompletion } from "./completion.js";
 import { mountCopyPanel } from "./copy.js";
+import { canDecide, mountDecide } from "./decide.js";
 import { element } from "./dom.js";
 import { mountEmbed } from "./embed.js";
 import { mountFill } from "./fill.js";
@@ -26,6 +27,7 @@ const FORMS = {
   classify: mountClassify, rank: mountRank, choose: mountChoose, embed: mountEmbed, tag: mountTag, span: mountSpan, fill: mountFill,
   chat: mountChat, completion: mountCompletion, translate: mountTranslate,
 };
+const TABS = ["try", "decide", "attention", "server"];
 const RETRY_MS = 1500; // between requests while models load
 const LAST_MODEL_KEY = "polyhead-model";
 
@@ -37,6 +39,7 @@ let model = null;
 let view = null;
 let tab = "try";
 let server = null;
+let decisions = null;
 let wantedModel = ""; // the model in the address when the page was opened
 let isTouched = false; // whether the user has done anything on the page
 
@@ -62,15 +65,21 @@ function pageContext(ofTab) {
   };
 }
 
-// The model of that name; else the one that was used last, a chat model, or the first.
+// The models that the open tab can use; all if it can use none.
+function usableModels() {
+  const able = tab === "decide" ? models.filter(canDecide) : models;
+  return able.length ? able : models;
+}
+
+// The usable model of that name; else the one that was used last, a chat model, or the first.
 function findModel(name) {
-  const named = (wanted) => models.find((each) => each.id === wanted);
-  return named(name) ?? named(localStorage.getItem(LAST_MODEL_KEY)) ?? models.find((each) => formName(each) === "chat") ?? models[0];
+  const usable = usableModels();
+  const named = (wanted) => usable.find((each) => each.id === wanted);
+  return named(name) ?? named(localStorage.getItem(LAST_MODEL_KEY)) ?? usable.find((each) => formName(each) === "chat") ?? usable[0];
 }
 
 function selectModel(name) {
   model = findModel(name);
-  byId("model").value = model.id;
   view?.abort?.();
   delete lastRequests.try;
   view = FORMS[formName(model)](byId("panel-try"), pageContext("try"));
@@ -78,10 +87,17 @@ function selectModel(name) {
   showTab(tab);
 }
 
-// The tab Attention explains the input and the answer on the screen. It is drawn again when they change.
+// The tab Decide has only models that answer questions: another one is selected where the current one does not. The tab
+// Attention explains the input and the answer on the screen. It is drawn again when they change.
 function showTab(name) {
   tab = name;
+  if (!usableModels().some((each) => each.id === model.id)) {
+    selectModel("");
+    return;
+  }
+  fillModelList();
   updateAddress();
+  if (tab === "decide") decisions.selectModel(model);
   byId("copy").hidden = !lastRequests[tab];
   if (lastRequests[tab]) copyPanel(...lastRequests[tab]);
   server.visible(tab === "server");
@@ -125,9 +141,8 @@ async function loadModels() {
     await waitForModels();
     return;
   }
-  fillModelList();
   byId("tabs").hidden = false;
-  tab = ["try", "attention", "server"].includes(wantedTab) ? wantedTab : "try";
+  tab = TABS.includes(wantedTab) ? wantedTab : "try";
   selectModel(wantedModel);
   tabs.open(tab);
   pollLoadingModels();
@@ -141,7 +156,8 @@ async function waitForModels() {
 }
 
 function fillModelList() {
-  byId("model").replaceChildren(...models.map((each) => element("option", { value: each.id }, each.id)));
+  byId("model").replaceChildren(...usableModels().map((each) => element("option", { value: each.id }, each.id)));
+  byId("model").value = model.id;
 }
 
 // Adds models to the list that become ready later. The page changes to a better one as long as it is not used.
@@ -151,8 +167,7 @@ async function pollLoadingModels() {
   await new Promise((done) => setTimeout(done, RETRY_MS));
   models = (await api.request("/v1/models")).data;
   fillModelList();
-  if (isTouched) byId("model").value = model.id;
-  else if (findModel(wantedModel).id !== model.id) selectModel(wantedModel);
+  if (!isTouched && findModel(wantedModel).id !== model.id) selectModel(wantedModel);
   pollLoadingModels();
 }
 
@@ -186,12 +201,16 @@ byId("key-open").addEventListener("click", () => {
 });
 connectThemeButton(byId("theme"));
 server = mountServer(byId("panel-server"), { showRequest: (path, body) => showRequest("server", path, body), onChange: loadModels });
+decisions = mountDecide(byId("panel-decide"), pageContext("decide"));
 const tabs = connectTabs(document.querySelector("[role=tablist]"), showTab);
 connectShortcuts(byId("shortcuts"), {
-  Digit1: () => tabs.open("try"), Digit2: () => tabs.open("attention"), Digit3: () => tabs.open("server"),
+  ...Object.fromEntries(TABS.map((name, index) => [`Digit${index + 1}`, () => tabs.open(name)])),
   KeyM: () => byId("model").focus(),
   KeyI: () => document.querySelector("[role=tabpanel]:not([hidden]) :is(.composer textarea, textarea, input[type=text])")?.focus(),
   KeyN: () => { tabs.open("try"); view.clear?.(); },
-  Escape: () => (tab === "attention" ? cancelAttention(byId("panel-attention")) : view?.abort?.()),
+  Escape: () => {
+    if (tab === "attention") cancelAttention(byId("panel-attention"));
+    else (tab === "decide" ? decisions : view)?.abort?.();
+  },
 });
 loadModels();

@@ -68,3 +68,28 @@ export const CHOICES = {
   text: "The chef put the cake into the oven.",
   choices: ["After an hour she took it out and let it cool.", "The oven sang a song about the sea.", "He parked the car in the garage."],
 };
+
+export const STATES = [
+  "My card was charged twice for one order, and nobody answers the phone.",
+  "The parcel came a day early, and everything in it was fine.",
+  "The app closes whenever I open the settings.",
+];
+
+// A question of each kind, as the form has it.
+export function typedQuestions() {
+  return [
+    { name: "topic", type: "choice", instructions: "What is the text about?", options: ["payment: bills, cards and refunds", "delivery: parcels and dates", "software: the app and its errors"] },
+    { name: "complaint", type: "noul", instructions: "Is the text a complaint?" },
+    { name: "urgency", type: "score", instructions: "How urgent is an answer?", options: ["not urgent", "urgent", "very urgent"] },
+  ];
+}
+
+const MAX_SAMPLE_LABELS = 10;
+
+// Questions to a classifier that knows only its own labels.
+export function labelQuestions({ labels }) {
+  return [
+    { name: "label", type: "choice", instructions: "Which label fits?", options: labels.slice(0, MAX_SAMPLE_LABELS) },
+    { name: "is_it", type: "noul", instructions: labels.at(-1) ?? "" },
+  ];
+}

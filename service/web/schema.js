@@ -7,9 +7,10 @@ const LIMITS = {
   maxItems: "at most # items", minimum: "at least #", maximum: "at most #", exclusiveMinimum: "more than #",
 };
 const EXAMPLES = { model: "MODEL", role: "user", language: "en" };
-const ALWAYS_SHOWN = ["content", "text"]; // part of an example though not required
+const ALWAYS_SHOWN = ["content", "text", "instructions"]; // part of an example though not required
 
 const choices = (schema) => schema.anyOf ?? schema.oneOf;
+const isMap = (schema) => typeof schema.additionalProperties === "object" && !schema.properties;
 
 // The type of a value in words, such as "string or list of integers".
 export function describeType(schema) {
@@ -29,10 +30,11 @@ export function fieldsTable(schema) {
   return element("div", {}, element("p", { class: "hint" }, "One of:"), ...objects.map(unfold));
 }
 
-// The objects of the schema, also in a choice or in a list.
+// The objects of the schema, also in a choice, in a list, or under names that the client chooses.
 function objectsIn(schema) {
   if (choices(schema)) return choices(schema).flatMap(objectsIn);
   if (schema.type === "array") return objectsIn(schema.items ?? {});
+  if (isMap(schema)) return objectsIn(schema.additionalProperties);
   return schema.properties ? [schema] : [];
 }
 
@@ -80,6 +82,7 @@ export function example(schema, name = "") {
   if (schema.enum) return schema.enum.includes(EXAMPLES[name]) ? EXAMPLES[name] : schema.enum[0];
   switch (schema.type) {
     case "object": {
+      if (isMap(schema)) return schema.minProperties ? { NAME: example(schema.additionalProperties) } : {};
       const names = Object.keys(schema.properties ?? {}).filter((each) => schema.required?.includes(each) || ALWAYS_SHOWN.includes(each));
       return Object.fromEntries(names.map((each) => [each, example(schema.properties[each], each)]));
     }

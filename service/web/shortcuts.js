@@ -5,7 +5,7 @@
 import { element } from "./dom.js";
 
 const LISTED = [
-  ["Alt + K", "this list"], ["Alt + 1, 2, 3", "the views Try, Attention, Server"], ["Alt + M", "the model"], ["Alt + I", "the input"],
+  ["Alt + K", "this list"], ["Alt + 1, 2, 3, 4", "the views Try, Decide, Attention, Server"], ["Alt + M", "the model"], ["Alt + I", "the input"],
   ["Alt + N", "a new conversation"], ["Enter", "send a message; Shift + Enter: a new line"], ["Ctrl + Enter", "submit a form"],
   ["Escape", "stop the answer, cancel an explanation, hide a token's details"], ["Arrow keys", "move between tabs, tokens, cells"],
 ];

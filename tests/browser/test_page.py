@@ -60,7 +60,8 @@ def test_no_tab_has_a_serious_accessibility_violation(visit: Visit, served: Proc
 def test_tabs_are_one_tab_stop_with_arrow_keys_between_them(visit: Visit, served: Process) -> None:
     page = visit(served)
     page.get_by_role("tab", name="Try").focus()
-    for key, name in (("ArrowRight", "Attention"), ("ArrowRight", "Server"), ("ArrowRight", "Try"), ("End", "Server")):
+    moves = ("ArrowRight", "Decide"), ("ArrowRight", "Attention"), ("ArrowLeft", "Decide"), ("End", "Server")
+    for key, name in (*moves, ("ArrowRight", "Try")):
         page.keyboard.press(key)
         expect(page.get_by_role("tab", name=name)).to_be_focused()
         expect(page.locator("#tabs > div [aria-selected=true]")).to_have_text(name)
@@ -203,6 +204,11 @@ def test_screenshots(visit: Visit, served: Process, picture: Callable[[Page, str
     wait_for_answer(page)
     page.locator(".token").nth(9).hover()
     picture(page, "chat")
+    tab(page, "Decide")
+    press(page, "Decide")
+    expect(page.locator(".decision")).to_have_count(3)
+    page.get_by_label("State").scroll_into_view_if_needed()
+    picture(page, "decisions")
     page = visit(served, scheme="dark")
     for model, name in (("tags", "tags"), ("minilm", "similarity"), ("translator", "translation")):
         choose(page, model)

@@ -106,4 +106,4 @@ def test_other_routes_refuse_models_that_need_labels(server: Process) -> None:
     assert httpx.get(f"{server.url}/v2/models/spans").status_code == 400
     cut = {"inputs": "a " * 1100, "parameters": {"candidate_labels": ["b", "c"], "truncation": True}}
     assert len(httpx.post(f"{server.url}/models/texts", json=cut, timeout=60).json()) == 2
-    assert httpx.get(f"{server.url}/v1/models/texts").json()["tasks"] == ["zero-shot-classification"]
+    assert httpx.get(f"{server.url}/v1/models/texts").json()["tasks"] == ["zero-shot-classification", "decisions"]

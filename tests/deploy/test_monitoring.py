@@ -200,5 +200,5 @@ def test_the_dashboard_depends_on_no_particular_data_source() -> None:
     rows = [panel["title"] for panel in DASHBOARD["panels"] if panel["type"] == "row"]
     assert rows == [
         *("Overview", "Latency", "Queue and admission", "Engine", "Cache", "Speculation"),
-        *("Replicas", "Keys", "Failures", "Process"),
+        *("Decisions", "Replicas", "Keys", "Failures", "Process"),
     ]

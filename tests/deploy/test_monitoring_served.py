@@ -39,6 +39,10 @@ class MonitoredServer:
             long = {"model": "chat", "prompt": PROMPT, "max_tokens": 40, "min_tokens": 40, "temperature": 0}
             assert client.post("/v1/completions", json=long).status_code == 200
             assert client.post("/models/judge/predict", json={"inputs": "A good film."}).status_code == 200
+            for certain in (0, 1):  # an answered question, and a refused one
+                question = {"type": "predicate", "instructions": "positive"}
+                body = {"model": "judge", "input": "A good film.", "questions": [question], "min_confidence": certain}
+                assert client.post("/v1/decisions", json=body).status_code == 200
             expired = client.post(
                 "/v1/completions", json=long | {"max_tokens": 180, "min_tokens": 180, "timeout": 0.02}
             )

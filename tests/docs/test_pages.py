@@ -75,7 +75,10 @@ def test_the_site_loads_nothing_from_other_servers() -> None:
     assert "extra_javascript" not in SITE
 
 
-@pytest.mark.parametrize("page", ["README.md", "docs/get-started.md", *sorted(p for p in PAGES if "guides/" in p)])
+GUIDES = ["README.md", "docs/get-started.md", "docs/decisions-api.md", *sorted(p for p in PAGES if "guides/" in p)]
+
+
+@pytest.mark.parametrize("page", GUIDES)
 def test_blocks_say_what_they_are_and_their_commands_exist(page: str) -> None:
     text = (ROOT / page).read_text("utf-8")
     commands = {
@@ -105,6 +108,7 @@ def test_the_page_of_the_api_has_every_route_and_nested_fields() -> None:
         for method in operations:
             assert f"### `{method.upper()} {path}`" in page
     assert "| `messages[].content` |" in page
+    assert "| `questions.NAME.criteria` |" in page
     assert "`POST /admin/models`" in page
 
 

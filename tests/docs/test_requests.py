@@ -18,6 +18,7 @@ PAGES = (
     "docs/guides/classify.md",
     "docs/guides/embed-and-rerank.md",
     "docs/guides/chat.md",
+    "docs/decisions-api.md",
 )
 SHOWN_ADDRESS = "http://127.0.0.1:8000"
 REQUESTS = {
@@ -53,6 +54,13 @@ def test_a_request_of_a_page_is_answered_as_shown(place: str, tiny_quick_start: 
 
 def test_every_kind_of_request_is_in_readme() -> None:
     sent = [shlex.split(command.text)[2] for place, command in REQUESTS.items() if place.startswith("README")]
-    ends = ("/v1/chat/completions", "/predict", "/v1/embeddings", "/v1/rerank", "/models/minilm/similarity")
+    ends = (
+        "/v1/chat/completions",
+        "/predict",
+        "/v1/systemone",
+        "/v1/embeddings",
+        "/v1/rerank",
+        "/models/minilm/similarity",
+    )
     assert sent == [SHOWN_ADDRESS + end for end in ends]
     assert all(json.loads(shlex.split(REQUESTS[place].text)[-1]) for place in REQUESTS)

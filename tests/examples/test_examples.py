@@ -79,6 +79,17 @@ class Lines(list[str]):
         return False
 
 
+def test_a_question_is_answered_or_left_to_a_person(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "stdin", Lines("one", "", "two"))
+    answers = [line.split() for line in run("decide", "--least", "0")]
+    assert [words[2] for words in answers] == ["one", "two"]
+    for label, confidence, _ in answers:
+        assert label in ("POSITIVE", "NEGATIVE")
+        assert 0 < float(confidence) <= 1
+    monkeypatch.setattr(sys, "stdin", Lines("one"))
+    assert run("decide", "--least", "1") == ["a person       one"]
+
+
 def test_requests_are_led_to_the_most_similar_department_or_a_person(run: Run) -> None:
     route = load("route")
     assert route.choose({"billing": 0.1, "shipping": 0.3}, 0.2) == "shipping"

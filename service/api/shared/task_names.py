@@ -5,11 +5,13 @@ from typing import Any, get_args
 
 from ...core.model import Model
 from ...core.request import ExplainMethod, Task
+from ...decisions.encoder_reads import DECISION_TASKS
 from ...explain.explain_request import TARGET_FIELDS
 from ...text import zero_shot
 
 TEXT_GENERATION = "text-generation"
 ZERO_SHOT = "zero-shot-classification"
+DECISIONS = "decisions"  # of no pipeline: POST /v1/decisions and /v1/systemone
 # The tasks of encoder-decoders, and the field of their answers.
 TEXT2TEXT_FIELDS: Mapping[str, str] = {
     "text2text-generation": "generated_text",
@@ -42,14 +44,14 @@ def model_tasks(model: Model) -> list[str]:
 def describe_model(model: Model, *, explained: bool) -> dict[str, Any]:
     """What a client needs to use the model.
 
-    `sampling`: the options of requests that do not set them, where the API's defaults are not used;
-    `pairs`: whether it reads two texts at once; `mask`: the text of the mask token; `explain`: the methods that explain
-    its answers.
+    `tasks`: the names of its pipelines, and `decisions` if it answers questions about a text; `sampling`: the options
+    of requests that do not set them, where the API's defaults are not used; `pairs`: whether it reads two texts at
+    once; `mask`: the text of the mask token; `explain`: the methods that explain its answers.
     """
     hidden = model.tokenizer.mask_id if model.task == "fill" else None
     return {
         "task": model.task,
-        "tasks": model_tasks(model),
+        "tasks": model_tasks(model) + [DECISIONS] * (model.task in DECISION_TASKS),
         "labels": model.labels,
         "max_tokens": model.max_tokens,
         "chat": model.chat is not None,

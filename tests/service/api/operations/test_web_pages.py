@@ -162,13 +162,13 @@ def test_every_model_describes_its_form(tiny_generator: Path, tiny_classifier: P
         model(tiny_classifier, "words", "fill"),
     ]
     data = call(application(Registry(models, echo)), "GET", "/v1/models").json()["data"]
-    known = {one["id"]: (one["task"], one["tasks"][-1], one["chat"], one["pairs"], one["mask"]) for one in data}
+    known = {one["id"]: (one["task"], one["tasks"][-2:], one["chat"], one["pairs"], one["mask"]) for one in data}
     assert known == {
-        "talker": ("generate", "text-generation", True, "none", ""),
-        "writer": ("generate", "text-generation", False, "none", ""),
-        "judge": ("classify", "zero-shot-classification", False, "possible", ""),
-        "order": ("rank", "text-classification", False, "needed", ""),
-        "words": ("fill", "fill-mask", False, "none", "[MASK]"),
+        "talker": ("generate", ["text-generation", "decisions"], True, "none", ""),
+        "writer": ("generate", ["text-generation", "decisions"], False, "none", ""),
+        "judge": ("classify", ["zero-shot-classification", "decisions"], False, "possible", ""),
+        "order": ("rank", ["text-classification", "decisions"], False, "needed", ""),
+        "words": ("fill", ["fill-mask"], False, "none", "[MASK]"),
     }
     assert {tuple(one["labels"]) for one in data} == {(), ("entails", "not")}
     assert {one["max_tokens"] for one in data} == {64}

@@ -1,0 +1,67 @@
+// The fields of one question about a text: its kind, its instructions, and the options or levels of its answer.
+
+import { element, uniqueId } from "./dom.js";
+import { field, lines, numberInput, textArea, textInput } from "./form.js";
+
+const KINDS = { noul: "Yes or no", choice: "Choice", score: "Score" };
+const MAX_ORDERS = 24;
+const OPTION = /^(.*?):\s+(.*)$/; // a name, and after a colon its description
+
+export class QuestionForm {
+  // `sample` is {name, type, instructions, options}; `onRemove` is called by the button Remove.
+  constructor(sample, onRemove) {
+    this.name = textInput(sample.name);
+    this.kind = element("select", {}, ...Object.entries(KINDS).map(([value, text]) => element("option", { value }, text)));
+    this.kind.value = sample.type;
+    this.instructions = textInput(sample.instructions);
+    this.options = textArea((sample.options ?? []).join("\n"), 3);
+    this.orders = numberInput(1, 1, MAX_ORDERS);
+    this.legend = element("legend");
+    this.remove = element("button", { type: "button", class: "quiet small", onclick: onRemove }, "Remove");
+    this.optionsField = element("div");
+    this.ordersField = field("Orders", this.orders);
+    this.kind.addEventListener("change", () => this.showFields());
+    const row = element("div", { class: "settings" }, field("Kind", this.kind), field("Name", this.name), this.ordersField, this.remove);
+    this.node = element("fieldset", { class: "question" }, this.legend, row, field("Instructions", this.instructions), this.optionsField);
+    this.showFields();
+  }
+
+  // The number of the question in the form, which labels it for screen readers.
+  setNumber(number) {
+    this.legend.textContent = `Question ${number}`;
+    this.remove.setAttribute("aria-label", `Remove question ${number}`);
+  }
+
+  // A question of yes or no has neither options nor an order of them.
+  showFields() {
+    const isYesNo = this.kind.value === "noul";
+    this.ordersField.hidden = this.optionsField.hidden = isYesNo;
+    if (isYesNo) return;
+    const [label, hint] = this.kind.value === "choice"
+      ? ["Options, one per line", "A description may follow after a colon: billing: payments and refunds"]
+      : ["Levels, one per line", "The lowest first."];
+    this.options.id ||= uniqueId("options");
+    this.optionsField.replaceChildren(field(label, this.options, hint));
+  }
+
+  // [name, description] of each option; the description is null if there is none.
+  choices() {
+    return lines(this.options.value).map((line) => line.match(OPTION)?.slice(1) ?? [line, null]);
+  }
+
+  // The question as the API reads it.
+  question() {
+    const question = { type: this.kind.value, instructions: this.instructions.value };
+    if (question.type === "noul") return question;
+    question.criteria = question.type === "choice" ? Object.fromEntries(this.choices()) : lines(this.options.value);
+    if (Number(this.orders.value) > 1) question.permutations = Number(this.orders.value);
+    return question;
+  }
+
+  // Throws an error for what the request could not say: an object keeps only one of two equal names.
+  check() {
+    const names = this.choices().map(([name]) => name);
+    const repeated = this.kind.value === "choice" && names.find((name, index) => names.indexOf(name) < index);
+    if (repeated) throw new Error(`${this.legend.textContent}: the option ${repeated} occurs twice.`);
+  }
+}
