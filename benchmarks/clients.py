@@ -3,7 +3,8 @@
     python -m benchmarks.clients [--install]
 
 Each check is one thing that such a client does: litellm, KServe's and Triton's REST clients, text_generation,
-ChatHuggingFace; hf.js and the AI SDK by Vercel if npm is there.  `--install` makes their environments under .bench/.
+ChatHuggingFace; what openai, typesafe-sdk, langchain-openai, pydantic-ai and litellm have for typed questions; hf.js
+and the AI SDK by Vercel if npm is there.  `--install` makes their environments under .bench/.
 The models are tiny and random, so only that and how something is answered is checked.  The exit status is 1 if a check
 fails.
 """
@@ -22,18 +23,20 @@ from benchmarks.serving import serve
 from tests.support import checkpoints
 
 BENCH = Path(__file__).parent.parent / ".bench"
-PYTHON = BENCH / "clients" / "bin" / "python"
+PYTHON, DECIDER = (BENCH / name / "bin" / "python" for name in ("clients", "clients-decisions"))
 NODE = BENCH / "clients-npm"
 PACKAGES = ("litellm==1.106.2", "kserve==0.21.0", "langchain-huggingface==1.2.3", "tritonclient[http]==2.73.0")
+DECISION_PACKAGES = (
+    *("openai==3.54.0", "typesafe-sdk==0.7.5", "langchain-openai==1.7.4", "pydantic-ai-slim[openai]==2.68.0"),
+    "litellm==1.109.1",
+)
 WITHOUT_REQUIREMENTS = ("text-generation==0.7.0",)  # it requires an old huggingface_hub, and works with a new one
 NPM_PACKAGES = ("@huggingface/inference@4.13.30", "ai@6.0.326", "@ai-sdk/anthropic@3.0.140", "@ai-sdk/openai@3.0.141")
 
 # Each program prints a JSON object: by the name of a check, "" or what went wrong.
-PYTHON_CHECKS = """
+CHECK = """
 import asyncio, json, sys
 url, found = sys.argv[1], {}
-talk = [{"role": "user", "content": "Hello"}]
-long = [{"role": "user", "content": "fox " * 400}]
 
 def check(name, call):
     try:
@@ -41,6 +44,11 @@ def check(name, call):
         found[name] = ""
     except Exception as error:
         found[name] = f"{type(error).__name__}: {str(error)[:200]}"
+
+"""
+PYTHON_CHECKS = """
+talk = [{"role": "user", "content": "Hello"}]
+long = [{"role": "user", "content": "fox " * 400}]
 
 import litellm
 litellm.suppress_debug_info = True
@@ -102,6 +110,104 @@ check("ChatHuggingFace", chatted)
 print(json.dumps(found))
 """
 
+DECISION_CHECKS = """
+state = "The fox runs."
+import openai
+from typesafe_sdk import AsyncTypeSafeClient, Choice, Noul, Score, TypeSafeClient, TypeSafeBadRequestError
+
+PREDICATE = {"type": "predicate", "instructions": "It is a complaint.", "name": "complaint"}
+
+def asked_openai():
+    client = openai.OpenAI(base_url=url + "/v1", api_key="x", max_retries=0)
+    return 0 < client.decisions.create(model="chat", input=state, questions=[PREDICATE]).answers[0].probability < 1
+
+check("openai decisions", asked_openai)
+QUESTIONS = {
+    "complaint": Noul(instructions="Is it a complaint?"),
+    "topic": Choice(instructions="What is it about?", criteria={"payment": "cards", "delivery": None}),
+    "urgency": Score(instructions="How urgent is it?", criteria=["low", "high"]),
+}
+
+def is_whole(answer):
+    assert answer.usage.input_tokens and answer.choices["topic"].choice in ("payment", "delivery")
+    return 0 < answer.nouls["complaint"].noul < 1 and 0 <= answer.scores["urgency"].score <= 1
+
+def asked_typesafe(state):
+    with TypeSafeClient(base_url=url, api_key="x", model="chat") as client:
+        return is_whole(client.system_one(state=state, questions=QUESTIONS))
+
+async def asked_async():
+    async with AsyncTypeSafeClient(base_url=url, api_key="x", model="chat") as client:
+        return is_whole(await client.system_one(state=state, questions=QUESTIONS))
+
+def is_refused():
+    with TypeSafeClient(base_url=url, api_key="x", model="chat") as client:
+        try:
+            client.system_one(state=" ", questions=QUESTIONS)
+        except TypeSafeBadRequestError as error:
+            return "state: is empty" in str(error)
+
+def listed():
+    with TypeSafeClient(base_url=url, api_key="x") as client:
+        return "chat" in [model.name for model in client.models.list().models]
+
+check("typesafe-sdk system_one", lambda: asked_typesafe(state))
+check("typesafe-sdk system_one, JSON", lambda: asked_typesafe({"subject": state, "lines": ["a", 1]}))
+check("typesafe-sdk system_one, async", lambda: asyncio.run(asked_async()))
+check("typesafe-sdk error", is_refused)
+check("typesafe-sdk models", listed)
+
+from langchain_core.messages import AIMessage, HumanMessage
+from langchain_openai import decisions as lc
+
+def asked_langchain(given):
+    runnable = lc.OpenAIDecisions(model="chat", base_url=url + "/v1", api_key="x")
+    questions = {
+        "topic": lc.Choice(instructions="What is it about?", choices={"payment": "cards", "delivery": "parcels"}),
+        "complaint": lc.Predicate(instructions="It is a complaint."),
+        "urgency": lc.Score(instructions="How urgent?", levels=["low", "high"]),
+    }
+    answer = runnable.invoke({"input": given, "questions": questions})
+    return answer.choices["topic"].choice in ("payment", "delivery") and answer.predicates and answer.scores
+
+check("langchain OpenAIDecisions", lambda: asked_langchain(state))
+check("langchain OpenAIDecisions, messages", lambda: asked_langchain([HumanMessage(state), HumanMessage("b")]))
+check("langchain OpenAIDecisions, conversation", lambda: asked_langchain([HumanMessage(state), AIMessage("b")]))
+
+from typing import Literal
+from pydantic import BaseModel, Field
+from pydantic_ai import Agent
+from pydantic_ai.models.openai_decisions import OpenAIDecisionsModel
+from pydantic_ai.models.system_one import SystemOneModel
+from pydantic_ai.providers.openai import OpenAIProvider
+from pydantic_ai.providers.system_one import SystemOneProvider
+
+class Handling(BaseModel):
+    topic: Literal["payment", "delivery"] = Field(description="What the message is about")
+    complaint: bool = Field(description="Is it a complaint?")
+
+def decided(model):
+    return isinstance(Agent(model, output_type=Handling).run_sync(state).output, Handling)
+
+one = SystemOneModel("chat", provider=SystemOneProvider(base_url=url, api_key="x"))
+two = OpenAIDecisionsModel("chat", provider=OpenAIProvider(base_url=url + "/v1", api_key="x"))
+check("pydantic-ai SystemOneModel", lambda: decided(one))
+check("pydantic-ai OpenAIDecisionsModel", lambda: decided(two))
+
+import litellm
+litellm.suppress_debug_info = True
+NOUL = {"complaint": {"type": "noul", "instructions": "Is it a complaint?"}}
+for provider in ("typesafe", "hosted_vllm"):
+    base = url if provider == "typesafe" else url + "/v1"
+    call = lambda: litellm.systemone(model=f"{provider}/chat", state=state, questions=NOUL, api_base=base, api_key="x")
+    check(f"litellm systemone {provider}", lambda: call().answers)
+def asked_litellm():
+    from litellm.decisions.main import decisions
+    return decisions(model="openai/chat", input=state, questions=[PREDICATE], api_base=url + "/v1", api_key="x").answers
+check("litellm decisions openai", asked_litellm)
+print(json.dumps(found))
+"""
+
 NODE_CHECKS = """
 import {InferenceClient} from "@huggingface/inference"
 import {createAnthropic} from "@ai-sdk/anthropic"
@@ -142,6 +248,9 @@ def install() -> None:
         pip = [str(PYTHON), "-m", "pip", "install", "-q"]
         subprocess.run([*pip, *PACKAGES], check=True)
         subprocess.run([*pip, "--no-deps", *WITHOUT_REQUIREMENTS], check=True)
+    if not DECIDER.exists():
+        venv.create(BENCH / "clients-decisions", with_pip=True)
+        subprocess.run([str(DECIDER), "-m", "pip", "install", "-q", *DECISION_PACKAGES], check=True)
     if shutil.which("npm") and not (NODE / "node_modules").exists():
         NODE.mkdir(parents=True, exist_ok=True)
         subprocess.run(["npm", "install", "--silent", "--prefix", str(NODE), *NPM_PACKAGES], check=True)
@@ -167,7 +276,8 @@ def main() -> None:
         checkpoints.generator(chat)
         checkpoints.classifier(judge)
         with serve(f"chat={chat}", f"judge={judge}") as running:
-            found = results([str(PYTHON), "-c", PYTHON_CHECKS, running.url])
+            found = results([str(PYTHON), "-c", CHECK + PYTHON_CHECKS, running.url])
+            found |= results([str(DECIDER), "-c", CHECK + DECISION_CHECKS, running.url])
             if (NODE / "node_modules").exists():
                 program = NODE / "checks.mjs"
                 program.write_text(NODE_CHECKS)

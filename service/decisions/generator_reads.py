@@ -21,7 +21,11 @@ from .label_tree import LETTERS, LabelTree, Path, Spellings, choose_labels, log_
 from .option_orders import Order, choose_orders
 from .question import DecisionRequest, OptionScores, Question
 
-ANSWER_HINTS = {"predicate": "Answer Yes or No.", "choice": "Answer with a letter.", "score": "Answer with a number."}
+ANSWER_HINTS = {
+    "predicate": "Answer only Yes or No.",
+    "choice": "Answer only with the letter of the right option.",
+    "score": "Answer only with the number of the right level.",
+}
 MAX_READS = 4096  # of one call
 MAX_CALL_TOKENS = 1 << 22  # tokens of all prompts of one call
 TAIL_TOKENS = 8  # the last tokens of a prompt, with which labels are tokenised

@@ -12,6 +12,7 @@ import openai
 import pytest
 import torch
 import transformers
+import typesafe_sdk
 
 from polyhead.service.text.decision_prompts import QuestionText
 from tests.support import decision_models
@@ -83,7 +84,7 @@ def prompt_of(server: Process, question: str) -> list[int]:
 def test_probabilities_are_those_of_transformers(server: Process, long_generator: Path) -> None:
     found = ask(server)
     words = transformers.AutoTokenizer.from_pretrained(long_generator)
-    lines = "Question: Where is it?\nA: Paris - the town\nB: river\nAnswer with a letter."
+    lines = "Question: Where is it?\nA: Paris - the town\nB: river\nAnswer only with the letter of the right option."
     logprobs = next_logprobs(long_generator, prompt_of(server, lines))
     first, second = (float(logprobs[words.convert_tokens_to_ids(letter)].exp()) for letter in "AB")
     shares = found["answers"]["place"]["probabilities"]
@@ -98,7 +99,7 @@ def test_more_options_than_letters_are_scored_as_sequences(server: Process, long
     assert sum(shares.values()) == pytest.approx(1)
     labels = [chr(65 + n // 26) + chr(65 + n % 26) for n in range(40)]
     lines = "\n".join(f"{label}: {name}" for label, name in zip(labels, shares, strict=True))
-    prompt = prompt_of(server, f"{lines}\nAnswer with a letter.")
+    prompt = prompt_of(server, f"{lines}\nAnswer only with the letter of the right option.")
     words = transformers.AutoTokenizer.from_pretrained(long_generator)
     scores = []
     for label in (labels[0], labels[25], labels[39]):
@@ -233,6 +234,22 @@ def test_the_official_client(server: Process) -> None:
     assert (refused.answers[0].type, refused.answers[0].name) == ("refusal", "n")
     page = httpx.get(f"{server.url}/metrics").text
     assert 'polyhead_decision_questions_total{model="chat",outcome="refused",question="predicate"} 1.0' in page
+
+
+def test_the_client_of_typesafe(server: Process) -> None:
+    questions = {
+        "good": typesafe_sdk.Noul(instructions="Is the fox good?"),
+        "place": typesafe_sdk.Choice(instructions="Where?", criteria={"Paris": "the town", "river": None}),
+        "speed": typesafe_sdk.Score(instructions="How fast?", criteria=["slow", "fast"]),
+    }
+    with typesafe_sdk.TypeSafeClient(base_url=server.url, api_key="none", model="chat") as client:
+        found = client.system_one(state={"text": STATE, "lines": [1, None]}, questions=questions)
+        assert 0 < found.nouls["good"].noul < 1
+        assert found.choices["place"].choice in ("Paris", "river")
+        assert sum(found.scores["speed"].probabilities.values()) == pytest.approx(1)
+        assert "chat" in [each.name for each in client.models.list().models]
+        with pytest.raises(typesafe_sdk.TypeSafeBadRequestError, match="state: is empty"):
+            client.system_one(state=" ", questions=questions)
 
 
 @pytest.mark.parametrize(

@@ -15,7 +15,7 @@ from ....core.version import VERSION
 from ....text.answer_delta import AnswerDelta, TokenLogprobs, Usage
 from ....text.encoder_outputs import ScoreOutput, SparseVector, TokenVectors
 from ...shared.streaming import as_float32
-from ...shared.task_names import describe_model
+from ...shared.task_names import describe_model, model_tasks
 from ...shared.timestamps import format_time
 
 
@@ -159,10 +159,19 @@ def encode_base64(values: list[float]) -> str:
 
 
 def write_models(models: Sequence[Model], *, explained: bool) -> dict[str, Any]:
-    """A list of all models, with the fields of OpenAI's lists and of Anthropic's, which have the same path."""
+    """A list of all models, with the fields of OpenAI's lists, of Anthropic's and of TypeSafe's, which have the same
+    path.
+    """
     names = [model.name for model in models]
     pages = {"has_more": False, "first_id": names[0] if names else None, "last_id": names[-1] if names else None}
-    return {"object": "list", "data": [write_openai_model(model, explained=explained) for model in models], **pages}
+    listed = [write_openai_model(model, explained=explained) for model in models]
+    return {"object": "list", "data": listed, "models": list(map(write_typesafe_model, models)), **pages}
+
+
+def write_typesafe_model(model: Model) -> dict[str, Any]:
+    released = format_time(model.created)[: len("2026-01-01")]
+    description = f"{model.family}: {', '.join(model_tasks(model))}"
+    return {"name": model.name, "description": description, "release_date": released}
 
 
 def write_openai_model(model: Model, *, explained: bool) -> dict[str, Any]:
