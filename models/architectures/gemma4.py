@@ -49,6 +49,8 @@ def fill_defaults(hf: Json) -> dict[str, Any]:
     hf = {**DEFAULTS, **{key: value for key, value in hf.items() if value is not None}}
     layers = layer_numbers(hf["num_hidden_layers"])
     kinds = [*(hf.get("layer_types") or (LOCAL if (layer + 1) % 6 else FULL for layer in layers))]
+    if len(kinds) != len(layers):
+        raise UnsupportedError(f"layer_types has {len(kinds)} layers, and num_hidden_layers is {len(layers)}")
     return {**hf, "layer_types": [*kinds[:-1], FULL], "hidden_act": hf["hidden_activation"]}
 
 
@@ -72,10 +74,10 @@ def layer_shapes(hf: Json, reads: tuple[int, ...]) -> tuple[LayerShape, ...]:
     listed = hf.get("per_layer_config") or {n: full for n, kind in enumerate(hf["layer_types"]) if kind == FULL}
     if not isinstance(listed, Mapping) or not all(isinstance(sizes, Mapping) for sizes in listed.values()):
         raise UnsupportedError(f"per_layer_config is {show_value(listed)}, which should be an object of objects")
-    found = []
+    found, keys = [], ("num_key_value_heads", "head_dim", "intermediate_size")
     for layer, source in enumerate(reads):
-        sizes = {**hf, **listed.get(str(layer), listed.get(layer, {}))}
-        kv_heads, width, inner = read_sizes(sizes, "num_key_value_heads", "head_dim", "intermediate_size")
+        own = listed.get(str(layer), listed.get(layer, {}))
+        kv_heads, width, inner = read_sizes({key: own.get(key, hf[key]) for key in keys}, *keys)
         doubled = 2 if hf.get("use_double_wide_mlp") and source < layer else 1
         found.append(LayerShape(kv_heads=kv_heads, head_width=width, mlp_width=inner * doubled))
     return tuple(found)

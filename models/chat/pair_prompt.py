@@ -1,8 +1,11 @@
 """The conversation, or the text, in which a reranker that generates gets a query and a document."""
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
+
+PLACES = re.compile(r"\{(query|document)\}")
 
 
 @dataclass(frozen=True)
@@ -30,14 +33,24 @@ class PairPrompt:
 
 @dataclass(frozen=True)
 class PairTemplate:
-    """A query and a document between tokens, without a chat template. `texts` may name {query} and {document}; each is
-    tokenised on its own, and nothing in it is a control token. `before` and `after` are tokens around them.
+    """A query and a document between tokens, without a chat template. `texts` may name {query} and {document}, each
+    once; each text is tokenised on its own, and nothing in it is a control token. `before` and `after` are tokens
+    around them.
+
+    It is no format string: a replica of a fleet sends it, and a width in a format takes any memory.
     """
 
     before: tuple[int, ...]
     texts: tuple[str, ...]
     after: tuple[int, ...]
 
+    def __post_init__(self) -> None:
+        """Raises ValueError if a query or a document would stand there more than once."""
+        places = PLACES.findall("".join(self.texts))
+        if len(places) > len({*places}):
+            raise ValueError("texts: {query} or {document} stands there more than once")
+
     def build_texts(self, query: str, document: str) -> list[str]:
         """The texts about a pair."""
-        return [text.format(query=query, document=document) for text in self.texts]
+        values = {"query": query, "document": document}
+        return [PLACES.sub(lambda place: values[place[1]], text) for text in self.texts]

@@ -35,13 +35,15 @@ class DefaultPrecision:
 
 
 def choose_precision(entries: Iterable[TensorEntry]) -> DefaultPrecision:
-    """The default precision of a checkpoint with at least one matrix: integers if more than half of the matrices'
-    weights are stored so, int4 if any of them keeps its stored codes in int4."""
+    """The default precision of a checkpoint: integers if more than half of the matrices' weights are stored so, int4 if
+    any of them keeps its stored codes in int4."""
     numbers, shares = Counter[str](), Counter[PrecisionName]()
     for entry in entries:
         if len(entry.shape) in (2, 3):  # 3: the matrices of all experts of a layer
             numbers[entry.kind] += prod(entry.shape)
             shares[kind_precision(entry.kind)] += prod(entry.shape)
+    if not numbers:
+        return DefaultPrecision("float32", "it has no matrices")
     if 2 * shares["float32"] >= shares.total():
         kind = next(kind for kind, _ in numbers.most_common() if kind_precision(kind) == "float32")
         return DefaultPrecision("float32", f"its weights are stored as {kind}")

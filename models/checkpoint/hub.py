@@ -176,10 +176,11 @@ def ask_hub(source: str, wanted: HubSource) -> tuple[Repository, list[HubFile]]:
 
 
 def read_file_entry(sibling: Any) -> HubFile:
-    """A file as the hub lists it. What is no digest is left out: the library then downloads the file."""
+    """A file as the hub lists it. What is no digest is left out: the library then downloads the file. A size that is
+    none is -1."""
     large = sibling.lfs
     digest = (large.sha256 if large is not None else sibling.blob_id) or ""
-    size = sibling.size if isinstance(sibling.size, int) else 0
+    size = sibling.size if isinstance(sibling.size, int) and sibling.size >= 0 else -1
     return HubFile(sibling.rfilename, size, digest if COMMIT.fullmatch(digest) else "")
 
 

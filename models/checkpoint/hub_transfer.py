@@ -122,8 +122,12 @@ def download_files(repository: Repository, files: Collection[HubFile], progress:
     """Download the files that the cache lacks. `progress` is called with the bytes downloaded so far, and in all;
     `max_bytes` limits the size of all files together; 0: no limit.
 
-    CheckpointError before anything is downloaded if they are larger, or larger than what is free on the disk.
+    CheckpointError before anything is downloaded if they are larger, or larger than what is free on the disk, or if the
+    size of one is not known.
     """
+    for file in files:
+        if file.size < 0:
+            raise CheckpointError(f"the hub names no size of {file.name}; a download of any size is not begun")
     size, left = sum(file.size for file in files), sum(repository.bytes_left(file) for file in files)
     if max_bytes and size > max_bytes:
         raise CheckpointError(f"its files have {show_bytes(size)}; a download may have {show_bytes(max_bytes)} at most")

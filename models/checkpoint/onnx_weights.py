@@ -35,6 +35,7 @@ from .tensor_files import (
 MAX_NODES = 1 << 18  # of a graph; one of 48 layers has 10,000
 MAX_INPUTS = 64  # inputs or outputs of a node; those of a product are two and one
 MAX_FIELDS = 1 << 22  # fields of a file that are looked at; those of a graph of 48 layers are 200,000
+MAX_TEXT = 1 << 25  # bytes of all names; those of a graph of 48 layers are 3 MB
 MAX_PAIRS = 16  # of a tensor's place in another file; there are four kinds
 MAX_VARINT_BYTES = 10
 VARINT, FIXED64, MESSAGE, FIXED32 = 0, 1, 2, 5  # how a field is stored
@@ -98,13 +99,14 @@ def read_onnx(path: Path) -> dict[str, TensorEntry]:
         if found := sorted(kinds.intersection(known)):
             message = f"{what} ({found[0]}), which is not read; name the plain export, or a safetensors folder"
             raise UnsupportedError(message, file=str(path))
-    return name_tensors(nodes, tensors)
+    return name_tensors(path, nodes, tensors)
 
 
-def name_tensors(nodes: list[Node], tensors: Mapping[str, TensorEntry]) -> dict[str, TensorEntry]:
+def name_tensors(path: Path, nodes: list[Node], tensors: Mapping[str, TensorEntry]) -> dict[str, TensorEntry]:
     """The tensors under the names of parameters."""
     shared = {out: node.inputs[0] for node in nodes if node.kind == "Identity" and node.inputs for out in node.outputs}
     known = {**tensors, **{name: tensors[source] for name, source in shared.items() if source in tensors}}
+    check_tensor_count(path, len(known))
     found = {name: entry for name, entry in known.items() if is_parameter(name) and entry.kind in FLOAT_ENCODINGS}
     for node in nodes:
         scope, _, last = node.name.rpartition("/")
@@ -231,7 +233,7 @@ class MessageReader:
 
     def __init__(self, path: Path, file: BinaryIO) -> None:
         self.size = os.fstat(file.fileno()).st_size
-        self._path, self._file, self._fields_left = path, file, MAX_FIELDS
+        self._path, self._file, self._fields_left, self._text_left = path, file, MAX_FIELDS, MAX_TEXT
 
     def fields(self, start: int, end: int) -> Iterator[Field]:
         """The fields of the message in [start, end). Fields inside of them may be read meanwhile."""
@@ -258,9 +260,12 @@ class MessageReader:
             place = after
 
     def text(self, field: Field) -> str:
-        """A name. CheckpointError if it is longer than MAX_NAME_LENGTH bytes."""
+        """A name. CheckpointError if it is longer than MAX_NAME_LENGTH bytes, or all names are than MAX_TEXT."""
         if field.kind != MESSAGE or field.end - field.start > MAX_NAME_LENGTH:
             raise self._damaged(f"a name of {field.end - field.start} bytes; {MAX_NAME_LENGTH} are the most")
+        self._text_left -= field.end - field.start
+        if self._text_left < 0:
+            raise self._damaged(f"names of more than {MAX_TEXT} bytes together")
         self._file.seek(field.start)
         return self._file.read(field.end - field.start).decode(errors="replace")
 

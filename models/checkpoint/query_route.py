@@ -2,7 +2,6 @@
 their own. Both are read by one network, or queries by a table of weights (Geng et al. 2024, arXiv:2411.04403), which is
 a tensor or `idf.json`, an object with a weight for each token."""
 
-import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -30,6 +29,7 @@ from .sentence_modules import (
 from .tensor_files import FLOAT_ENCODINGS, TensorEntry, ignore_bytes
 
 LISTED = "idf.json"
+MAX_WEIGHT = torch.finfo(torch.float32).max
 ReadTokenizer = Callable[[Path], Tokenizer]
 
 
@@ -99,7 +99,7 @@ def read_listed_weights(file: Path, config: ModelConfig, tokenizer: Tokenizer) -
     """The weights in a JSON object by token. What is no token is the unknown one, as in sentence-transformers."""
     weights, given = dict[int, float](), read_json(file)
     for name, weight in given.items():
-        if type(weight) not in (int, float) or not math.isfinite(weight):
+        if type(weight) not in (int, float) or not abs(weight) <= MAX_WEIGHT:
             message = f"the weight of {show_value(name)} is {show_value(weight)}, which should be a number"
             raise CheckpointError(message, file=str(file))
         token = tokenizer.token_id(name)

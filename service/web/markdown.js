@@ -10,15 +10,29 @@ const OPTIONS = { gfm: true, breaks: true };
 const LINK = /^(https?:|mailto:)/i;
 const MAX_HEADING = 6;
 const COPIED_MS = 1500;
+const RUN = /\S+|[^\S\n]+/g;
+const MAX_RUN = 2000; // characters; the library's time grows with the square of the length of a run
 
-// Text that grows: a block is drawn again only if it has changed.
+// Text that grows: a block is drawn again only if it has changed. Text that would keep the page busy, or that is nested
+// deeper than the stack of the browser, is shown as it is.
 export class MarkdownText {
   constructor(place) {
     this.place = place;
     this.drawn = []; // the source of each block; each has one child node of `place`
+    this.isVerbatim = false;
   }
 
   show(text) {
+    this.isVerbatim ||= hasLongRun(text);
+    try {
+      if (!this.isVerbatim) this.draw(text);
+    } catch { // of the stack; browsers name that error differently
+      this.isVerbatim = true;
+    }
+    if (this.isVerbatim) this.place.replaceChildren(element("p", { class: "verbatim" }, text));
+  }
+
+  draw(text) {
     const blocks = lexer(text, OPTIONS);
     let kept = 0;
     while (kept < this.drawn.length && this.drawn[kept] === blocks[kept]?.raw) kept += 1;
@@ -26,6 +40,12 @@ export class MarkdownText {
     for (const block of blocks.slice(kept)) this.place.append(blockNode(block));
     this.drawn = blocks.map((block) => block.raw);
   }
+}
+
+// Whether a text has a very long word, or so many spaces in a line.
+function hasLongRun(text) {
+  for (const [run] of text.matchAll(RUN)) if (run.length > MAX_RUN) return true;
+  return false;
 }
 
 const BLOCKS = {

@@ -186,6 +186,24 @@ def test_markdown_is_drawn_and_markup_is_text(visit: Visit, served: Process) -> 
     assert_accessible(page, "markdown")
 
 
+HOSTILE = (">" * 8000, "* " * 8000 + "a", f"a{' ' * 20_000}b", "a." * 10_000 + "@")  # nested, or slow to be split
+DRAWN = """async (text) => {
+  const { MarkdownText } = await import("/web/markdown.js");
+  const place = document.createElement("div");
+  const drawn = new MarkdownText(place);
+  drawn.show("**a**");
+  drawn.show(text);
+  return [place.textContent, place.childElementCount];
+}"""
+
+
+def test_text_that_would_keep_the_page_busy_is_shown_as_it_is(visit: Visit, locked: Process) -> None:
+    page = visit(locked, expected="401")
+    for text in HOSTILE:
+        assert page.evaluate(DRAWN, text) == [text, 1]
+    assert page.evaluate(DRAWN, "**a** " * 2000)[0].split() == ["a"] * 2000
+
+
 def test_conversations_are_kept_renamed_exported_and_deleted(visit: Visit, served: Process) -> None:
     page = open_chat(visit, served)
     converse(page, "Say hello to the harbour.", tokens=6)

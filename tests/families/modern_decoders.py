@@ -441,6 +441,7 @@ REFUSED: list[tuple[str, dict[str, Any], str]] = [
         {"per_layer_config": {"1": {"num_key_value_heads": 3}}},
         "heads is 4, .*a multiple of kv_heads, which is 3",
     ),
+    ("gemma4", {"layer_types": ["full_attention"] * 7}, "layer_types has 7 layers, and num_hidden_layers is 6"),
     ("gemma4", {"per_layer_config": [3]}, "per_layer_config is .*, which should be an object"),
     ("gemma4", {"hidden_size_per_layer_input": -8}, "layer_embedding is -8, which should be a whole number"),
     ("smollm3", {"no_rope_layers": [1]}, "rotated is .*, which should be one for each of 5 layers"),

@@ -26,6 +26,7 @@ class HubStub:
     gated: set[str] = field(default_factory=set)
     failing: set[str] = field(default_factory=set)
     digests: dict[str, str] = field(default_factory=dict)  # false ones, by file
+    sizes: dict[str, Any] = field(default_factory=dict)  # the same
     cut_after: int = 0
     cuts: int = 0
     ranges: bool = True
@@ -42,7 +43,7 @@ def describe(stub: HubStub, name: str) -> dict[str, Any]:
     siblings = []
     for file, content in stub.repositories[name].items():
         sha1 = hashlib.sha1(b"blob %d\0" % len(content) + content, usedforsecurity=False).hexdigest()
-        entry: dict[str, Any] = {"rfilename": file, "size": len(content), "blobId": sha1}
+        entry: dict[str, Any] = {"rfilename": file, "size": stub.sizes.get(file, len(content)), "blobId": sha1}
         if len(content) > SMALL_BYTES:
             sha256 = stub.digests.get(file, hashlib.sha256(content).hexdigest())
             entry["lfs"] = {"sha256": sha256, "size": len(content), "pointerSize": 130}

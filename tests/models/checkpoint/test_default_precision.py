@@ -70,6 +70,12 @@ def test_the_default_precision_is_that_of_most_weights(matrices: dict[str, int],
     assert (choice.precision, choice.reason) == (precision, f"its weights are stored {reason}")
 
 
+def test_without_matrices_weights_are_floats() -> None:
+    """Such a checkpoint is refused later, by the names of what is missing."""
+    choice = choose_precision(entries())
+    assert (choice.precision, choice.reason) == ("float32", "it has no matrices")
+
+
 def stored(path: Path, kind: str) -> Path:
     """A tiny generator in a GGUF file with all matrices in one format."""
     weights = gguf_files.converted("llama", gguf_files.torch_seeded(tf.LlamaForCausalLM(NARROW)))

@@ -271,6 +271,16 @@ def test_disk_use_is_bounded(stub: HubStub, monkeypatch: pytest.MonkeyPatch) -> 
     assert not stub.contents()
 
 
+def test_files_without_a_size_are_not_downloaded(stub: HubStub) -> None:
+    """A negative size would take that of others off."""
+    stub.repositories["org/name"] = {"a-00001-of-00002.gguf": LARGE, "a-00002-of-00002.gguf": LARGE}
+    for wrong in (-len(LARGE), None, "9"):
+        stub.sizes["a-00002-of-00002.gguf"] = wrong
+        with pytest.raises(CheckpointError, match=r"the hub names no size of a-00002-of-00002\.gguf"):
+            download("org/name", DownloadOptions(max_bytes=10))
+    assert not stub.contents()
+
+
 def test_progress_is_logged(stub: HubStub, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
     stub.repositories["org/name"] = {"a.gguf": LARGE}
     monkeypatch.setattr(hub_transfer, "LOG_SECONDS", 0.0)

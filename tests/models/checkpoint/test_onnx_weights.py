@@ -10,7 +10,7 @@ import pytest
 import torch
 import transformers as tf
 
-from polyhead.models.checkpoint import describe_source, load, save_folder
+from polyhead.models.checkpoint import describe_source, load, onnx_weights, save_folder, tensor_files
 from polyhead.models.checkpoint.onnx_weights import read_onnx
 from polyhead.models.core.errors import CheckpointError, UnsupportedError
 from polyhead.models.network.ragged import RaggedBatch
@@ -132,6 +132,18 @@ def test_files_that_are_refused(tmp_path: Path, content: bytes, problem: str) ->
     with pytest.raises(CheckpointError, match=problem) as caught:
         read_onnx(tmp_path / "model.onnx")
     assert len(str(caught.value)) < 1500
+
+
+def test_names_are_bounded_together(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A node may have many names, and Identity nodes give names to a tensor without bytes."""
+    monkeypatch.setattr(onnx_weights, "MAX_TEXT", 1000)
+    monkeypatch.setattr(tensor_files, "MAX_TENSORS", 3)
+    file = tmp_path / "model.onnx"
+    for length, count, problem in ((20, 60, "has names of more than 1000 bytes together"), (2, 3, "it has 4 tensors")):
+        outputs = tuple(f"{number}.{'x' * length}" for number in range(count))
+        file.write_bytes(model(WEIGHT, node("Identity", "", ("a.weight",), outputs)))
+        with pytest.raises(CheckpointError, match=problem):
+            read_onnx(file)
 
 
 def test_any_cut_file_is_refused_or_read(tiny_embedder: Path, tmp_path: Path) -> None:

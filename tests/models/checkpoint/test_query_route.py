@@ -171,7 +171,11 @@ def test_weights_of_queries_out_of_a_json_file(tmp_path: Path, place: str) -> No
 
 @pytest.mark.parametrize(
     ("weights", "problem"),
-    [({"fox": "1"}, "the weight of 'fox' is '1', which should be a number"), ({"fox": True}, "'fox' is True, which")],
+    [
+        ({"fox": "1"}, "the weight of 'fox' is '1', which should be a number"),
+        ({"fox": True}, "'fox' is True, which"),
+        ({"fox": -1e39}, "'fox' is -1e\\+39, which"),
+    ],
 )
 def test_weights_that_are_no_numbers(tmp_path: Path, weights: dict[str, Any], problem: str) -> None:
     listed_table(tmp_path / "folder")

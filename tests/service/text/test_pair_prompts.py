@@ -59,3 +59,11 @@ def test_a_pair_is_read_between_tokens(tmp_path: Path) -> None:
     assert list(cut.tokens) == [1, 2, *middle[:-5], 3, 4, 5]
     with pytest.raises(BadRequest, match="inputs: must be a pair of texts, judge compares a query with a document"):
         inputs(served, "a cat")
+
+
+def test_a_template_of_a_pair_is_no_format_string() -> None:
+    """A replica of a fleet may send any; a text of a hundred million characters would be made for each pair."""
+    texts = ("{query:>100000000}", "{query.__class__}", "{document!r:9}", "{", "{0}")
+    assert PairTemplate((), texts, ()).build_texts("a", "b") == list(texts)
+    with pytest.raises(ValueError, match="stands there more than once"):
+        PairTemplate((), ("{query}" * 1000, "{document}"), ())

@@ -394,6 +394,15 @@ def test_a_key_sees_the_errors_of_its_own_models(app: FastAPI) -> None:
     assert [each["model"] for each in every] == ["shut", "open"]
 
 
+def test_a_key_of_some_models_sees_only_its_own_errors_without_a_model(app: FastAPI) -> None:
+    """The ids of their requests are those that clients chose."""
+    for key in ("all", "narrow"):
+        posted(app, key, {"/v1/chat/completions": {"model": "shut", "wrong": 1}})
+    some, every = (asked(app, ("GET", "/metrics/errors", bearer(key)))[0].json()["errors"] for key in ("narrow", "all"))
+    assert (len(some), len(every)) == (1, 2)
+    assert some[0]["request_id"] == every[0]["request_id"]
+
+
 def test_unknown_models_are_reported_only_for_names_that_the_key_may_use(app: FastAPI) -> None:
     calls = [("GET", f"/v1/models/{name}", bearer("narrow")) for name in ("nobody", "somebody", "open")]
     assert [answer.status_code for answer in asked(app, *calls)] == [404, 403, 200]
