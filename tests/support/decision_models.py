@@ -2,7 +2,8 @@
 
 Weights are drawn by numpy, whose numbers stay the same, because `decision_answers.json` has the answers of those
 packages (laya 0.4.15: the logits of `Agent` divided by its temperatures; gliner2 2.1.0: those of
-`ClassificationScorer`, for the architecture boundary divided by its temperature) for the folders of VARIANTS.
+`ClassificationScorer` for all questions together, for the architecture boundary divided by its temperature) for the
+folders of VARIANTS.
 """
 
 import json
@@ -21,7 +22,7 @@ from transformers import (
 )
 
 from polyhead.models.core.decision_prompt import SCHEMA_TOKENS
-from polyhead.service.text.decision_prompts import DecisionRequest, QuestionText
+from polyhead.service.text.decision_prompts import QuestionText, TextQuestions
 from tests.support.checkpoints import write_json
 from tests.support.label_models import Shapes, linear, save, tokenizer, two_layers
 from tests.support.places import ROOT
@@ -152,8 +153,8 @@ def make_variant(name: str, folder: Path) -> Path:
     return gliner2(folder, **GLINER2_VARIANTS[name])
 
 
-def ask(text: str) -> DecisionRequest:
-    return DecisionRequest("state", text, QUESTIONS)
+def ask(text: str) -> TextQuestions:
+    return TextQuestions("state", text, QUESTIONS)
 
 
 def read_answers() -> dict[str, list[list[list[float]]]]:
