@@ -56,8 +56,8 @@ class OptionMarkPrompt:
 @dataclass(frozen=True)
 class LabelSchemaPrompt:
     """Questions are read before the text's words, one or several in a sequence: `( [P] instructions ( [L] option [L]
-    option ) ) [SEP_STRUCT] ( [P] ... ) ) [SEP_TEXT] word word`. Descriptions of options follow the instructions. Scores are
-    divided by `temperature`, whatever the kind.
+    option ) ) [SEP_STRUCT] ( [P] ... ) ) [SEP_TEXT] word word`. Descriptions of options follow the instructions. Scores
+    are divided by `temperature`, whatever the kind.
     """
 
     temperature: float = 1.0

@@ -54,15 +54,15 @@ class QuestionText:
 
 
 @dataclass(frozen=True, slots=True)
-class TextQuestions:
-    """Questions about one text, which is `field` in the request. With `is_joint` they are read in one sequence, so the
-    answer to one depends on the others; only a model with a LabelSchemaPrompt can do that.
+class DecisionRequest:
+    """Questions about one text, which is `field` in the request. With `is_joint` a model with a LabelSchemaPrompt reads
+    them in one sequence, so the answer to one depends on the others; other models never do.
     """
 
     field: str
     text: str
     questions: tuple[QuestionText, ...]
-    is_joint: bool = False
+    is_joint: bool = True
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,7 +98,7 @@ class EncodedDecision:
 
 def read_decision(
     model: Model,
-    request: TextQuestions,
+    request: DecisionRequest,
     call: str,
     terms: Terms,
     check: Callable[[], None] = no_check,
@@ -111,15 +111,13 @@ def read_decision(
     check_decision(model, request)
     common = Encode("", (), raw=True, terms=terms, adapter=model.adapter)
     if isinstance(prompt, OptionMarkPrompt):
-        if request.is_joint:
-            raise BadRequest(f"{model.name} reads each question on its own", param=request.field)
         reader: OptionMarkReader | LabelSchemaReader = OptionMarkReader(model, prompt, request, check)
     else:
         reader = LabelSchemaReader(model, prompt, request, check)
     return reader.encode(call, common)
 
 
-def check_decision(model: Model, request: TextQuestions) -> None:
+def check_decision(model: Model, request: DecisionRequest) -> None:
     """Raise BadRequest for what can be rejected before anything is tokenised."""
     if not request.text or request.text.isspace():
         raise EmptyInput(f"{request.field}: is empty, there is nothing to read", param=request.field)
@@ -187,7 +185,7 @@ class OptionMarkReader:
     """One request for each question, with the text after it: see OptionMarkPrompt."""
 
     def __init__(
-        self, model: Model, prompt: OptionMarkPrompt, request: TextQuestions, check: Callable[[], None]
+        self, model: Model, prompt: OptionMarkPrompt, request: DecisionRequest, check: Callable[[], None]
     ) -> None:
         self._model, self._prompt, self._request = model, prompt, request
         self._pieces, self._mark = PieceEncoder(model, check), model.tokenizer.piece(prompt.mark)
@@ -256,7 +254,7 @@ class LabelSchemaReader:
     """One request for each question, or for all of them, with the text's words after it: see LabelSchemaPrompt."""
 
     def __init__(
-        self, model: Model, prompt: LabelSchemaPrompt, request: TextQuestions, check: Callable[[], None]
+        self, model: Model, prompt: LabelSchemaPrompt, request: DecisionRequest, check: Callable[[], None]
     ) -> None:
         self._model, self._prompt, self._request = model, prompt, request
         self._pieces = PieceEncoder(model, check)

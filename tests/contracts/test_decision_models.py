@@ -8,7 +8,6 @@ from dataclasses import replace
 
 import pytest
 
-from polyhead.models.core.decision_prompt import LabelSchemaPrompt
 from polyhead.models.native.library import runnable_targets
 from polyhead.service.config.settings import Settings
 from polyhead.service.core.errors import WrongTask
@@ -16,7 +15,7 @@ from polyhead.service.core.request import DEFAULT_TERMS, HeadOutput
 from polyhead.service.engine.engine import Engine
 from polyhead.service.metrics import Metrics
 from polyhead.service.runtime.registry import ModelRegistry
-from polyhead.service.text.decision_prompts import TextQuestions, read_decision
+from polyhead.service.text.decision_prompts import DecisionRequest, read_decision
 from tests.support import decision_models
 
 TOLERANCE = 2e-5  # of a logit
@@ -29,7 +28,7 @@ def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
     return {name: str(decision_models.make_variant(name, made / name)) for name in decision_models.VARIANTS}
 
 
-def decide(folders: dict[str, str], asked: Sequence[TextQuestions], **options: str) -> dict[str, list[Logits]]:
+def decide(folders: dict[str, str], asked: Sequence[DecisionRequest], **options: str) -> dict[str, list[Logits]]:
     """By model, the logits of each decision; those of one model are computed in one step."""
 
     async def answers() -> dict[str, list[Logits]]:
@@ -42,9 +41,7 @@ def decide(folders: dict[str, str], asked: Sequence[TextQuestions], **options: s
             found = dict[str, list[Logits]]()
             for model in registry.models():
                 assert model.task == "decide"
-                joint = isinstance(model.decision_prompt, LabelSchemaPrompt)
-                posed = [replace(each, is_joint=joint) for each in asked]
-                read = [read_decision(model, each, f"call-{n}", DEFAULT_TERMS) for n, each in enumerate(posed)]
+                read = [read_decision(model, each, f"call-{n}", DEFAULT_TERMS) for n, each in enumerate(asked)]
                 streams = iter(registry.submit(model, [request for each in read for request in each.requests]))
                 found[model.name] = []
                 for each in read:

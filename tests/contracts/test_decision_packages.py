@@ -19,16 +19,16 @@ from transformers import (
 )
 
 from polyhead.models.checkpoint import Checkpoint, load
-from polyhead.models.core.decision_prompt import SCHEMA_TOKENS, LabelSchemaPrompt, OptionMarkPrompt
+from polyhead.models.core.decision_prompt import SCHEMA_TOKENS, OptionMarkPrompt
 from polyhead.models.executors.torch_executor import TorchExecutor
 from polyhead.service.core.errors import TooLong
 from polyhead.service.core.model import Model
 from polyhead.service.core.request import DEFAULT_TERMS, HeadOutput
 from polyhead.service.engine.encoder_worker import EncoderWorker
 from polyhead.service.text.decision_prompts import (
+    DecisionRequest,
     EncodedDecision,
     QuestionText,
-    TextQuestions,
     list_options,
     read_decision,
 )
@@ -91,8 +91,7 @@ def served(loaded: Checkpoint, tokenizer_folder: Path) -> Model:
 
 
 def encode(one: Model, text: str, questions: tuple[QuestionText, ...] = ASKED) -> EncodedDecision:
-    joint = isinstance(one.decision_prompt, LabelSchemaPrompt)
-    return read_decision(one, TextQuestions("state", text, questions, joint), "call", DEFAULT_TERMS)
+    return read_decision(one, DecisionRequest("state", text, questions), "call", DEFAULT_TERMS)
 
 
 def answer(loaded: Checkpoint, one: Model, text: str) -> list[list[float]]:

@@ -10,7 +10,7 @@ from polyhead.models.core.errors import EncodingError
 from polyhead.service.core.errors import BadRequest, EmptyInput, TooLong
 from polyhead.service.core.model import Model
 from polyhead.service.core.request import DEFAULT_TERMS, Encode
-from polyhead.service.text.decision_prompts import EncodedDecision, QuestionText, TextQuestions, read_decision
+from polyhead.service.text.decision_prompts import DecisionRequest, EncodedDecision, QuestionText, read_decision
 from tests.support import label_models
 from tests.support.scripted import model
 
@@ -36,8 +36,8 @@ def schema(folder: Path) -> Model:
     return model(folder, "schema", "decide", decision_prompt=LabelSchemaPrompt(4.0), max_tokens=128)
 
 
-def read(served: Model, *questions: QuestionText, text: str = "the fox", is_joint: bool = False) -> EncodedDecision:
-    return read_decision(served, TextQuestions("state", text, questions, is_joint), "call", DEFAULT_TERMS)
+def read(served: Model, *questions: QuestionText, text: str = "the fox", is_joint: bool = True) -> EncodedDecision:
+    return read_decision(served, DecisionRequest("state", text, questions, is_joint), "call", DEFAULT_TERMS)
 
 
 def spell(served: Model, request: Encode) -> str:
@@ -81,7 +81,7 @@ def test_scores_are_in_the_order_of_the_options_whatever_the_order_they_are_read
     found = read(marks, turned)
     assert "[MASK]_level_1:_good:_the_fox[MASK]_level_2:_x[MASK]_level_0:_bad[SEP]" in spell(marks, found.requests[0])
     assert found.read_logits([[10.0, 20.0, 30.0]]) == [[30.0, 10.0, 20.0]]
-    found = read(schema, TRUTH, turned, is_joint=True)
+    found = read(schema, TRUTH, turned)
     assert "([L]_good[L]_x[L]_bad_)" in spell(schema, found.requests[0])
     assert found.read_logits([[0.0, 4.0, 40.0, 80.0, 120.0]]) == [[0.0, 1.0], [30.0, 10.0, 20.0]]
 
@@ -92,13 +92,13 @@ def test_questions_have_a_sequence_each_or_one_together(schema: Model) -> None:
         "_([P]_which_animal_[DESCRIPTION]_dog:_a_dog_runs_([L]_fox[L]_dog_)_)",
         "_([P]_how_good_([L]_bad[L]_good_)_)",
     )
-    found = read(schema, CHOICE, score, text="The fox", is_joint=True)
+    found = read(schema, CHOICE, score, text="The fox")
     [request] = found.requests
     assert spell(schema, request) == f"{first}[SEP_STRUCT]{second}[SEP_TEXT]_the_fox_."
     label = schema.tokenizer.token_id("[L]")
     assert [request.tokens[row] for row in request.label_rows] == [label] * 4
     assert found.read_logits([[4.0, 8.0, 12.0, 16.0]]) == [[1.0, 2.0], [3.0, 4.0]]
-    found = read(schema, CHOICE, score, text="the fox!")
+    found = read(schema, CHOICE, score, text="the fox!", is_joint=False)
     ending = "[SEP_TEXT]_the_fox!"  # a sentence that has an end gets no other
     assert [spell(schema, each) for each in found.requests] == [first + ending, second + ending]
     assert [each.id for each in found.requests] == ["call-0", "call-1"]
@@ -158,10 +158,8 @@ def test_other_errors_name_the_field(marks: Model, schema: Model) -> None:
             read(served, CHOICE, text="a \ud800")
         with pytest.raises(TooLong, match=r"state: has 70000 characters with its prompt of 28"):
             read(served, CHOICE, text="a" * 69_972)
-    with pytest.raises(BadRequest, match="marks reads each question on its own"):
-        read(marks, CHOICE, is_joint=True)
     with pytest.raises(TooLong, match=r"state: has 92 tokens, beside \d+ of the questions"):
-        read(schema, CHOICE, TRUTH, text=repeat(90), is_joint=True)
+        read(schema, CHOICE, TRUTH, text=repeat(90))
     for spelled in (("a [L]", ""), ("a", "b [DESCRIPTION] c")):
         with pytest.raises(BadRequest, match=r"q: no text of it may have \[(L|DESCRIPTION)\] in it"):
             read(schema, QuestionText("q", "choice", "a", (spelled,)))
