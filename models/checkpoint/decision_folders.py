@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from ..architectures import Family
 from ..core.decision_prompt import (
     COUNT_NAMES,
-    QUESTION_KINDS,
+    PROMPT_KINDS,
     SCHEMA_TOKENS,
     DecisionPrompt,
     LabelSchemaPrompt,
@@ -184,9 +184,9 @@ def read_role(opened: LabelFolder, role: str) -> int:
 
 def read_temperatures(opened: LabelFolder) -> tuple[float, ...]:
     """One for each kind of question."""
-    given = opened.config.get("temperature", [1.0] * len(QUESTION_KINDS))
-    if not isinstance(given, list) or len(given) != len(QUESTION_KINDS):
-        message = f"temperature is {show_value(given)}, which should be a list of {len(QUESTION_KINDS)} numbers"
+    given = opened.config.get("temperature", [1.0] * len(PROMPT_KINDS))
+    if not isinstance(given, list) or len(given) != len(PROMPT_KINDS):
+        message = f"temperature is {show_value(given)}, which should be a list of {len(PROMPT_KINDS)} numbers"
         raise CheckpointError(message, file=str(opened.file))
     return tuple(clamp_temperature(opened, f"temperature[{index}]", value) for index, value in enumerate(given))
 
@@ -200,7 +200,7 @@ def read_count_temperatures(opened: LabelFolder) -> tuple[tuple[str, str, float]
         raise CheckpointError(message, file=str(opened.file))
     return tuple(
         (kind, count, clamp_temperature(opened, f"{field}.{kind}:{count}", given[f"{kind}:{count}"]))
-        for kind in QUESTION_KINDS
+        for kind in PROMPT_KINDS
         for count in COUNT_NAMES
         if f"{kind}:{count}" in given
     )

@@ -7,9 +7,8 @@ answered by false or true, in this order.
 from dataclasses import dataclass
 from typing import Literal, get_args
 
-QuestionKind = Literal["choice", "score", "noul"]
-QUESTION_KINDS: tuple[QuestionKind, ...] = get_args(QuestionKind)  # in the order of the vectors that a head has of them
-MAX_OPTIONS = 255  # of one question
+PromptKind = Literal["choice", "score", "noul"]
+PROMPT_KINDS: tuple[PromptKind, ...] = get_args(PromptKind)  # in the order of the vectors that a head has of them
 MARKED_OPTION_TOKENS = 48  # of an option after a mark, which the package laya does not read beyond
 OPTION_COUNTS: tuple[tuple[str, int], ...] = (("2", 2), ("3-5", 5), ("6-10", 10))  # named groups, each with the largest
 MANY_OPTIONS = "11+"
@@ -35,7 +34,7 @@ class OptionMarkPrompt:
 
     Instructions and options have `question_tokens` at most. Scores are divided by a temperature: that of
     `count_temperatures` for the question's kind and number of options, if it has one, else that of `temperatures` for
-    its kind, in the order of QUESTION_KINDS.
+    its kind, in the order of PROMPT_KINDS.
     """
 
     opening: int
@@ -45,20 +44,20 @@ class OptionMarkPrompt:
     temperatures: tuple[float, ...] = (1.0, 1.0, 1.0)
     count_temperatures: tuple[tuple[str, str, float], ...] = ()  # kind, COUNT_NAMES, temperature
 
-    def find_temperature(self, kind: QuestionKind, count: int) -> float:
+    def find_temperature(self, kind: PromptKind, count: int) -> float:
         """The temperature of a question with `count` options."""
         name = name_count(count)
         for its_kind, its_count, temperature in self.count_temperatures:
             if (its_kind, its_count) == (kind, name):
                 return temperature
-        return self.temperatures[QUESTION_KINDS.index(kind)]
+        return self.temperatures[PROMPT_KINDS.index(kind)]
 
 
 @dataclass(frozen=True)
 class LabelSchemaPrompt:
-    """All questions are read together, before the text's words: `( [P] instructions ( [L] option [L] option ) )
-    [SEP_STRUCT] ( [P] ... ) ) [SEP_TEXT] word word`. Descriptions of options follow the instructions. Scores are
-    divided by `temperature`, whatever the kind.
+    """Questions are read before the text's words, one or several in a sequence: `( [P] instructions ( [L] option [L]
+    option ) ) [SEP_STRUCT] ( [P] ... ) ) [SEP_TEXT] word word`. Descriptions of options follow the instructions. Scores
+    are divided by `temperature`, whatever the kind.
     """
 
     temperature: float = 1.0

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from itertools import chain
 from typing import Literal
 
-from polyhead.models.core.decision_prompt import QuestionKind
+from polyhead.models.core.decision_prompt import PromptKind
 
 from .errors import PolyheadError
 from .guide import Guide
@@ -177,7 +177,7 @@ class Encode:
     text_rows: tuple[int, ...] = ()
     more_forms: tuple[OutputForm, ...] = ()
     is_query: bool = False
-    question: QuestionKind = "choice"
+    question: PromptKind = "choice"
 
     @property
     def forms(self) -> tuple[OutputForm, ...]:

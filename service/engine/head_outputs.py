@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import normalize
 
-from polyhead.models.core.decision_prompt import QUESTION_KINDS
+from polyhead.models.core.decision_prompt import PROMPT_KINDS
 from polyhead.models.network.decision_heads import DecisionHead
 from polyhead.models.network.embedding_head import TokenTableHead, TokenVectorHead, TokenWeightHead
 from polyhead.models.network.heads import SparsePooling
@@ -263,7 +263,7 @@ def read_decisions(
     one."""
     answers: list[HeadOutput | None] = []
     for request, (start, end) in zip(requests, pairwise(starts), strict=True):
-        kind = QUESTION_KINDS.index(request.question)
+        kind = PROMPT_KINDS.index(request.question)
         raw = cast(DecisionHead, head).score(states[start:end], request.label_rows or (0,), kind)
         answers.append(HeadOutput(raw.tolist()) if bool(raw.isfinite().all()) else None)
     return answers

@@ -12,18 +12,17 @@ from polyhead.models.core.decision_prompt import (
     DESCRIPTION_MARK,
     LABEL_MARK,
     MARKED_OPTION_TOKENS,
-    MAX_OPTIONS,
-    QUESTION_KINDS,
+    PROMPT_KINDS,
     SCHEMA_BORDER,
     SCHEMA_TOKENS,
     TASK_MARK,
     TEXT_BORDER,
     LabelSchemaPrompt,
     OptionMarkPrompt,
-    QuestionKind,
+    PromptKind,
 )
 
-from ..core.errors import BadRequest, EmptyInput, TooLong, TooMany
+from ..core.errors import BadRequest, EmptyInput, TooLong
 from ..core.model import Model
 from ..core.request import Encode, Terms
 from ..core.text_limits import check_characters, check_token_ids, context_words
@@ -48,7 +47,7 @@ class QuestionText:
     """
 
     field: str
-    kind: QuestionKind
+    kind: PromptKind
     instructions: str
     options: tuple[Option, ...] = ()
     order: tuple[int, ...] = ()
@@ -56,15 +55,18 @@ class QuestionText:
 
 @dataclass(frozen=True, slots=True)
 class DecisionRequest:
-    """Questions about one text, which is `field` in the request."""
+    """Questions about one text, which is `field` in the request. With `is_joint` a model with a LabelSchemaPrompt reads
+    them in one sequence, so the answer to one depends on the others; other models never do.
+    """
 
     field: str
     text: str
     questions: tuple[QuestionText, ...]
+    is_joint: bool = True
 
 
 @dataclass(frozen=True, slots=True)
-class OptionScores:
+class ScorePlace:
     """Where the raw scores of a question's options are: among the values of the output of a request, from `first` on.
     `order` has the index of the option of each. A raw score divided by the `temperature` is a logit.
     """
@@ -86,7 +88,7 @@ class EncodedDecision:
     """The requests for a decision, and the places of the scores of each question."""
 
     requests: tuple[Encode, ...]
-    scores: tuple[OptionScores, ...]
+    scores: tuple[ScorePlace, ...]
 
     def read_logits(self, outputs: Sequence[Sequence[float]]) -> list[list[float]]:
         """The logits of the options of each question, from the values of the output of each request. A softmax over
@@ -102,7 +104,7 @@ def read_decision(
     check: Callable[[], None] = no_check,
 ) -> EncodedDecision:
     """Return the engine's requests for the questions, with `call` in their ids. `check` is called between slices of
-    the texts, and stops the work by raising. Raises BadRequest, EmptyInput, TooLong or TooMany, which name the field.
+    the texts, and stops the work by raising. Raises BadRequest, EmptyInput or TooLong, which name the field.
     """
     prompt = model.decision_prompt
     assert prompt is not None, "the model answers questions"
@@ -128,15 +130,15 @@ def check_decision(model: Model, request: DecisionRequest) -> None:
 
 def check_question(question: QuestionText) -> None:
     where, options = question.field, question.options
-    if question.kind not in QUESTION_KINDS:
-        raise BadRequest(f"{where}: its kind should be one of {', '.join(QUESTION_KINDS)}", param=where)
+    if question.kind not in PROMPT_KINDS:
+        raise BadRequest(f"{where}: its kind should be one of {', '.join(PROMPT_KINDS)}", param=where)
     if not question.instructions or question.instructions.isspace():
         raise EmptyInput(f"{where}: has no instructions", param=where)
     if question.kind == "noul":
         if len(options) not in (0, 2):
             raise BadRequest(f"{where}: a noul has two options, or none to have the default ones", param=where)
-    elif not 1 <= len(options) <= MAX_OPTIONS:
-        raise TooMany(f"{where}: has {len(options)} options, which should be 1 to {MAX_OPTIONS}", param=where)
+    elif not options:
+        raise BadRequest(f"{where}: has no options", param=where)
     for name, _ in options:
         if not name or name.isspace():
             raise BadRequest(f"{where}: an option has no name", param=where)
@@ -190,12 +192,12 @@ class OptionMarkReader:
 
     def encode(self, call: str, common: Encode) -> EncodedDecision:
         [text] = self._encode([self._request.text], self._request.field)
-        requests, scores = list[Encode](), list[OptionScores]()
+        requests, scores = list[Encode](), list[ScorePlace]()
         for index, question in enumerate(self._request.questions):
             request = self._build_request(question, text, common, f"{call}-{index}")
             order, temperature = choose_order(question), self._prompt.find_temperature
             requests.append(request)
-            scores.append(OptionScores(index, 0, order, temperature(question.kind, len(order))))
+            scores.append(ScorePlace(index, 0, order, temperature(question.kind, len(order))))
         return EncodedDecision(tuple(requests), tuple(scores))
 
     def _build_request(self, question: QuestionText, text: list[int], common: Encode, id: str) -> Encode:
@@ -249,7 +251,7 @@ class OptionMarkReader:
 
 
 class LabelSchemaReader:
-    """One request for all questions, with the text's words after them: see LabelSchemaPrompt."""
+    """One request for each question, or for all of them, with the text's words after it: see LabelSchemaPrompt."""
 
     def __init__(
         self, model: Model, prompt: LabelSchemaPrompt, request: DecisionRequest, check: Callable[[], None]
@@ -258,24 +260,33 @@ class LabelSchemaReader:
         self._pieces = PieceEncoder(model, check)
 
     def encode(self, call: str, common: Encode) -> EncodedDecision:
-        tokens, rows, scores = list[int](), list[int](), list[OptionScores]()
-        for index, question in enumerate(self._request.questions):
-            pieces = [SCHEMA_BORDER] * bool(index) + list(self._list_pieces(question))
-            first = len(rows)  # of its scores
-            for piece, ids in zip(pieces, self._pieces.encode(pieces, question.field), strict=True):
-                if piece == LABEL_MARK:
-                    rows.append(len(tokens))
-                tokens += ids
-            scores.append(OptionScores(0, first, choose_order(question), self._prompt.temperature))
-        [border, *words] = self._pieces.encode([TEXT_BORDER, *self._list_words()], self._request.field)
-        tokens += border
-        asked = len(tokens)
-        for ids in words:
+        questions = self._request.questions
+        [border, *pieces] = self._pieces.encode([TEXT_BORDER, *self._list_words()], self._request.field)
+        words = [id for piece in pieces for id in piece]
+        requests, scores = list[Encode](), list[ScorePlace]()
+        for together in [questions] if self._request.is_joint else [(question,) for question in questions]:
+            tokens, rows = list[int](), list[int]()
+            for question in together:
+                scores.append(ScorePlace(len(requests), len(rows), choose_order(question), self._prompt.temperature))
+                self._add_question(question, tokens, rows)
+            tokens += border
+            self._check_length(len(tokens), len(words), together)
+            requests.append(replace_tokens(common, f"{call}-{len(requests)}", tokens + words, rows, "choice"))
+        return EncodedDecision(tuple(requests), tuple(scores))
+
+    def _add_question(self, question: QuestionText, tokens: list[int], rows: list[int]) -> None:
+        """Add a question's tokens, and the rows of its labels' marks."""
+        pieces = [*([SCHEMA_BORDER] if tokens else ()), *self._list_pieces(question)]
+        for piece, ids in zip(pieces, self._pieces.encode(pieces, question.field), strict=True):
+            if piece == LABEL_MARK:
+                rows.append(len(tokens))
             tokens += ids
-        if len(tokens) > self._model.max_tokens:
-            message = f"{self._request.field}: has {len(tokens) - asked} tokens, beside {asked} of the questions"
-            raise TooLong(f"{message}. {context_words(self._model.max_tokens)}", param=self._request.field)
-        return EncodedDecision((replace_tokens(common, f"{call}-0", tokens, rows, "choice"),), tuple(scores))
+
+    def _check_length(self, asked: int, words: int, questions: Sequence[QuestionText]) -> None:
+        if asked + words > self._model.max_tokens:
+            where, names = self._request.field, "the questions" if len(questions) > 1 else questions[0].field
+            message = f"{where}: has {words} tokens, beside {asked} of {names}. {context_words(self._model.max_tokens)}"
+            raise TooLong(message, param=where)
 
     def _list_pieces(self, question: QuestionText) -> Iterator[str]:
         known = list_options(question)
@@ -296,5 +307,5 @@ class LabelSchemaReader:
         return (whole[start:end].lower() for start, end in split_schema_words(whole))
 
 
-def replace_tokens(common: Encode, id: str, tokens: Sequence[int], rows: Sequence[int], kind: QuestionKind) -> Encode:
+def replace_tokens(common: Encode, id: str, tokens: Sequence[int], rows: Sequence[int], kind: PromptKind) -> Encode:
     return replace(common, id=id, tokens=tuple(tokens), label_rows=tuple(rows), question=kind)

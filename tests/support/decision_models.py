@@ -2,7 +2,8 @@
 
 Weights are drawn by numpy, whose numbers stay the same, because `decision_answers.json` has the answers of those
 packages (laya 0.4.15: the logits of `Agent` divided by its temperatures; gliner2 2.1.0: those of
-`ClassificationScorer`, for the architecture boundary divided by its temperature) for the folders of VARIANTS.
+`ClassificationScorer` for all questions together, for the architecture boundary divided by its temperature) for the
+folders of VARIANTS.
 """
 
 import json

@@ -44,7 +44,7 @@ from polyhead.service.runtime.memory_budget import (
     smallest_need,
 )
 from polyhead.service.runtime.placement import choose_placement
-from tests.support import checkpoints, gguf_files
+from tests.support import checkpoints, decision_models, gguf_files
 from tests.support.places import ROOT
 
 GROWTH = ROOT / "tests" / "support" / "growth.py"
@@ -352,6 +352,16 @@ def test_smaller_steps_are_a_remedy_for_an_encoder(middling_classifier: Path) ->
     with pytest.raises(InsufficientMemory) as caught:
         plans.plan(judge)
     assert remedies(caught.value.message).keys() == {"encoder_step_tokens", "precision", "memory_mib"}
+
+
+def test_layers_of_a_decision_head_are_counted_for_each_token(tmp_path: Path) -> None:
+    """The vectors of a token that exist in a layer at once, of which the longest sequence has as many."""
+    marks = described(decision_models.laya(tmp_path / "marks", head_layers=1))
+    schema = described(decision_models.gliner2(tmp_path / "schema"))
+    known = settings(executor="torch", encoder_step_tokens=512)
+    plain = memory_need(replace(marks, columns=2), known, 0)
+    assert (marks.columns, schema.columns) == (16 * decision_models.WIDTH, 2)
+    assert memory_need(marks, known, 0).workspace > max(plain.workspace, 512 * 16 * decision_models.WIDTH * 4)
 
 
 def test_a_model_that_could_be_unloaded_is_named(tiny_classifier: Path, middling_classifier: Path) -> None:

@@ -7,7 +7,7 @@ import pytest
 
 from polyhead.models.core.decision_prompt import SCHEMA_TOKENS, LabelSchemaPrompt, OptionMarkPrompt
 from polyhead.models.core.errors import EncodingError
-from polyhead.service.core.errors import BadRequest, EmptyInput, TooLong, TooMany
+from polyhead.service.core.errors import BadRequest, EmptyInput, TooLong
 from polyhead.service.core.model import Model
 from polyhead.service.core.request import DEFAULT_TERMS, Encode
 from polyhead.service.text.decision_prompts import DecisionRequest, EncodedDecision, QuestionText, read_decision
@@ -36,8 +36,8 @@ def schema(folder: Path) -> Model:
     return model(folder, "schema", "decide", decision_prompt=LabelSchemaPrompt(4.0), max_tokens=128)
 
 
-def read(served: Model, *questions: QuestionText, text: str = "the fox") -> EncodedDecision:
-    return read_decision(served, DecisionRequest("state", text, questions), "call", DEFAULT_TERMS)
+def read(served: Model, *questions: QuestionText, text: str = "the fox", is_joint: bool = True) -> EncodedDecision:
+    return read_decision(served, DecisionRequest("state", text, questions, is_joint), "call", DEFAULT_TERMS)
 
 
 def spell(served: Model, request: Encode) -> str:
@@ -86,18 +86,23 @@ def test_scores_are_in_the_order_of_the_options_whatever_the_order_they_are_read
     assert found.read_logits([[0.0, 4.0, 40.0, 80.0, 120.0]]) == [[0.0, 1.0], [30.0, 10.0, 20.0]]
 
 
-def test_all_questions_share_a_sequence_before_the_words(schema: Model) -> None:
-    found = read(schema, CHOICE, QuestionText("q", "score", "how good", (("bad", ""), ("good", ""))), text="The fox")
-    [request] = found.requests
-    assert spell(schema, request) == (
-        "_([P]_which_animal_[DESCRIPTION]_dog:_a_dog_runs_([L]_fox[L]_dog_)_)[SEP_STRUCT]"
-        "_([P]_how_good_([L]_bad[L]_good_)_)[SEP_TEXT]_the_fox_."
+def test_questions_have_a_sequence_each_or_one_together(schema: Model) -> None:
+    score = QuestionText("q", "score", "how good", (("bad", ""), ("good", "")))
+    first, second = (
+        "_([P]_which_animal_[DESCRIPTION]_dog:_a_dog_runs_([L]_fox[L]_dog_)_)",
+        "_([P]_how_good_([L]_bad[L]_good_)_)",
     )
+    found = read(schema, CHOICE, score, text="The fox")
+    [request] = found.requests
+    assert spell(schema, request) == f"{first}[SEP_STRUCT]{second}[SEP_TEXT]_the_fox_."
     label = schema.tokenizer.token_id("[L]")
     assert [request.tokens[row] for row in request.label_rows] == [label] * 4
     assert found.read_logits([[4.0, 8.0, 12.0, 16.0]]) == [[1.0, 2.0], [3.0, 4.0]]
-    [ended] = read(schema, CHOICE, text="the fox!").requests
-    assert spell(schema, ended).endswith("[SEP_TEXT]_the_fox!"), "a sentence that has an end gets no other"
+    found = read(schema, CHOICE, score, text="the fox!", is_joint=False)
+    ending = "[SEP_TEXT]_the_fox!"  # a sentence that has an end gets no other
+    assert [spell(schema, each) for each in found.requests] == [first + ending, second + ending]
+    assert [each.id for each in found.requests] == ["call-0", "call-1"]
+    assert found.read_logits([[4.0, 8.0], [12.0, 16.0]]) == [[1.0, 2.0], [3.0, 4.0]]
 
 
 @pytest.mark.parametrize(
@@ -105,8 +110,7 @@ def test_all_questions_share_a_sequence_before_the_words(schema: Model) -> None:
     [
         ({"kind": "rank"}, BadRequest, "q: its kind should be one of choice, score, noul"),
         ({"instructions": " "}, EmptyInput, "q: has no instructions"),
-        ({"options": ()}, TooMany, "q: has 0 options, which should be 1 to 255"),
-        ({"options": tuple((str(n), "") for n in range(256))}, TooMany, "q: has 256 options"),
+        ({"options": ()}, BadRequest, "q: has no options"),
         ({"options": (("a", ""), (" ", ""))}, BadRequest, "q: an option has no name"),
         ({"options": (("a", ""), ("a ", "b"))}, BadRequest, "q: two options have the same name"),
         ({"order": (1,)}, BadRequest, "q: its order should have the index of each option once"),
@@ -126,7 +130,7 @@ def test_questions_are_checked(
 def test_nothing_is_cut_off(marks: Model, schema: Model) -> None:
     with pytest.raises(TooLong, match=r"state: has 112 tokens, beside 37 of questions.animal. This model's maximum"):
         read(marks, CHOICE, text=repeat(112))
-    with pytest.raises(TooLong, match=r"state: has 112 tokens, beside 29 of the questions. This model's maximum con"):
+    with pytest.raises(TooLong, match=r"state: has 112 tokens, beside 29 of questions.animal. This model's maximum"):
         read(schema, CHOICE, text=repeat(110))
     long = QuestionText("q", "choice", "a", ((repeat(49), ""), ("dog", "")))
     with pytest.raises(TooLong, match=r"q: option 'fox .*' has 49 tokens, at most 48 are read"):
@@ -154,6 +158,8 @@ def test_other_errors_name_the_field(marks: Model, schema: Model) -> None:
             read(served, CHOICE, text="a \ud800")
         with pytest.raises(TooLong, match=r"state: has 70000 characters with its prompt of 28"):
             read(served, CHOICE, text="a" * 69_972)
+    with pytest.raises(TooLong, match=r"state: has 92 tokens, beside \d+ of the questions"):
+        read(schema, CHOICE, TRUTH, text=repeat(90))
     for spelled in (("a [L]", ""), ("a", "b [DESCRIPTION] c")):
         with pytest.raises(BadRequest, match=r"q: no text of it may have \[(L|DESCRIPTION)\] in it"):
             read(schema, QuestionText("q", "choice", "a", (spelled,)))
