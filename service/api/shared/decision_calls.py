@@ -36,10 +36,13 @@ async def answer_questions(
 ) -> list[OptionScores]:
     """The probabilities of the options of each question, in order, calibrated where the model has a calibration."""
     found = await read_scores(request, wire, model, decision)
-    return [
+    calibrated = [
         apply_calibration(model.calibration, question, scores)
         for question, scores in zip(decision.questions, found, strict=True)
     ]
+    for question, scores in zip(decision.questions, calibrated, strict=True):
+        server(request).metrics.record_calibrated(model.name, question.kind, scores.calibration, scores.confidence)
+    return calibrated
 
 
 async def read_scores(

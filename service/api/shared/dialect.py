@@ -35,6 +35,7 @@ from ...core.model import Model
 from ...core.request import Request as InferenceRequest
 from ...core.request import Terms
 from ...core.text_limits import input_label
+from ...metrics import Metrics
 from ...runtime.model_resolver import is_placeholder
 from ...text.event_source import EventSource, Submit, SubmitCall
 from ...text.tokenization import TextProcessor
@@ -79,6 +80,9 @@ class Server(Protocol):
 
     @property
     def text(self) -> TextProcessor: ...
+
+    @property
+    def metrics(self) -> Metrics: ...
 
     def submit(
         self, context: RequestContext, model: Model, requests: Sequence[InferenceRequest]

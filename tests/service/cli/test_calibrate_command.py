@@ -43,6 +43,14 @@ def write_rows(path: Path, count: int = 80, **fields: Any) -> Path:
     return path
 
 
+@pytest.fixture(scope="module", autouse=True)
+def model_dir(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """Hashes of weights are kept there."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("POLYHEAD_MODEL_DIR", str(tmp_path_factory.mktemp("kept")))
+        yield
+
+
 @pytest.fixture(scope="module")
 def rows(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return write_rows(tmp_path_factory.mktemp("rows") / "rows.jsonl")
@@ -117,6 +125,9 @@ def test_a_server_applies_it_and_its_answers_name_it(server: Process, folder: Pa
     [answer] = httpx.post(f"{server.url}/v1/decisions", json=body).json()["answers"]
     assert answer["calibration"] == names["predicate"]
     assert answer["probability"] == pytest.approx(calibrated["so"]["probabilities"]["yes"])
+    assert (
+        'confidence_drift_ratio{model="calibrated",question="predicate"} 0.0' in httpx.get(f"{server.url}/metrics").text
+    )
 
 
 def test_a_server_can_be_asked(server: Process, folder: Path, tiny_generator: Path, rows: Path, tmp_path: Path) -> None:
