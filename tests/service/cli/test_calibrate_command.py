@@ -1,5 +1,6 @@
 """`polyhead calibrate`: fits on labelled rows, writes a file beside the model, and a server applies it."""
 
+import asyncio
 import json
 import random
 import re
@@ -13,6 +14,8 @@ import pytest
 from typer.testing import CliRunner
 
 from polyhead.service.cli import main as cli
+from polyhead.service.cli.calibrate_command import Answer, ask_row
+from polyhead.service.cli.labelled_questions import read_labelled_states
 from polyhead.service.decisions.calibration_file import calibration_path, read_calibration_file
 from polyhead.service.decisions.calibration_fit import HAS_SKLEARN
 from tests.support.processes import Process
@@ -148,6 +151,21 @@ def test_a_server_can_be_asked(server: Process, folder: Path, tiny_generator: Pa
     asked = polyhead(tiny_generator, rows, "--url", "http://127.0.0.1:9", "--output", out)
     assert asked.exit_code == 1
     assert "does not answer" in asked.stderr
+
+
+def test_a_row_that_a_busy_server_refuses_is_sent_again(rows: Path) -> None:
+    state, *_ = read_labelled_states(rows, None)
+    found = {"where": [0.5, 0.3, 0.2], "so": [0.9, 0.1], "good": [0.1, 0.2, 0.7]}
+    answers = {name: {"probabilities": dict(enumerate(shares))} for name, shares in found.items()}
+    waiting = [httpx.Response(429, headers={"Retry-After": "0"}), httpx.Response(200, json={"answers": answers})]
+
+    async def run() -> list[Answer]:
+        transport = httpx.MockTransport(lambda _: waiting.pop(0))
+        async with httpx.AsyncClient(transport=transport, base_url="http://127.0.0.1") as client:
+            return await ask_row(client, "", state)
+
+    assert [each.shares for each in asyncio.run(run())] == [*found.values()]
+    assert not waiting
 
 
 def test_one_question_has_a_map_of_its_own_with_questions_of_a_file(tiny_classifier: Path, tmp_path: Path) -> None:
