@@ -52,8 +52,12 @@ from .local_server import CLIENT_TIMEOUT_S, OPEN_SETTINGS, serve_locally, silenc
 
 NAME = "model"  # of the model in this process
 ASKED_AT_ONCE = 16  # rows
+MAX_ATTEMPTS = 100  # of a row that a busy server does not take
+OVERLOADED = 429
 LOCAL_SETTINGS: Mapping[str, Any] = {
     **OPEN_SETTINGS,
+    "max_requests": 256,
+    "max_tokens_in_flight": 1 << 40,
     "explain": False,
     "drafts": {},
     "weights": {},
@@ -216,7 +220,13 @@ async def ask_rows(
 
 async def ask_row(client: httpx.AsyncClient, name: str, state: LabelledState) -> list[Answer]:
     """The answers to the questions of a row. Raises ModelError, which names the line."""
-    response = await client.post("/v1/systemone", json={**state.body, **({"model": name} if name else {})})
+    body = {**state.body, **({"model": name} if name else {})}
+    for _ in range(MAX_ATTEMPTS):
+        response = await client.post("/v1/systemone", json=body)
+        if response.status_code != OVERLOADED:
+            break
+        seconds = response.headers.get("Retry-After", "")
+        await asyncio.sleep(int(seconds) if seconds.isdecimal() else 1)
     where = f"{state.row.file}, line {state.row.line}"
     if response.is_error:
         raise ModelError(f"{where}: {error_message(response)}")

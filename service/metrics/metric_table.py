@@ -267,6 +267,13 @@ SECTIONS: Mapping[str, tuple[Metric, ...]] = {
             "PolyheadModelNotReady, PolyheadReplicasMissing",
         ),
         gauge(
+            "decision_confidence_drift_ratio",
+            ("model", "question"),
+            "1",
+            "Population stability index of the confidence in recent calibrated answers, against the answers that the "
+            "calibration was fitted for; above 0.25 calibrate again. 0 before 200 answers.",
+        ),
+        gauge(
             "draining_seconds",
             (),
             "seconds",
@@ -312,5 +319,6 @@ LABEL_VALUES: Mapping[str, str] = {
     "executor": "`native` or `torch`",
     "version": "of the distribution",
     "replica": "host and port at which a replica is asked; removed with it",
+    "question": "`predicate`, `choice` or `score`",
     "why": "`affinity` (the prompt's beginning is in its cache), `load` (less is queued there), `only` (there is one)",
 }

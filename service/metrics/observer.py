@@ -12,10 +12,12 @@ from typing import Literal, Protocol
 from prometheus_client.samples import Sample
 
 from ..concurrency.outcome import run_on_thread
+from ..core.calibration import Calibration
 from ..core.names import base_model_name
 from ..core.request import WorkerTask
 from ..core.version import VERSION
 from ..engine.worker import RequestEnd, StepReport
+from .confidence_drift import ConfidenceDrift
 from .metric_table import ALL_METRICS
 from .series import MetricSeries
 from .vllm_names import vllm_families
@@ -116,6 +118,9 @@ class ModelInfo(Protocol):
     @property
     def executor(self) -> str: ...
 
+    @property
+    def calibration(self) -> Calibration: ...
+
 
 class DecisionScores(Protocol):
     """What is counted of the answer to a question; both are shares from 0 to 1."""
@@ -139,7 +144,8 @@ class Metrics:
         self._unloaded: dict[str, None] = {}  # unloaded names that are not in the settings, the oldest first
         self._info_labels: dict[str, tuple[str, ...]] = {}  # labels of model_info
         self._open_models: set[tuple[str, WorkerTask]] = set()  # models whose open requests were set last
-        self._polls: list[Callable[[], None]] = []  # each reads a value and sets its gauge
+        self._drift = ConfidenceDrift()
+        self._polls: list[Callable[[], None]] = [self._set_drift]  # each reads a value and sets its gauge
         self._render_thread = ThreadPoolExecutor(1, thread_name_prefix="metrics")
         self._series = MetricSeries(ALL_METRICS)
         self._counter, self._gauge, self._histogram = self._series.counter, self._series.gauge, self._series.histogram
@@ -295,6 +301,14 @@ class Metrics:
         """Count a connection to a replica that broke."""
         self._counter("replicas_lost", model).inc()
 
+    def record_calibrated(self, model: str, question: str, calibration: str, confidence: float) -> None:
+        """Count the confidence of an answer to a question of this kind to which the map `calibration` was applied."""
+        self._drift.record(self._label_of(model), question, calibration, confidence)
+
+    def _set_drift(self) -> None:
+        for labels, index in self._drift.indexes().items():
+            self._gauge("decision_confidence_drift_ratio", *labels).set(index)
+
     def _add_poll(self, name: str, value: Callable[[], float]) -> None:
         self._polls.append(lambda: self._gauge(name).set(value()))
 
@@ -312,6 +326,7 @@ class Metrics:
         labels = (model.name, model.task)
         self._remove_info(model.name)
         self._models.add(model.name)
+        self._drift.expect(model.name, model.calibration)
         self._unloaded.pop(model.name, None)
         self._info_labels[model.name] = (*labels, model.family, model.dtype, model.executor)
         self._gauge("model_info", *self._info_labels[model.name]).set(1)
@@ -338,6 +353,7 @@ class Metrics:
             oldest = next(iter(self._unloaded))
             del self._unloaded[oldest]
             self._models.discard(oldest)
+            self._drift.remove(oldest)
             self._series.remove_model(oldest)
 
     def _remove_info(self, name: str) -> None:

@@ -3,6 +3,7 @@
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
+from polyhead.service.core.calibration import NO_CALIBRATION, Calibration
 from polyhead.service.core.request import Task, Terms
 from polyhead.service.engine.worker import RequestEnd, StepReport
 from polyhead.service.metrics import Metrics
@@ -17,6 +18,7 @@ class Known:
     family: str = "llama"
     dtype: str = "float32"
     executor: str = "torch"
+    calibration: Calibration = NO_CALIBRATION
 
 
 @dataclass(frozen=True)

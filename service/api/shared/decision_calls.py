@@ -60,6 +60,7 @@ async def answer_questions(
     for question, scores in zip(decision.questions, found, strict=True):
         refused = scores.confidence < decision.min_confidence
         server(request).metrics.record_decision(model.name, question.kind, scores, refused=refused)
+        server(request).metrics.record_calibrated(model.name, question.kind, scores.calibration, scores.confidence)
     return found
 
 

@@ -1,5 +1,6 @@
 """`polyhead calibrate`: fits on labelled rows, writes a file beside the model, and a server applies it."""
 
+import asyncio
 import json
 import random
 import re
@@ -13,6 +14,8 @@ import pytest
 from typer.testing import CliRunner
 
 from polyhead.service.cli import main as cli
+from polyhead.service.cli.calibrate_command import Answer, ask_row
+from polyhead.service.cli.labelled_questions import read_labelled_states
 from polyhead.service.decisions.calibration_file import calibration_path, read_calibration_file
 from polyhead.service.decisions.calibration_fit import HAS_SKLEARN
 from tests.support.processes import Process
@@ -41,6 +44,14 @@ def write_rows(path: Path, count: int = 80, **fields: Any) -> Path:
 
     path.write_text("".join(json.dumps(row(number)) + "\n" for number in range(count)))
     return path
+
+
+@pytest.fixture(scope="module", autouse=True)
+def model_dir(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """Hashes of weights are kept there."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("POLYHEAD_MODEL_DIR", str(tmp_path_factory.mktemp("kept")))
+        yield
 
 
 @pytest.fixture(scope="module")
@@ -117,6 +128,9 @@ def test_a_server_applies_it_and_its_answers_name_it(server: Process, folder: Pa
     [answer] = httpx.post(f"{server.url}/v1/decisions", json=body).json()["answers"]
     assert answer["calibration"] == names["predicate"]
     assert answer["probability"] == pytest.approx(calibrated["so"]["probabilities"]["yes"])
+    assert (
+        'confidence_drift_ratio{model="calibrated",question="predicate"} 0.0' in httpx.get(f"{server.url}/metrics").text
+    )
 
 
 def test_a_server_can_be_asked(server: Process, folder: Path, tiny_generator: Path, rows: Path, tmp_path: Path) -> None:
@@ -137,6 +151,21 @@ def test_a_server_can_be_asked(server: Process, folder: Path, tiny_generator: Pa
     asked = polyhead(tiny_generator, rows, "--url", "http://127.0.0.1:9", "--output", out)
     assert asked.exit_code == 1
     assert "does not answer" in asked.stderr
+
+
+def test_a_row_that_a_busy_server_refuses_is_sent_again(rows: Path) -> None:
+    state, *_ = read_labelled_states(rows, None)
+    found = {"where": [0.5, 0.3, 0.2], "so": [0.9, 0.1], "good": [0.1, 0.2, 0.7]}
+    answers = {name: {"probabilities": dict(enumerate(shares))} for name, shares in found.items()}
+    waiting = [httpx.Response(429, headers={"Retry-After": "0"}), httpx.Response(200, json={"answers": answers})]
+
+    async def run() -> list[Answer]:
+        transport = httpx.MockTransport(lambda _: waiting.pop(0))
+        async with httpx.AsyncClient(transport=transport, base_url="http://127.0.0.1") as client:
+            return await ask_row(client, "", state)
+
+    assert [each.shares for each in asyncio.run(run())] == [*found.values()]
+    assert not waiting
 
 
 def test_one_question_has_a_map_of_its_own_with_questions_of_a_file(tiny_classifier: Path, tmp_path: Path) -> None:

@@ -14,29 +14,9 @@ from polyhead.service.decisions.calibration_file import (
     read_calibration_file,
     write_calibration_file,
 )
+from tests.support.calibrations import MEASURES, one_map, whole
 
-MEASURES = {"accuracy": 0.7, "brier": 0.4, "ece": 0.1, "log_loss": 0.9}
-THRESHOLD = {"precision": 0.9, "confidence": 0.8, "share": 0.5, "right": 0.91}
 KNOTS = {"method": "isotonic", "x": [0, 0.5, 1], "y": [0.1, 0.2, 0.9]}
-
-
-def one_map(**changes: Any) -> dict[str, Any]:
-    return {
-        "kind": "choice",
-        "question": None,
-        "map": {"method": "temperature", "temperature": 1.5},
-        "fitted_answers": 50,
-        "held_out_answers": 50,
-        "before": MEASURES,
-        "after": MEASURES,
-        "confidences": [0.1] * 10,
-        "thresholds": [THRESHOLD],
-    } | changes
-
-
-def whole(*maps: dict[str, Any], **changes: Any) -> dict[str, Any]:
-    known = {"format": "polyhead-calibration", "version": 1, "weights": "0" * 64, "precision": "float32"}
-    return known | {"maps": list(maps)} | changes
 
 
 def test_a_file_is_read_as_it_was_written(tmp_path: Path) -> None:

@@ -22,6 +22,7 @@ from polyhead.service.core.model import Model
 from polyhead.service.metrics.metric_table import ALL_METRICS, LABEL_VALUES, PROCESS_METRICS, REPLICA_SECTION, SECTIONS
 from polyhead.service.metrics.metrics_document import render_document
 from tests.models.checkpoint.test_merged_adapter import adapted, generator
+from tests.support.calibrations import write_calibration
 from tests.support.places import ROOT
 from tests.support.processes import PATIENCE, Page, Process
 from tests.support.scripted import Registry, application, echo, model
@@ -79,7 +80,11 @@ def server(tiny_generator: Path, tiny_classifier: Path, tmp_path_factory: pytest
     folder = tmp_path_factory.mktemp("dressed")
     adapted(generator(tiny_generator), folder, target_modules=["q_proj"])
     models = f"chat={tiny_generator}", f"chat:dressed={folder}", f"judge={tiny_classifier}"
-    process = Process(*models, "--api-keys", "alice=a-long-secret", "--vllm-metrics", "true")
+    calibration = write_calibration(tmp_path_factory.mktemp("calibration") / "judge.json", tiny_classifier)
+    process = Process(
+        *(*models, "--api-keys", "alice=a-long-secret", "--vllm-metrics", "true"),
+        *("--calibrations", f"judge={calibration}"),
+    )
     try:
         process.ready()
         for call in TRAFFIC:

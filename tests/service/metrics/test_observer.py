@@ -1,6 +1,7 @@
 """The metrics page: its samples, their names, and its bounded size."""
 
 import re
+from dataclasses import replace
 
 import pytest
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, Metric, exposition
@@ -8,9 +9,11 @@ from prometheus_client.openmetrics import exposition as open_exposition
 from prometheus_client.openmetrics.parser import text_string_to_metric_families as open_metrics
 from prometheus_client.parser import text_string_to_metric_families
 
+from polyhead.service.core.calibration import Calibration, CalibrationMap
 from polyhead.service.core.request import Terms
 from polyhead.service.engine.worker import RequestOutcome
 from polyhead.service.metrics import Metrics, observer
+from polyhead.service.metrics.confidence_drift import MIN_ANSWERS
 from polyhead.service.metrics.exposition import openmetrics_text as in_open_metrics
 from polyhead.service.metrics.exposition import prometheus_text
 from polyhead.service.metrics.metric_table import SECOND_BUCKETS
@@ -71,6 +74,18 @@ def test_an_encoder_has_no_cache_and_no_tokens_to_wait_for(metrics: Metrics) -> 
     assert 'polyhead_engine_steps_total{model="judge",task="classify"} 1.0' in page
     assert 'polyhead_kv_blocks{model="judge"' not in page
     assert 'inter_token_seconds_sum{model="judge"' not in page
+
+
+def test_the_drift_of_confidences_is_that_of_the_last_load(metrics: Metrics) -> None:
+    applied = CalibrationMap("choice:temperature:1", "choice", "", "temperature", (2.0,), (0.0,) * 9 + (1.0,))
+    calibrated = replace(Known(), calibration=Calibration((applied,)))
+    metrics.record_loaded(calibrated)
+    for _ in range(MIN_ANSWERS):
+        metrics.record_calibrated("chat", "choice", applied.name, 0.35)
+    drift = {"model": "chat", "question": "choice"}
+    assert value(metrics, "polyhead_decision_confidence_drift_ratio", **drift) > 5
+    metrics.record_loaded(calibrated)
+    assert value(metrics, "polyhead_decision_confidence_drift_ratio", **drift) == 0
 
 
 @pytest.mark.parametrize("outcome", ["done", "failed", "aborted", "expired"])

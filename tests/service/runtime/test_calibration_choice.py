@@ -12,25 +12,21 @@ from polyhead.models import checkpoint
 from polyhead.service.config.settings import Settings, SettingsError
 from polyhead.service.core.calibration import NO_CALIBRATION, Calibration
 from polyhead.service.core.model import LoadState
-from polyhead.service.decisions.calibration_file import CalibrationFile, calibration_path, write_calibration_file
+from polyhead.service.decisions.calibration_file import calibration_path
 from polyhead.service.fleet.frames import pack_model, unpack_model
 from polyhead.service.runtime.calibration_choice import identify_weights
 from polyhead.service.runtime.registry import ModelRegistry
 from tests.models.checkpoint.test_merged_adapter import adapted, classifier
-from tests.service.decisions.test_calibration_file import one_map, whole
 from tests.service.runtime.test_registry import serving
+from tests.support.calibrations import write_calibration
 
 NAME = "choice:temperature:"
 
 
-def identity(source: object) -> str:
-    return identify_weights(checkpoint.describe_source(str(source)), Settings(), lambda: None)
-
-
-def write(path: Path, source: object, precision: str = "float32") -> Path:
-    content = whole(one_map(), weights=identity(source), precision=precision)
-    write_calibration_file(path, CalibrationFile.model_validate(content))
-    return path
+@pytest.fixture(autouse=True)
+def model_dir(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Hashes of weights are kept there."""
+    monkeypatch.setenv("POLYHEAD_MODEL_DIR", str(tmp_path / "kept"))
 
 
 def loaded(models: Mapping[str, Any], **settings: Any) -> tuple[dict[str, Calibration], dict[str, LoadState]]:
@@ -54,8 +50,8 @@ def folder(tiny_classifier: Path, tmp_path: Path) -> Path:
 
 
 def test_a_calibration_beside_the_model_or_named_is_applied(folder: Path, tmp_path: Path) -> None:
-    beside = write(calibration_path(folder), folder)
-    named = write(tmp_path / "named.json", folder)
+    beside = write_calibration(calibration_path(folder), folder)
+    named = write_calibration(tmp_path / "named.json", folder)
     models = {"beside": folder, "named": folder, "none": folder}
     calibrations = {"named": str(named), "none": "none"}
     found, _ = loaded(models, calibrations=calibrations)
@@ -71,8 +67,8 @@ def test_a_calibration_beside_the_model_or_named_is_applied(folder: Path, tmp_pa
 def test_a_calibration_of_other_weights_is_ignored_beside_the_model_and_refused_by_name(
     folder: Path, tiny_ranker: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    write(calibration_path(folder), tiny_ranker)
-    other = write(tmp_path / "other.json", folder, precision="int8")
+    write_calibration(calibration_path(folder), tiny_ranker)
+    other = write_calibration(tmp_path / "other.json", folder, precision="int8")
     models = {"beside": folder, "weights": folder, "precision": folder, "missing": folder}
     named = {"weights": calibration_path(folder), "precision": other, "missing": tmp_path / "nowhere.json"}
     found, states = loaded(models, calibrations={name: str(path) for name, path in named.items()})
@@ -92,11 +88,11 @@ def test_an_unreadable_file_beside_the_model_is_ignored(folder: Path, caplog: py
 def test_an_adapter_has_a_calibration_of_its_own(folder: Path, tmp_path: Path) -> None:
     adapter = tmp_path / "adapter"
     adapted(classifier(folder), adapter, target_modules=["query"], task_type="SEQ_CLS")
-    write(calibration_path(folder), folder)
+    write_calibration(calibration_path(folder), folder)
     models = {"judge": folder, "judge:tone": adapter, "merged": f"{folder}+{adapter}"}
     found, states = loaded(models)
     assert [name for name, each in found.items() if each.maps] == ["judge"], states
-    write(calibration_path(adapter), f"{folder}+{adapter}")
+    write_calibration(calibration_path(adapter), f"{folder}+{adapter}")
     found, _ = loaded(models)
     assert [name for name, each in found.items() if each.maps] == ["judge", "judge:tone", "merged"]
 

@@ -1,0 +1,40 @@
+"""Files of calibrations for checkpoints."""
+
+from pathlib import Path
+from typing import Any
+
+from polyhead.models import checkpoint
+from polyhead.service.config.settings import Settings
+from polyhead.service.decisions.calibration_file import CalibrationFile, write_calibration_file
+from polyhead.service.runtime.calibration_choice import identify_weights
+
+MEASURES = {"accuracy": 0.7, "brier": 0.4, "ece": 0.1, "log_loss": 0.9}
+
+
+def one_map(**changes: Any) -> dict[str, Any]:
+    """A map as the file has it."""
+    return {
+        "kind": "choice",
+        "question": None,
+        "map": {"method": "temperature", "temperature": 1.5},
+        "fitted_answers": 50,
+        "held_out_answers": 50,
+        "before": MEASURES,
+        "after": MEASURES,
+        "confidences": [0.1] * 10,
+        "thresholds": [{"precision": 0.9, "confidence": 0.8, "share": 0.5, "right": 0.91}],
+    } | changes
+
+
+def whole(*maps: dict[str, Any], **changes: Any) -> dict[str, Any]:
+    """The content of a file."""
+    known = {"format": "polyhead-calibration", "version": 1, "weights": "0" * 64, "precision": "float32"}
+    return known | {"maps": list(maps)} | changes
+
+
+def write_calibration(path: Path, source: object, precision: str = "float32") -> Path:
+    """Write a file with one map for the weights of a checkpoint."""
+    settings = Settings(model_dir=path.parent / "kept")  # hashes of weights
+    weights = identify_weights(checkpoint.describe_source(str(source)), settings, lambda: None)
+    write_calibration_file(path, CalibrationFile.model_validate(whole(one_map(), weights=weights, precision=precision)))
+    return path
