@@ -29,6 +29,7 @@ from polyhead.service.api.dialects.openai import wire as openai_wire
 from polyhead.service.api.dialects.rerank import routes as rerank
 from polyhead.service.api.dialects.responses import read as responses_read
 from polyhead.service.api.dialects.responses import wire as responses_wire
+from polyhead.service.api.dialects.systemone import wire as systemone_wire
 from polyhead.service.api.dialects.tei import wire as tei_wire
 from polyhead.service.api.dialects.tgi import routes as tgi
 from polyhead.service.api.dialects.tokens import routes as tokens
@@ -386,6 +387,12 @@ SECTIONS: Mapping[str, Section] = {
     "OpenAI responses: reasoning": Section(responses_wire.ReasoningItem, {"type": "reasoning"}),
     "OpenAI responses: tools": Section(responses_wire.ResponseTool, {"type": "function", "name": "a"}),
     "vLLM: detokenize": Section(tokens.DetokenizeRequest, {"tokens": [5]}),
+    "TypeSafe: systemone with many states": Section(
+        systemone_wire.SystemOneBatch,
+        {"questions": {"q": {"type": "noul", "instructions": "a"}}},
+        systemone_wire.read_questions,
+    ),
+    "TypeSafe: a line with a state": Section(systemone_wire.StateLine, {"state": "a"}),
 }
 
 
