@@ -57,6 +57,7 @@ RESERVED = re.compile(r"(^|\.)example(\.com)?$", re.IGNORECASE)  # reserved for 
 MANY_ARGUMENTS = {
     "models/checkpoint/gguf_header.py:_build_entry": "partially applied: callers pass one argument",
     "service/cli/main.py:chat": "each is an option of the command",
+    "service/cli/main.py:decide": "each is an option of the command",
     "service/cli/main.py:key": "each is an option of the command",
     "service/cli/checkpoint_commands.py:explain": "each is an option of the command",
     "models/executors/torch_executor.py:__init__": "all but the network and its head by keyword, each with a default",
