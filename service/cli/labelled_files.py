@@ -5,7 +5,7 @@ Errors name the file, the line and the field.
 
 import csv
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, TextIO
@@ -123,7 +123,7 @@ def parse_object(name: str, number: int, line: str) -> dict[str, Any]:
     return found
 
 
-def parse_table(name: str, file: TextIO, delimiter: str) -> Iterator[LabelledRow]:
+def parse_table(name: str, file: Iterable[str], delimiter: str) -> Iterator[LabelledRow]:
     """Parse a table whose first line has the fields' names.  In a TSV, quotes have no meaning."""
     quoted = delimiter != "\t"
     quoting: Literal[0, 3] = csv.QUOTE_MINIMAL if quoted else csv.QUOTE_NONE

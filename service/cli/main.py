@@ -172,6 +172,38 @@ def embed(text: Texts = None, model: ModelName = "", url: Url = DEFAULT_URL, key
 
 
 @app.command()
+def decide(
+    questions: Annotated[
+        Path, typer.Argument(help="YAML or JSON: questions, perhaps model and instructions.", show_default=False)
+    ],
+    rows: Annotated[
+        Path, typer.Argument(help=".jsonl, .csv, .tsv, or lines of text; - is standard input.", show_default=False)
+    ],
+    output: Annotated[Path | None, typer.Option(help="File of answers; by default standard output.")] = None,
+    field: Annotated[str, typer.Option(help="Field of a row to ask about; by default state, or the whole row.")] = "",
+    resume: Annotated[bool, typer.Option("--resume", help="Continue the file of --output.")] = False,
+    concurrency: Annotated[int, typer.Option(min=1, max=1024, help="Rows that are asked at a time.")] = 16,
+    url: Url = DEFAULT_URL,
+    key: Key = "",
+) -> None:
+    """Ask questions about each row of a file; a line with the answers for each row, in order.
+
+    Progress and a summary go to standard error. The exit code is 1 if rows failed.
+    """
+    from .client import ClientError
+    from .decide_command import DecideArguments
+    from .decide_command import decide as work
+
+    arguments = DecideArguments(questions, rows, output, field, resume, concurrency, url, key)
+    with exit_on_error():
+        try:
+            code = work(arguments)
+        except ClientError as error:
+            raise report_failure(error) from None
+    raise typer.Exit(code)
+
+
+@app.command()
 def models() -> None:
     """Fetch the quick-start models, and print their sources."""
     from ..config import settings

@@ -87,6 +87,10 @@ class MemoryClaim:
         self._headroom.reserve(size, what, before=self._size)
         self._size += size
 
+    def open_part(self) -> "MemoryClaim":
+        """A claim of its own for a part of the request, which is released before the request ends."""
+        return MemoryClaim(self._headroom)
+
     def release(self) -> None:
         self._headroom.release(self._size)
         self._size = 0

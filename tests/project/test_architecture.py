@@ -58,6 +58,7 @@ RESERVED = re.compile(r"(^|\.)example(\.com)?$", re.IGNORECASE)  # reserved for 
 MANY_ARGUMENTS = {
     "models/checkpoint/gguf_header.py:_build_entry": "partially applied: callers pass one argument",
     "service/cli/main.py:chat": "each is an option of the command",
+    "service/cli/main.py:decide": "each is an option of the command",
     "service/cli/main.py:key": "each is an option of the command",
     "service/cli/checkpoint_commands.py:explain": "each is an option of the command",
     "service/cli/checkpoint_commands.py:calibrate": "each is an option of the command",

@@ -171,15 +171,18 @@ def echo(model: Model, request: Request) -> Iterable[Event]:
     """Generators repeat their prompt and stop; encoders return numbers computed from the tokens."""
     if isinstance(request, Generate):
         answer = request.tokens[: request.max_tokens]
-        yield from (
-            GeneratedToken(id, -0.5, tuple((id + n, -0.5 - n) for n in range(request.logprobs))) for id in answer
-        )
+        yield from (GeneratedToken(id, -0.5, scored(request, id)) for id in answer)
         reason = "length" if len(answer) < len(request.tokens) else "stop"
         yield Done(reason, len(request.tokens), len(answer), cached_tokens=1)
     else:
         for form in request.forms:
             yield states(request) if form == "tokens" else HeadOutput(numbers(model, request))
         yield Done("encoded", len(request.tokens))
+
+
+def scored(request: Generate, id: int) -> tuple[tuple[int, float], ...]:
+    """Log-probabilities of the targets, or of `id` and the tokens after it."""
+    return tuple((token, -0.5 - n) for n, token in enumerate(request.targets or range(id, id + request.logprobs)))
 
 
 def states(request: Encode) -> TokenOutputs:

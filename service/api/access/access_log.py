@@ -14,11 +14,10 @@ from starlette.datastructures import Headers
 from starlette.types import Scope
 
 from ...engine.worker import RequestTiming
-from .request_context import RequestContext
+from .request_context import OUTCOMES_BY_SEVERITY, RequestContext
 
 MAX_PATH_CHARS = 200  # characters of a path that are logged
 KNOWN_METHODS = frozenset({"GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"})
-OUTCOMES_BY_SEVERITY = ("done", "aborted", "expired", "failed")  # the worst of several engine requests counts for all
 
 Stage = Literal["admission", "read", "tokenise", "queue", "steps", "detokenise"]
 

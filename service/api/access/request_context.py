@@ -6,10 +6,11 @@ one place with all data for the log line and the metrics, however the request en
 
 import math
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from time import perf_counter
+from typing import Any
 
 from ...config.keys import ANONYMOUS, Key
 from ...core.errors import BadRequest, Expired
@@ -22,6 +23,7 @@ MIN_TIMEOUT_S, MAX_TIMEOUT_S = 0.001, 1e9  # limits of a request's timeout
 SECONDS_PATTERN = re.compile(r"[0-9]{1,10}(\.[0-9]{1,9})?")
 TIMEOUT_HEADER = "X-Request-Timeout"
 IGNORED_HEADER = "X-Polyhead-Ignored"  # of a response: fields of the body that have no effect on this model
+OUTCOMES_BY_SEVERITY = ("done", "aborted", "expired", "failed")  # the worst of several engine requests counts for all
 
 
 @dataclass
@@ -68,6 +70,19 @@ class RequestContext:
         finally:
             self.tokenise_times.append((began, perf_counter()))
 
+    def open_part(self) -> "RequestContext":
+        """The context of a part of the request that is answered by itself: with a claim, a cleanup and timings of its
+        own.
+        """
+        lists: dict[str, Any] = {"tokenise_times": [], "timings": [], "ignored": []}
+        return replace(self, claim=self.claim.open_part(), cleanup=ExitStack(), **lists)
+
+    def add_part(self, part: "RequestContext") -> None:
+        """Count a part that has ended. It leaves one timing for all of its engine requests."""
+        self.is_counted |= part.is_counted
+        self.timings += [join_timings(part.timings)] if part.timings else []
+        self.ignored += [name for name in part.ignored if name not in self.ignored]
+
     def check_deadline(self) -> None:
         """Raises Expired if the deadline has passed."""
         if perf_counter() >= self.deadline:
@@ -76,6 +91,23 @@ class RequestContext:
     def deadline_error(self) -> Expired:
         allowed = self.deadline - self.arrived
         return Expired(f"the deadline has passed before the engine had the request: {allowed:g} s after it came")
+
+
+def join_timings(timings: Sequence[RequestTiming]) -> RequestTiming:
+    """One timing for several engine requests (at least one) that have ended."""
+    return RequestTiming(
+        submitted=min(timing.submitted for timing in timings),
+        started=min((timing.started for timing in timings if timing.started), default=0.0),
+        first_token=min((timing.first_token for timing in timings if timing.first_token), default=0.0),
+        last_text=max(timing.last_text for timing in timings),
+        text_seconds=sum(timing.text_seconds for timing in timings),
+        ended=max(timing.ended or perf_counter() for timing in timings),
+        prompt_tokens=sum(timing.prompt_tokens for timing in timings),
+        generated_tokens=sum(timing.generated_tokens for timing in timings),
+        cached_tokens=sum(timing.cached_tokens for timing in timings),
+        outcome=max((timing.outcome for timing in timings), key=OUTCOMES_BY_SEVERITY.index),
+        reason=next((timing.reason for timing in timings if timing.reason), ""),
+    )
 
 
 def read_timeout(header: str) -> float:

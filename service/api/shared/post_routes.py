@@ -1,6 +1,7 @@
 """Routes that take a wire object, each also below the path of a model."""
 
 from collections.abc import Awaitable, Callable, Coroutine
+from dataclasses import dataclass
 from typing import Any, TypeVar
 
 from fastapi import APIRouter, Request
@@ -27,8 +28,25 @@ def add_post_routes(
             wire = await read(request, kind)
             return await run_while_connected(request, work(request, wire))
 
-        for address, text in ((path, summary), (f"/models/{{name:path}}{path}", "The same of one model.")):
-            router.post(address, openapi_extra=describe_body(kind), summary=text, name=work.__name__)(route)
+        add_model_routes(router, path, RouteDescription(work.__name__, summary, (kind,)), route)
         return work
 
     return add_routes
+
+
+@dataclass(frozen=True)
+class RouteDescription:
+    """What /openapi.json says of a route whose body is one of `kinds`."""
+
+    name: str
+    summary: str
+    kinds: tuple[type[Wire], ...]
+
+
+def add_model_routes(
+    router: APIRouter, path: str, description: RouteDescription, route: Callable[[Request], Awaitable[Response]]
+) -> None:
+    """Add `route`, which reads its body itself, to `router`: at `path`, and below a model's name."""
+    body = describe_body(*description.kinds)
+    for address, text in ((path, description.summary), (f"/models/{{name:path}}{path}", "The same of one model.")):
+        router.post(address, openapi_extra=body, summary=text, name=description.name)(route)

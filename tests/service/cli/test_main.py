@@ -70,6 +70,7 @@ def test_every_command_is_listed() -> None:
             "chat",
             "classify",
             "embed",
+            "decide",
             "models",
             "train",
             "quantize",

@@ -5,17 +5,26 @@ from operator import attrgetter
 from fastapi import APIRouter, Request
 from starlette.responses import Response
 
+from ...shared.bulk_calls import sends_lines
 from ...shared.decision_calls import answer_questions, find_decision_model
-from ...shared.dialect import Dialect, authorized_models
+from ...shared.dialect import Dialect, authorized_models, read_model_body
 from ...shared.encoding_calls import json_response
-from ...shared.post_routes import add_post_routes
+from ...shared.post_routes import RouteDescription, add_model_routes
+from ...shared.streaming import run_while_connected
+from .bulk import answer_batch
 from .wire import SystemOneRequest, read_systemone
 from .write import write_error, write_systemone
 
 router = APIRouter(tags=["decisions"])
 
 
-@add_post_routes(router, "/v1/systemone", SystemOneRequest, "Probabilities of the answers to questions.")
+async def answer_body(request: Request) -> Response:
+    if sends_lines(request):
+        return await answer_batch(request)
+    wire = await read_model_body(request, SystemOneRequest)
+    return await run_while_connected(request, answer_systemone(request, wire))
+
+
 async def answer_systemone(request: Request, wire: SystemOneRequest) -> Response:
     model = find_decision_model(request, authorized_models(request), wire.model)
     decision = read_systemone(wire)
@@ -24,6 +33,10 @@ async def answer_systemone(request: Request, wire: SystemOneRequest) -> Response
     return await json_response(size, lambda: write_systemone(wire.model or model.name, decision, found))
 
 
+SUMMARY = "Probabilities of the answers to questions."
+add_model_routes(
+    router, "/v1/systemone", RouteDescription("answer_systemone", SUMMARY, (SystemOneRequest,)), answer_body
+)
 DIALECT = Dialect(
     name="systemone", prefixes=("/v1/systemone",), error=write_error, status=attrgetter("status"), router=router
 )

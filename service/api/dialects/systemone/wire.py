@@ -1,5 +1,6 @@
 """Wire objects of /v1/systemone, with the extensions of vLLM's server."""
 
+from dataclasses import replace
 from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import Field
@@ -84,18 +85,36 @@ class SystemOneRequest(EngineRequest):
     request_id: str = ""  # no effect: the header X-Request-Id has it
 
 
+class SystemOneBatch(SystemOneRequest):
+    """The first line of a body with many states, which are on the lines after it."""
+
+    state: Annotated[Literal[""], must_be("on the lines after this one")] = ""
+
+
+class StateLine(Wire):
+    """A line after the first. `id` names the state in the answer."""
+
+    state: Content
+    id: Annotated[str | int, must_be("a string or a whole number")] = ""
+
+
 def read_systemone(wire: SystemOneRequest) -> DecisionRequest:
     """The request below the dialect. Raises EmptyInput for an empty state, and BadRequest for a bad name."""
-    state = json_text(wire.state)
+    return replace(read_questions(wire), state=read_state(wire.state))
+
+
+def read_questions(wire: SystemOneRequest) -> DecisionRequest:
+    """The same without a state."""
+    questions = tuple(read_question(name, question) for name, question in wire.questions.items())
+    return DecisionRequest("state", "", questions, wire.instructions, wire.cache_salt)
+
+
+def read_state(given: Content) -> str:
+    """The state as text. Raises EmptyInput if it is empty."""
+    state = json_text(given)
     if not state.strip():
         raise EmptyInput("state: is empty, there is nothing to decide about", param="state")
-    return DecisionRequest(
-        "state",
-        state,
-        tuple(read_question(name, question) for name, question in wire.questions.items()),
-        wire.instructions,
-        wire.cache_salt,
-    )
+    return state
 
 
 def read_question(name: str, wire: NoulQuestion | ChoiceQuestion | ScoreQuestion) -> Question:

@@ -443,6 +443,12 @@ SECTIONS: Mapping[str, Section] = {
     "OpenAI responses: reasoning": Section(responses_wire.ReasoningItem, {"type": "reasoning"}),
     "OpenAI responses: tools": Section(responses_wire.ResponseTool, {"type": "function", "name": "a"}),
     "vLLM: detokenize": Section(tokens.DetokenizeRequest, {"tokens": [5]}),
+    "TypeSafe: systemone with many states": Section(
+        systemone_wire.SystemOneBatch,
+        {"questions": {"q": {"type": "noul", "instructions": "a"}}},
+        systemone_wire.read_questions,
+    ),
+    "TypeSafe: a line with a state": Section(systemone_wire.StateLine, {"state": "a"}),
 }
 
 

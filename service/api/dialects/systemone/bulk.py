@@ -1,0 +1,64 @@
+"""Many states in one call: a body of JSON lines, and a line for each answer.
+
+The first line has the questions, each line after it a state: a text, or an object with `state` and perhaps an `id`.
+An answer has the `index` of its state, since answers come as soon as they are known, in any order.
+"""
+
+from dataclasses import replace
+from functools import partial
+
+from fastapi import Request
+from starlette.responses import Response
+
+from ....core.errors import BadRequest, Overloaded, PolyheadError
+from ...shared.bulk_calls import Line, LineWork, answer_lines, receive_lines
+from ...shared.decision_calls import answer_questions, find_decision_model
+from ...shared.dialect import authorized_models, fill_model, quote_json
+from ...shared.encoding_calls import run_off_loop
+from ...shared.json_body import parse_json, run_by_size
+from ...shared.streaming import LineStream, dumps_sliced, encode_line, run_while_connected
+from .wire import StateLine, SystemOneBatch, read_questions, read_state
+from .write import write_error, write_systemone
+
+
+async def answer_batch(request: Request) -> Response:
+    """The response for a body of lines. Raises what is wrong with the first line; errors of states are lines of the
+    answer.
+    """
+    first, lines = await receive_lines(request)
+    name = request.path_params.get("name", "")
+    wire = await run_by_size(first, lambda: SystemOneBatch.read(fill_model(parse_json(first, "line 1"), name)))
+    questions = read_questions(wire)
+    model = find_decision_model(request, authorized_models(request), wire.model)
+
+    async def answer(part: Request, line: Line) -> bytes:
+        named = {}
+        try:
+            given = await run_by_size(line.content, partial(read_line, line))
+            named = {"id": given.id} if given.id != "" else {}
+            decision = replace(questions, state=read_state(given.state))
+            found = await answer_questions(part, wire, model, decision)
+            size = sum(len(scores.probabilities) for scores in found)
+            content = partial(write_systemone, wire.model or model.name, decision, found)
+            return await run_off_loop(
+                size, lambda: encode_line(dumps_sliced({"index": line.index, **content(), **named}))
+            )
+        except Overloaded:
+            raise
+        except PolyheadError as error:
+            return encode_line({"index": line.index, **named, **write_error(error)})
+
+    work = LineWork(answer, lambda line: len(first) + len(questions.questions) * len(line.content))
+    return await run_while_connected(request, LineStream.open(answer_lines(request, lines, work)))
+
+
+def read_line(line: Line) -> StateLine:
+    """Raises BadRequest for a line that is no JSON, and for one without a state."""
+    match parse_json(line.content, f"line {line.number}"):
+        case str(text):
+            return StateLine(state=text)
+        case dict(value):
+            return StateLine.read(value)
+        case value:
+            message = f'must be a text, or an object as in {{"state": "a text"}}, got {quote_json(value)}'
+            raise BadRequest(f"line {line.number}: {message}", param="state")
