@@ -70,7 +70,7 @@ def read_labels(
     prompts, tokens, reads, total = QuestionPrompts(model, request), LabelTokens(model), list[list[LabelRead]](), 0
     for number, question in enumerate(request.questions):
         orders = list[LabelRead]()
-        for place, order in enumerate(choose_orders(len(question.options), question.permutations)):
+        for place, order in enumerate(choose_orders(len(question.options), count_orders(question))):
             check()
             prompt = prompts.encode(question, order)
             check_length(model, len(prompt) + 1, question.field)
@@ -94,10 +94,15 @@ def read_labels(
     return reads
 
 
+def count_orders(question: Question) -> int:
+    """How many orders of the options are asked for. Yes and No are not listed in an order, and stay what they mean."""
+    return 1 if question.kind == "predicate" else question.permutations
+
+
 def check_read_count(request: DecisionRequest) -> None:
     """Raise TooMany if the questions of a call need too many reads."""
     count = sum(
-        min(question.permutations, len(question.options) ** 2) * (1 + len(question.options) // len(LETTERS))
+        min(count_orders(question), len(question.options) ** 2) * (1 + len(question.options) // len(LETTERS))
         for question in request.questions
     )
     if count > MAX_READS:

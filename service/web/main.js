@@ -14,6 +14,7 @@ import { canDecide, mountDecide } from "./decide.js";
 import { element } from "./dom.js";
 import { mountEmbed } from "./embed.js";
 import { mountFill } from "./fill.js";
+import { mountNoForm } from "./noform.js";
 import { mountRank } from "./rank.js";
 import { mountServer } from "./server.js";
 import { connectShortcuts } from "./shortcuts.js";
@@ -82,7 +83,7 @@ function selectModel(name) {
   model = findModel(name);
   view?.abort?.();
   delete lastRequests.try;
-  view = FORMS[formName(model)](byId("panel-try"), pageContext("try"));
+  view = (FORMS[formName(model)] ?? mountNoForm)(byId("panel-try"), pageContext("try"));
   updateAddress();
   showTab(tab);
 }

@@ -19,7 +19,7 @@ from playwright.sync_api import Browser, ConsoleMessage, Page, Request, sync_pla
 from polyhead.service.config.settings import default_model_dir
 from polyhead.service.runtime import quickstart
 from tests.browser.playground import Visit
-from tests.support import checkpoints
+from tests.support import checkpoints, label_models
 from tests.support.processes import Process
 from tests.support.recipes import tried
 
@@ -116,6 +116,7 @@ def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Process]:
         name: trained(recipe, folder) for name, recipe in RECIPES.items()
     }
     models["ranker"] = str(checkpoints.ranker(folder / "ranker"))
+    models |= {name: str(label_models.make_variant(name, folder / name)) for name in ("texts", "spans")}
     yield from serving(*(f"{name}={source}" for name, source in models.items()), "--cache-tokens", "8192")
 
 

@@ -183,3 +183,18 @@ def test_it_is_accessible_and_fits_a_narrow_screen(visit: Visit, served: Process
     expect(page.get_by_label("State")).to_be_focused()
     page.keyboard.press("Control+Enter")
     expect(page.locator(".decision")).to_have_count(3)
+
+
+def test_models_without_a_form_of_their_own_are_shown(visit: Visit, served: Process) -> None:
+    page = visit(served)
+    for model, said in (("texts", "the tab Decide has a form"), ("spans", "The page API lists the routes")):
+        choose(page, model)
+        expect(page.locator("#panel-try")).to_contain_text(said)
+        expect(page.locator("#copy")).to_be_hidden()
+        tab(page, "Attention")
+        expect(page.locator("#panel-attention")).to_contain_text("explains no answers")
+        tab(page, "Try")
+    choose(page, "texts")
+    tab(page, "Decide")
+    assert decide(page) == ["topic", "complaint", "urgency"]
+    expect(page.locator(".decision .hint").first).to_contain_text("label mass 100 %")

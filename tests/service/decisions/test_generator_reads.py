@@ -1,0 +1,31 @@
+"""The reads of a generator: how many there are of a question, and which option each label stands for."""
+
+from pathlib import Path
+
+import pytest
+
+from polyhead.service.core.errors import TooMany
+from polyhead.service.core.request import Terms
+from polyhead.service.decisions.generator_reads import LabelRead, read_labels
+from polyhead.service.decisions.question import MAX_PERMUTATIONS, DecisionRequest, Option, Question, QuestionKind
+from tests.support.scripted import model
+
+
+def read(folder: Path, kind: QuestionKind, options: int, count: int = 1) -> list[list[LabelRead]]:
+    named = tuple(Option(f"o{number}") for number in range(options))
+    question = Question("questions.a", "a", kind, "Is it?", named, MAX_PERMUTATIONS)
+    request = DecisionRequest("state", "A fox.", (question,) * count)
+    return read_labels(model(folder, "talker", "generate", max_tokens=512), request, "call", Terms(), lambda: None)
+
+
+def test_a_predicate_has_one_order_and_a_choice_has_many(tiny_generator: Path) -> None:
+    [[only]] = read(tiny_generator, "predicate", 2)
+    assert only.order == (0, 1)
+    [orders] = read(tiny_generator, "choice", 3)
+    assert {each.order for each in orders} == {(0, 1, 2), (0, 2, 1), (1, 0, 2), (1, 2, 0), (2, 0, 1), (2, 1, 0)}
+
+
+def test_reads_are_counted_by_orders(tiny_generator: Path) -> None:
+    with pytest.raises(TooMany, match="they need 4104 reads of the model, at most 4096 a call"):
+        read(tiny_generator, "choice", 5, count=171)
+    assert len(read(tiny_generator, "predicate", 2, count=171)) == 171
