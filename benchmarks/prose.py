@@ -29,13 +29,23 @@ def documents(folder: Path) -> list[str]:
     return texts
 
 
+def rated(folder: Path, name: str) -> list[tuple[float, str]]:
+    """The mean rating, from -4 to 4, and the text of each line of one file."""
+    with tarfile.open(vader.fetch_archive(folder)) as archive:
+        return [(float(mean), vader.clean_text(text)) for _, mean, text in _lines(archive, name)]
+
+
 def _column(archive: tarfile.TarFile, name: str) -> list[str]:
     return [text for _, text in _rows(archive, name)]
 
 
 def _rows(archive: tarfile.TarFile, name: str) -> list[tuple[str, str]]:
     """The id and the text of each line."""
+    return [(number, vader.clean_text(text)) for number, _, text in _lines(archive, name)]
+
+
+def _lines(archive: tarfile.TarFile, name: str) -> list[list[str]]:
+    """The id, the mean rating and the text of each line, as they are written."""
     content = archive.extractfile(f"hutto_ICWSM_2014/{name}_GroundTruth.txt")
     assert content is not None
-    lines = (line.split("\t") for line in content.read().decode("utf-8", "replace").splitlines())
-    return [(number, vader.clean_text(text)) for number, _, text in lines]
+    return [line.split("\t") for line in content.read().decode("utf-8", "replace").splitlines()]
