@@ -1,7 +1,4 @@
-"""Questions to models that were made for them, in their own prompts (service.text.decision_prompts).
-
-Some of these models read all questions of a call together, so the answer to one may depend on the others.
-"""
+"""Questions to models that were made for them, in their own prompts (service.text.decision_prompts)."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -10,9 +7,8 @@ import numpy as np
 
 from ..core.model import Model
 from ..core.request import Encode, Terms
-from ..text import decision_prompts
 from ..text.answer_delta import NO_USAGE, Usage
-from ..text.decision_prompts import EncodedDecision, QuestionText
+from ..text.decision_prompts import EncodedDecision, QuestionedText, QuestionText, read_decision
 from ..text.zero_shot import softmax
 from .option_orders import Order, choose_orders
 from .question import DecisionRequest, OptionScores, Question
@@ -61,8 +57,8 @@ def read_deciders(
     for turn in range(max(map(len, orders))):
         indices = tuple(index for index, some in enumerate(orders) if turn < len(some))
         asked = tuple(write_question(request.questions[index], orders[index][turn]) for index in indices)
-        wanted = decision_prompts.DecisionRequest(request.field, text, asked)
-        encoded = decision_prompts.read_decision(model, wanted, f"{call}-{turn}", terms, check)
+        wanted = QuestionedText(request.field, text, asked, request.is_joint)
+        encoded = read_decision(model, wanted, f"{call}-{turn}", terms, check)
         reads.append(DeciderRead(indices, encoded))
     return reads
 

@@ -54,7 +54,9 @@ class LabelRead:
             shares = [math.exp(label - whole) for label in labels]
         found = dict(zip(self.order, shares, strict=True))
         is_label = self.tree.is_first_token(likeliest)
-        return OptionScores(tuple(found[option] for option in range(len(found))), math.exp(whole), is_label, usage)
+        return OptionScores(
+            tuple(found[option] for option in range(len(found))), min(math.exp(whole), 1.0), is_label, usage
+        )
 
 
 def read_labels(

@@ -46,7 +46,8 @@ class Question:
 @dataclass(frozen=True, slots=True)
 class DecisionRequest:
     """Questions about `state`, which is `field` in the request. `instructions` are read before it. Only requests with
-    the same `salt` share cached prefixes. Answers of less than `min_confidence` are refused.
+    the same `salt` share cached prefixes. Answers of less than `min_confidence` are refused. With `is_joint` all
+    questions are read in one sequence, so that the answer to one may depend on the others.
     """
 
     field: str
@@ -55,6 +56,7 @@ class DecisionRequest:
     instructions: str = ""
     salt: str = ""
     min_confidence: float = 0.0
+    is_joint: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -319,6 +319,5 @@ LABEL_VALUES: Mapping[str, str] = {
     "executor": "`native` or `torch`",
     "version": "of the distribution",
     "replica": "host and port at which a replica is asked; removed with it",
-    "question": "`predicate`, `choice` or `score`",
     "why": "`affinity` (the prompt's beginning is in its cache), `load` (less is queued there), `only` (there is one)",
 }

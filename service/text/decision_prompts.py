@@ -54,7 +54,7 @@ class QuestionText:
 
 
 @dataclass(frozen=True, slots=True)
-class DecisionRequest:
+class QuestionedText:
     """Questions about one text, which is `field` in the request. With `is_joint` a model with a LabelSchemaPrompt reads
     them in one sequence, so the answer to one depends on the others; other models never do.
     """
@@ -98,7 +98,7 @@ class EncodedDecision:
 
 def read_decision(
     model: Model,
-    request: DecisionRequest,
+    request: QuestionedText,
     call: str,
     terms: Terms,
     check: Callable[[], None] = no_check,
@@ -117,7 +117,7 @@ def read_decision(
     return reader.encode(call, common)
 
 
-def check_decision(model: Model, request: DecisionRequest) -> None:
+def check_decision(model: Model, request: QuestionedText) -> None:
     """Raise BadRequest for what can be rejected before anything is tokenised."""
     if not request.text or request.text.isspace():
         raise EmptyInput(f"{request.field}: is empty, there is nothing to read", param=request.field)
@@ -185,7 +185,7 @@ class OptionMarkReader:
     """One request for each question, with the text after it: see OptionMarkPrompt."""
 
     def __init__(
-        self, model: Model, prompt: OptionMarkPrompt, request: DecisionRequest, check: Callable[[], None]
+        self, model: Model, prompt: OptionMarkPrompt, request: QuestionedText, check: Callable[[], None]
     ) -> None:
         self._model, self._prompt, self._request = model, prompt, request
         self._pieces, self._mark = PieceEncoder(model, check), model.tokenizer.piece(prompt.mark)
@@ -254,7 +254,7 @@ class LabelSchemaReader:
     """One request for each question, or for all of them, with the text's words after it: see LabelSchemaPrompt."""
 
     def __init__(
-        self, model: Model, prompt: LabelSchemaPrompt, request: DecisionRequest, check: Callable[[], None]
+        self, model: Model, prompt: LabelSchemaPrompt, request: QuestionedText, check: Callable[[], None]
     ) -> None:
         self._model, self._prompt, self._request = model, prompt, request
         self._pieces = PieceEncoder(model, check)

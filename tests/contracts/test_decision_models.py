@@ -15,7 +15,7 @@ from polyhead.service.core.request import DEFAULT_TERMS, HeadOutput
 from polyhead.service.engine.engine import Engine
 from polyhead.service.metrics import Metrics
 from polyhead.service.runtime.registry import ModelRegistry
-from polyhead.service.text.decision_prompts import DecisionRequest, read_decision
+from polyhead.service.text.decision_prompts import QuestionedText, read_decision
 from tests.support import decision_models
 
 TOLERANCE = 2e-5  # of a logit
@@ -28,7 +28,7 @@ def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
     return {name: str(decision_models.make_variant(name, made / name)) for name in decision_models.VARIANTS}
 
 
-def decide(folders: dict[str, str], asked: Sequence[DecisionRequest], **options: str) -> dict[str, list[Logits]]:
+def decide(folders: dict[str, str], asked: Sequence[QuestionedText], **options: str) -> dict[str, list[Logits]]:
     """By model, the logits of each decision; those of one model are computed in one step."""
 
     async def answers() -> dict[str, list[Logits]]:

@@ -26,8 +26,8 @@ from polyhead.service.core.model import Model
 from polyhead.service.core.request import DEFAULT_TERMS, HeadOutput
 from polyhead.service.engine.encoder_worker import EncoderWorker
 from polyhead.service.text.decision_prompts import (
-    DecisionRequest,
     EncodedDecision,
+    QuestionedText,
     QuestionText,
     list_options,
     read_decision,
@@ -91,7 +91,7 @@ def served(loaded: Checkpoint, tokenizer_folder: Path) -> Model:
 
 
 def encode(one: Model, text: str, questions: tuple[QuestionText, ...] = ASKED) -> EncodedDecision:
-    return read_decision(one, DecisionRequest("state", text, questions), "call", DEFAULT_TERMS)
+    return read_decision(one, QuestionedText("state", text, questions), "call", DEFAULT_TERMS)
 
 
 def answer(loaded: Checkpoint, one: Model, text: str) -> list[list[float]]:

@@ -259,6 +259,7 @@ def test_the_client_of_typesafe(server: Process) -> None:
         ("systemone", {"questions": {"q": {"type": "box"}}}, 'questions.q.type: "box" is not supported'),
         ("systemone", {"questions": {"q": {**PLACE, "criteria": {}}}}, "questions.q.criteria"),
         ("systemone", {"questions": {"q": {**YES_OR_NO, "levels": 1}}}, "questions.q.levels: is not a known field"),
+        ("systemone", {"joint": True}, "joint: chat reads each question on its own"),
         ("systemone", {"images": ["data:"]}, "images"),
         ("systemone", {"state": " "}, "state: is empty"),
         ("systemone", {"state": STATE * 1000}, "state: "),
@@ -322,12 +323,13 @@ def test_models_made_for_questions_answer_as_their_package(server: Process, name
 
 @pytest.mark.parametrize("name", decision_models.GLINER2_VARIANTS)
 def test_models_that_read_all_questions_together(server: Process, name: str) -> None:
-    """Those of the package gliner2: a call with one question is another prompt than a call with two."""
-    body = {"model": name, "state": "a dog", "questions": QUESTIONS}
-    first, again = ask(server, **body)["answers"], ask(server, **body)["answers"]
-    assert first == again
-    assert sum(first["place"]["probabilities"].values()) == pytest.approx(1)
-    alone = ask(server, **body | {"questions": {"place": PLACE}})["answers"]
-    assert alone["place"]["probabilities"] != first["place"]["probabilities"]
-    turned = ask(server, **body | {"questions": {"place": {**PLACE, "permutations": 2}}})
-    assert turned["answers"]["place"]["probabilities"] != alone["place"]["probabilities"]
+    """Those of the package gliner2 do it if `joint` is true, as the package; otherwise each answer stands alone."""
+    named = {str(place): as_systemone(decision_models.QUESTIONS[place]) for place in (0, 2, 4)}
+    apart = ask(server, model=name, state="a dog", questions=named)["answers"]
+    for place in named:
+        assert ask(server, model=name, state="a dog", questions={place: named[place]})["answers"][place] == apart[place]
+    assert ask(server, model=name, state="a dog", questions=named, joint=True)["answers"] != apart
+    alone = ask(server, model=name, state="a dog", questions={"place": PLACE})
+    turned = ask(server, model=name, state="a dog", questions={"place": {**PLACE, "permutations": 2}})
+    assert sum(alone["answers"]["place"]["probabilities"].values()) == pytest.approx(1)
+    assert turned["answers"]["place"]["probabilities"] != alone["answers"]["place"]["probabilities"]

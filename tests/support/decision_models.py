@@ -22,7 +22,7 @@ from transformers import (
 )
 
 from polyhead.models.core.decision_prompt import SCHEMA_TOKENS
-from polyhead.service.text.decision_prompts import DecisionRequest, QuestionText
+from polyhead.service.text.decision_prompts import QuestionedText, QuestionText
 from tests.support.checkpoints import write_json
 from tests.support.label_models import Shapes, linear, save, tokenizer, two_layers
 from tests.support.places import ROOT
@@ -153,8 +153,8 @@ def make_variant(name: str, folder: Path) -> Path:
     return gliner2(folder, **GLINER2_VARIANTS[name])
 
 
-def ask(text: str) -> DecisionRequest:
-    return DecisionRequest("state", text, QUESTIONS)
+def ask(text: str) -> QuestionedText:
+    return QuestionedText("state", text, QUESTIONS)
 
 
 def read_answers() -> dict[str, list[list[list[float]]]]:

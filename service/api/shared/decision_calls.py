@@ -7,7 +7,9 @@ from functools import partial
 
 from fastapi import Request
 
-from ...core.errors import PolyheadError, StepFailed
+from polyhead.models.core.decision_prompt import LabelSchemaPrompt
+
+from ...core.errors import BadRequest, PolyheadError, StepFailed
 from ...core.model import Model
 from ...core.request import Done, Failed, GeneratedToken, HeadOutput, Task, Terms
 from ...decisions.calibration import apply_calibration
@@ -52,6 +54,8 @@ async def answer_questions(
         check_explain_enabled(request)
     for question in decision.questions:
         check_explained(model, question)
+    if decision.is_joint and not isinstance(model.decision_prompt, LabelSchemaPrompt):
+        raise BadRequest(f"joint: {model.name} reads each question on its own; leave it out", param="joint")
     options = sum(len(question.options) for question in decision.questions)
     size = BYTES_PER_TEXT * len(decision.questions) + BYTES_PER_NUMBER * options
     request_context(request).claim.grow(size, "the answers")

@@ -10,7 +10,7 @@ from polyhead.models.core.errors import EncodingError
 from polyhead.service.core.errors import BadRequest, EmptyInput, TooLong
 from polyhead.service.core.model import Model
 from polyhead.service.core.request import DEFAULT_TERMS, Encode
-from polyhead.service.text.decision_prompts import DecisionRequest, EncodedDecision, QuestionText, read_decision
+from polyhead.service.text.decision_prompts import EncodedDecision, QuestionedText, QuestionText, read_decision
 from tests.support import label_models
 from tests.support.scripted import model
 
@@ -37,7 +37,7 @@ def schema(folder: Path) -> Model:
 
 
 def read(served: Model, *questions: QuestionText, text: str = "the fox", is_joint: bool = True) -> EncodedDecision:
-    return read_decision(served, DecisionRequest("state", text, questions, is_joint), "call", DEFAULT_TERMS)
+    return read_decision(served, QuestionedText("state", text, questions, is_joint), "call", DEFAULT_TERMS)
 
 
 def spell(served: Model, request: Encode) -> str:

@@ -72,7 +72,6 @@ class SystemOneRequest(EngineRequest):
         "images": ([],),
         "audio": ([],),
         "videos": ([],),
-        "joint": (False,),
         "temperature": (1,),
         "chat_template_kwargs": ({}, {"enable_thinking": False}),
     }
@@ -82,6 +81,7 @@ class SystemOneRequest(EngineRequest):
     questions: Annotated[dict[str, WireQuestion], Field(min_length=1), max_items(MAX_QUESTIONS)]
     instructions: str = ""
     cache_salt: CacheSalt = ""
+    joint: bool = False
     request_id: str = ""  # no effect: the header X-Request-Id has it
 
 
@@ -106,7 +106,7 @@ def read_systemone(wire: SystemOneRequest) -> DecisionRequest:
 def read_questions(wire: SystemOneRequest) -> DecisionRequest:
     """The same without a state."""
     questions = tuple(read_question(name, question) for name, question in wire.questions.items())
-    return DecisionRequest("state", "", questions, wire.instructions, wire.cache_salt)
+    return DecisionRequest("state", "", questions, wire.instructions, wire.cache_salt, is_joint=wire.joint)
 
 
 def read_state(given: Content) -> str:
