@@ -3,7 +3,7 @@
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from ..decisions.calibration_file import FileMap, name_target
+from ..decisions.calibration_file import MAX_TEMPERATURE, FileMap, name_target
 from ..decisions.calibration_fit import Fit
 from ..decisions.calibration_measures import ReliabilityBin, find_threshold, lower_bound
 from . import plotting as canvas
@@ -44,6 +44,8 @@ def describe_map(fit: Fit) -> str:
         return "no method has a lower log loss on the held-out half, so probabilities stay as they are"
     if fit.map.method == "isotonic":
         return f"isotonic, {len(fit.map.x)} knots"
+    if fit.map.method == "temperature" and fit.map.temperature > 0.99 * MAX_TEMPERATURE:
+        return f"temperature {MAX_TEMPERATURE:g}, the highest: the probabilities tell nothing about the right answers"
     names = ("temperature",) if fit.map.method == "temperature" else ("slope", "intercept")
     values = ", ".join(f"{name} {value:.4g}" for name, value in zip(names, fit.map.parameters, strict=True))
     return values if fit.map.method == "temperature" else f"{fit.map.method}, {values}"

@@ -58,13 +58,20 @@ def judge_answers(shares: Table, labels: Labels) -> tuple[Vector, Truth]:
 
 
 def sort_into_bins(confidences: Vector, right: Truth) -> list[ReliabilityBin]:
-    """RELIABILITY_BINS bins with the same number of answers, or one more, by increasing confidence."""
-    parts = split_evenly(np.argsort(confidences, kind="stable"))
+    """RELIABILITY_BINS bins with the same number of answers, or one more, by increasing confidence.
+
+    Answers of equal confidence are in one bin, whatever their order, so bins may be fewer and larger.
+    """
+    order = np.argsort(confidences, kind="stable")
+    parts = np.split(order, bin_starts(confidences[order])[1:])
     return [ReliabilityBin(float(confidences[part].mean()), float(right[part].mean()), len(part)) for part in parts]
 
 
-def split_evenly(order: NDArray[np.intp]) -> list[NDArray[np.intp]]:
-    return np.array_split(order, min(RELIABILITY_BINS, len(order)))
+def bin_starts(rising: Vector) -> NDArray[np.intp]:
+    """The first answer of each bin, of answers with rising confidences."""
+    count = min(RELIABILITY_BINS, len(rising))
+    even = np.arange(count) * len(rising) // count
+    return np.unique(np.searchsorted(rising, rising[even], side="left"))
 
 
 def calibration_error(bins: list[ReliabilityBin]) -> float:
@@ -79,7 +86,7 @@ def chance_error(confidences: Vector) -> float:
     A few hundred answers have an error of several hundredths, however well they are calibrated.
     """
     source, rising = np.random.default_rng(0), np.sort(confidences)
-    starts = [int(part[0]) for part in split_evenly(np.arange(len(rising)))]
+    starts = bin_starts(rising)
     draws = (np.add.reduceat((source.random(len(rising)) < rising) - rising, starts) for _ in range(DRAWS))
     return float(np.mean([np.abs(gaps).sum() for gaps in draws]) / len(rising))
 

@@ -42,6 +42,15 @@ def test_bins_have_the_same_number_of_answers() -> None:
     assert calibration_error(bins) < 0.1
 
 
+def test_answers_of_equal_confidence_are_in_one_bin() -> None:
+    """Else the error would depend on the order of the rows."""
+    confidences, right = np.repeat([0.6, 0.8], [70, 30]), np.arange(100) % 50 < 30
+    bins = sort_into_bins(confidences, right)
+    assert [(each.confidence, each.answers) for each in bins] == [(pytest.approx(0.6), 70), (pytest.approx(0.8), 30)]
+    mixed = np.random.default_rng(3).permutation(100)
+    assert calibration_error(sort_into_bins(confidences[mixed], right[mixed])) == pytest.approx(calibration_error(bins))
+
+
 def test_few_answers_have_an_error_by_chance() -> None:
     source = np.random.default_rng(2)
     few, many = (chance_error(source.uniform(0.5, 1, count)) for count in (100, 10_000))
