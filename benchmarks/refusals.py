@@ -1,8 +1,9 @@
 """Measure the time until an invalid value is refused while other requests are answered, and attribute it to its causes.
 
-    python -m benchmarks.refusals [--model FOLDER_OR_FILE | --tiny] [--talkers 4] [--rounds 3]
+    python -m benchmarks.refusals [--model FOLDER_OR_FILE | --tiny] [--talkers 4] [--rounds 3] [--questions]
 
-Every value that no field can have is sent to every route that generates, one after the other over one connection.
+Every value that no field can have is sent to every route that generates, one after the other over one connection. With
+`--questions` it is a thousand mutated bodies of the routes of decisions; those that are valid are counted apart.
 Meanwhile a separate process reads the tokens of other sequences. By turns /livez is requested in the same way, which
 waits only for the event loop, and a process that returns what it gets, which waits only for a core. The time for which
 this process waited for a core is counted separately (Linux). Server, clients and measurement share the same cores.
@@ -18,7 +19,7 @@ import socket
 import statistics
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from pathlib import Path
 from threading import Thread
@@ -26,7 +27,7 @@ from threading import Thread
 from benchmarks.serving import Running, machine, serve
 from polyhead.service.config import settings
 from polyhead.service.runtime import quickstart
-from tests.support import bad_values, checkpoints
+from tests.support import bad_values, checkpoints, decision_mutations
 
 TOKENS, WARM_S = 100, 3.0
 JSON = {"Content-Type": "application/json"}
@@ -70,7 +71,17 @@ def stood() -> float:
     return int(Path("/proc/thread-self/schedstat").read_text().split()[1]) / 1e6
 
 
-def measured(port: int, mirror: socket.socket, rounds: int, times: Timed) -> None:
+def bad_requests() -> Iterator[tuple[str, bytes]]:
+    return ((bad.path, bad.body) for bad in bad_values.asked() if not bad.is_valid and bad.name != "timeout")
+
+
+def mutated_questions() -> Iterator[tuple[str, bytes]]:
+    for mutation in decision_mutations.mutations():
+        named = isinstance(mutation.body, dict) and mutation.body.get("model") == "talker"
+        yield mutation.path, decision_mutations.written(mutation.body | {"model": "chat"} if named else mutation.body)
+
+
+def measured(port: int, mirror: socket.socket, calls: Sequence[tuple[str, bytes]], times: Timed) -> None:
     connection = http.client.HTTPConnection("127.0.0.1", port, timeout=60)
     connection.connect()
     connection.sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
@@ -85,19 +96,17 @@ def measured(port: int, mirror: socket.socket, rounds: int, times: Timed) -> Non
         mirror.sendall(b" " * 300)
         return len(mirror.recv(1 << 16))
 
-    def timed(name: str, call: Callable[[], int], least: int = 0) -> None:
+    def timed(name: str, call: Callable[[], int]) -> None:
         before, began = stood(), time.perf_counter()
         status = call()
         took = (time.perf_counter() - began) * 1000
-        if status >= least:
-            times.setdefault(name, []).append((took, stood() - before))
+        named = name if name != "refusal" or 400 <= status < 500 else "answer" if status < 400 else "error"
+        times.setdefault(named, []).append((took, stood() - before))
 
-    for _ in range(rounds):
-        for bad in bad_values.asked():
-            if not bad.fine and bad.name != "timeout":
-                timed("refusal", partial(ask, "POST", bad.path, bad.body), 400)
-                timed("/livez", lambda: ask("GET", "/livez"))
-                timed("echo", mirrored)
+    for path, body in calls:
+        timed("refusal", partial(ask, "POST", path, body))
+        timed("/livez", lambda: ask("GET", "/livez"))
+        timed("echo", mirrored)
 
 
 def show(times: Timed) -> None:
@@ -109,13 +118,13 @@ def show(times: Timed) -> None:
         print(f"{name:10s} {len(found):6d} {line} {rest[p99]:40.1f} {rest[-1]:6.1f}")
 
 
-def run(server: Running, talkers: int, rounds: int) -> None:
+def run(server: Running, talkers: int, calls: Sequence[tuple[str, bytes]]) -> None:
     port, times = int(server.url.rpartition(":")[2]), Timed()
     with socket.create_server(("127.0.0.1", 0)) as listener, beside(echo, listener):
         mirror = socket.create_connection(listener.getsockname())
         mirror.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         with beside(talk, port, talkers) if talkers else contextlib.nullcontext():
-            measured(port, mirror, rounds, times)
+            measured(port, mirror, calls, times)
     show(times)
 
 
@@ -125,6 +134,7 @@ def main() -> None:
     parser.add_argument("--tiny", action="store_true", help="a random model of a few thousand weights")
     parser.add_argument("--talkers", type=int, default=4)
     parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--questions", action="store_true", help="mutated bodies of decisions")
     options = parser.parse_args()
     folder = settings.default_model_dir()
     print(machine())
@@ -136,7 +146,8 @@ def main() -> None:
             quickstart.fetch_all(folder)
             source = quickstart.sources(folder)["smollm2"]
         with serve(f"chat={source}", "--log-level", "warning") as server:
-            run(server, options.talkers, options.rounds)
+            calls = list(mutated_questions() if options.questions else bad_requests())
+            run(server, options.talkers, calls * options.rounds)
 
 
 if __name__ == "__main__":

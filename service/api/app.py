@@ -24,6 +24,7 @@ from ..core.errors import (
     PolyheadError,
     Stopped,
     Unauthorized,
+    UnsupportedType,
 )
 from ..core.version import VERSION
 from ..metrics import EarlyOutcome
@@ -46,6 +47,7 @@ from .dialects.systemone import routes as systemone
 from .dialects.tei import routes as tei
 from .dialects.tgi import routes as tgi
 from .dialects.tokens import routes as tokens
+from .http.content_coding import ACCEPTED_CODINGS
 from .http.request_head import REQUEST_ID_HEADERS
 from .openapi import describe_app
 from .operations import admin, health, web_pages
@@ -200,6 +202,8 @@ def error_headers(error: PolyheadError) -> Mapping[str, str]:
         headers["Retry-After"] = str(error.retry_after)
     if isinstance(error, Unauthorized):
         headers["WWW-Authenticate"] = "Bearer"
+    if isinstance(error, UnsupportedType) and error.param == "Content-Encoding":
+        headers["Accept-Encoding"] = ACCEPTED_CODINGS
     return headers
 
 

@@ -11,6 +11,7 @@ from ...core.errors import BadRequest, UnsupportedType
 
 PIECE_BYTES = 1 << 16  # decoded bytes at a time
 WINDOW_BITS: Mapping[str, int] = {"gzip": 16 + zlib.MAX_WBITS, "x-gzip": 16 + zlib.MAX_WBITS, "deflate": zlib.MAX_WBITS}
+ACCEPTED_CODINGS = "gzip, deflate"  # the header Accept-Encoding of a refusal (RFC 9110, section 12.5.3)
 MAX_QUOTED_CHARS = 100  # characters of the header that an error repeats
 
 

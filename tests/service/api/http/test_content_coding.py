@@ -64,15 +64,17 @@ def test_a_compressed_body_is_read(app: FastAPI, coding: str, body: bytes) -> No
         ("gzip", b"", 400, "the body: its gzip data is cut short"),
         ("gzip", gzip.compress(ASKED) + b"{}", 400, "the body: has bytes after the end of its gzip data"),
         ("br", ASKED, 415, "Content-Encoding: 'br' is not supported; send gzip, deflate or no coding"),
+        ("zstd", ASKED, 415, "Content-Encoding: 'zstd' is not supported; send gzip, deflate or no coding"),
         ("gzip, gzip", ASKED, 415, "Content-Encoding: 'gzip, gzip' is not supported"),
         ("gzip", gzip.compress(bytes(LIMIT + 1)), 413, f"the body has more than {LIMIT} bytes"),
         ("gzip", gzip.compress(bytes(1 << 24)), 413, f"the body has more than {LIMIT} bytes"),
     ],
-    ids=["plain", "gzip", "cut", "empty", "more", "br", "twice", "above the limit", "far above"],
+    ids=["plain", "gzip", "cut", "empty", "more", "br", "zstd", "twice", "above the limit", "far above"],
 )
 def test_what_cannot_be_decoded_is_refused(app: FastAPI, coding: str, body: bytes, status: int, said: str) -> None:
     [answer] = sent(app, coding, body)
     assert answer.status_code == status
+    assert answer.headers.get("accept-encoding") == ("gzip, deflate" if status == 415 else None)
     assert answer.json()["error"]["message"].startswith(said)
 
 
