@@ -215,7 +215,7 @@ def test_conversations_are_kept_renamed_exported_and_deleted(visit: Visit, serve
     expect(page.locator(".turn")).to_have_count(0)
     expect(page.get_by_role("button", name="Harbour", exact=True)).to_have_count(0)
     press(page, "Undo")
-    expect(page.locator(".turn")).to_have_count(2)
+    expect(page.locator(".turn")).to_have_count(4)
 
 
 def test_a_message_is_edited_and_sent_again(visit: Visit, served: Process) -> None:
