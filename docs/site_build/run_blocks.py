@@ -97,7 +97,7 @@ class Checker:
     def run(self, command: Command) -> subprocess.CompletedProcess[str]:
         url = self.server.url
         text = command.text.replace(SHOWN_ADDRESS, url)
-        text = re.sub(r"\bpolyhead (classify|embed|chat)\b", rf"polyhead \1 --url {url}", text)
+        text = re.sub(r"\bpolyhead (classify|embed|chat|decide)\b", rf"polyhead \1 --url {url}", text)
         text = re.sub(r"\b(python examples/\w+\.py)", rf"\1 --url {url}", text)
         line = ["/bin/bash", "-c", text] if command.kind == "console" else ["python", "-c", text]
         return subprocess.run(
