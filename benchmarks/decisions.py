@@ -1,7 +1,7 @@
 """Measure decisions (typed questions about a text, POST /v1/systemone): same bits, speed beside peers, and accuracy.
 
     python -m benchmarks.decisions [--figures bits ten throughput latency accuracy formats] [--quick] [--install]
-        [--rounds 3] [--threads 2] [--repeats 1000] [--texts 200] [--only NAME ...] [--json FILE]
+        [--rounds 3] [--threads 2] [--repeats 1000] [--texts 200] [--sets NAME ...] [--only NAME ...] [--json FILE]
 
 | figure | what is measured | goal |
 |---|---|---|
@@ -198,7 +198,7 @@ def show_latency(rows: Sequence[Row]) -> str:
 
 def accuracy(options: Options) -> Iterator[Row]:
     """Every set to every model that can answer it, over HTTP: as it is, then calibrated on half of the texts."""
-    sets = decision_sets.read_sets(options.folder, tuple(decision_sets.SETS), options.texts, WORDS)
+    sets = decision_sets.read_sets(options.folder, options.sets, options.texts, WORDS)
     sources = quickstart.sources(options.folder)
     flags = ("--threads", str(options.threads), "--log-level", "warning")
     for name, source in (*generators(options), ("sentiment", sources["sentiment"])):
@@ -265,8 +265,7 @@ def show_accuracy(rows: Sequence[Row]) -> str:
 
 def formats(options: Options) -> Iterator[Row]:
     """Every format, then the served one with several orders of the options."""
-    names = ("sentiment", "claims", "newsgroups", "pairs", "tweets", "mails")
-    sets = decision_sets.read_sets(options.folder, names, options.texts, WORDS // 2)
+    sets = decision_sets.read_sets(options.folder, options.sets, options.texts, WORDS // 2)
     for name, source in generators(options):
         chosen = [SERVED] if options.quick else list(FORMATS)
         for row in asyncio.run(collect(source, sets, chosen, options.threads)):
@@ -350,6 +349,7 @@ def asked(words: Sequence[str] | None = None) -> Options:
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--repeats", type=int, default=0, help="of the call whose bits are compared; 0: 1,000, or 48")
     parser.add_argument("--texts", type=int, default=0, help="of each labelled set; 0: 200, or 12")
+    parser.add_argument("--sets", nargs="*", default=list(decision_sets.SETS), choices=list(decision_sets.SETS))
     parser.add_argument("--only", nargs="*", default=[""], help="parts of names of servers")
     parser.add_argument("--json", type=Path, default=None)
     options = parser.parse_args(words)
