@@ -47,10 +47,10 @@ from polyhead.service.text.generation_request import ChatMessages
 
 Row = dict[str, object]
 SERVED = "as served"
-ONLY = {
-    "predicate": "Answer only Yes or No.",
-    "choice": "Answer only with the letter of the right option.",
-    "score": "Answer only with the number of the right level.",
+SHORT: Mapping[QuestionKind, str] = {
+    "predicate": "Answer Yes or No.",
+    "choice": "Answer with a letter.",
+    "score": "Answer with a number.",
 }
 AHEAD = 4096  # tokens of prompts in the engine at once
 
@@ -94,7 +94,7 @@ class Format:
         return "\n".join((*lines, hint) if hint else lines)
 
 
-VLLM = {  # the wording of vLLM's route of the same name
+VLLM: Mapping[QuestionKind, str] = {  # the wording of vLLM's route of the same name
     "predicate": "Answer with yes or no only.",
     "choice": "Answer with the letter of one option only.",
     "score": "Answer with the number of one level only.",
@@ -102,7 +102,7 @@ VLLM = {  # the wording of vLLM's route of the same name
 NONE: Mapping[QuestionKind, str] = {"predicate": "", "choice": "", "score": ""}
 FORMATS = {
     SERVED: Format(),
-    "only": Format(hints=ONLY),
+    "short hints": Format(hints=SHORT),
     "as vLLM": Format(hints=VLLM, listed=True),
     "no hint": Format(hints=NONE),
     "text named": Format(text="Text: {state}"),
@@ -118,10 +118,9 @@ FORMATS = {
     "Options:": Format(options="Options:"),
     "Answer: begun": Format(begun="Answer:"),
     "letters for yes": Format(letters=True),
-    "only, Answer: begun": Format(hints=ONLY, begun="Answer:"),
-    "only, Options:, Answer: begun": Format(hints=ONLY, options="Options:", begun="Answer:"),
-    "only, text quoted, Options:, Answer: begun": Format(
-        text='Text:\n"""\n{state}\n"""', hints=ONLY, options="Options:", begun="Answer:"
+    "Options:, Answer: begun": Format(options="Options:", begun="Answer:"),
+    "text quoted, Options:, Answer: begun": Format(
+        text='Text:\n"""\n{state}\n"""', options="Options:", begun="Answer:"
     ),
     "question first": Format(first=True, text="Text: {state}"),
 }

@@ -7,7 +7,7 @@ sample has each answer equally often as far as there are texts, in a fixed mixed
 import csv
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from random import Random
 from typing import Any
@@ -30,6 +30,7 @@ GROUPS = {  # of the twenty, six that share few messages
     "soc.religion.christian": "Christianity",
 }
 LEVELS = ("very negative", "negative", "neutral", "positive", "very positive")
+OWN_LABELS = {"sentiment": "POSITIVE"}
 YES, NO = 0, 1  # the options of a predicate
 Wire = Mapping[str, Any]  # a question of /v1/systemone
 
@@ -55,9 +56,18 @@ class LabelledSet:
     def ask(self, example: Labelled) -> Wire:
         return {**self.question, "instructions": example.asks} if example.asks else self.question
 
-    @property
-    def options(self) -> int:
-        return 2 if self.question["type"] == "noul" else len(self.question["criteria"])
+    def as_own_label(self) -> "LabelledSet":
+        return replace(self, question={"type": "noul", "instructions": self.own_label})
+
+    def write_row(self, example: Labelled) -> dict[str, Any]:
+        """A row of `polyhead calibrate`."""
+        answer: str | int | bool = example.answer
+        match self.question["type"]:
+            case "noul":
+                answer = example.answer == YES
+            case "choice":
+                answer = list(self.question["criteria"])[example.answer]
+        return {"state": example.text, "questions": {"it": self.ask(example)}, "answers": {"it": answer}}
 
 
 def read_sets(folder: Path, names: Sequence[str], count: int, words: int) -> list[LabelledSet]:
@@ -77,7 +87,7 @@ def sample(name: str, question: Wire, examples: Sequence[Labelled], count: int, 
     turns = [found[turn] for turn in range(depth) for _, found in sorted(by_answer.items()) if turn < len(found)]
     chosen = [Labelled(cut(each.text, words), each.answer, each.asks) for each in turns[:count]]
     random.shuffle(chosen)
-    return LabelledSet(name, question, chosen, "POSITIVE" if name == "sentiment" else "")
+    return LabelledSet(name, question, chosen, OWN_LABELS.get(name, ""))
 
 
 def cut(text: str, words: int) -> str:

@@ -1,7 +1,7 @@
 """Measure decisions (typed questions about a text, POST /v1/systemone): same bits, speed beside peers, and accuracy.
 
     python -m benchmarks.decisions [--figures bits ten throughput latency accuracy formats] [--quick] [--install]
-        [--rounds 3] [--threads 2] [--repeats 1000] [--texts 200] [--only NAME ...] [--json FILE]
+        [--rounds 3] [--threads 2] [--repeats 1000] [--texts 200] [--sets NAME ...] [--only NAME ...] [--json FILE]
 
 | figure | what is measured | goal |
 |---|---|---|
@@ -23,6 +23,7 @@ import asyncio
 import json
 import statistics
 import sys
+import tempfile
 import time
 import uuid
 from collections import defaultdict
@@ -40,13 +41,14 @@ from benchmarks.decision_bits import Kind
 from benchmarks.decision_formats import FORMATS, SERVED, measure
 from benchmarks.decision_peers import texts_of
 from benchmarks.decision_sets import LabelledSet
-from benchmarks.peers import MODELS
+from benchmarks.peers import MODELS, called
 from benchmarks.serving import Running, machine, serve
 from polyhead.service.config import settings
 from polyhead.service.decisions.question import OptionScores
 from polyhead.service.runtime import quickstart
 
-TEN_GOAL, TEN_STATE, TEN_QUESTIONS = 1.3, 1000, 10
+TEN_GOAL, TEN_STATE = 1.3, 1000
+SUBJECTS = ("a film", "sport", "money", "food", "travel", "music", "health", "school", "politics", "a machine")
 LATENCY_STATE = 300  # tokens
 GOALS_MS = {"encoder": 6.0, "smollm2": 60.0}
 EDGEJEV_MS = 15.6  # a question on 4 cores, as its package's summary says; its weights are in no package registry
@@ -98,23 +100,19 @@ def show_bits(rows: Sequence[Row]) -> str:
 
 
 def questions(count: int) -> Mapping[str, Any]:
-    """So many different questions of the three types."""
-    kinds = tuple(decision_peers.QUESTIONS.values())
-    return {
-        f"q{number}": {
-            **kinds[number % len(kinds)],
-            "instructions": f"{number}. {kinds[number % len(kinds)]['instructions']}",
-        }
-        for number in range(count)
-    }
+    """So many different questions, answered by yes or no."""
+    asked = (f"Is the text about {subject}?" for subject in SUBJECTS[:count])
+    return {f"q{number}": {"type": "noul", "instructions": text} for number, text in enumerate(asked)}
 
 
-def ask(http: httpx.Client, model: str, state: str, asked: Mapping[str, Any]) -> float:
-    """Milliseconds of a call whose state is not in the cache."""
+def ask(http: httpx.Client, model: str, state: str, asked: Mapping[str, Any]) -> tuple[float, int]:
+    """Milliseconds of a call whose state is not in the cache, and the tokens of its prompts."""
     body = {"model": model, "state": state, "questions": asked, "cache_salt": uuid.uuid4().hex}
     began = time.perf_counter()
-    http.post("/v1/systemone", json=body).raise_for_status()
-    return (time.perf_counter() - began) * 1000
+    answer = http.post("/v1/systemone", json=body)
+    took = (time.perf_counter() - began) * 1000
+    answer.raise_for_status()
+    return took, answer.json()["usage"]["input_tokens"]
 
 
 def ten(options: Options) -> Iterator[Row]:
@@ -123,19 +121,25 @@ def ten(options: Options) -> Iterator[Row]:
         rounds = 2 if options.quick else 8
         texts = texts_of(source, 2 * rounds + 1, TEN_STATE)
         flags = ("--threads", str(options.threads), "--log-level", "warning")
+        one, many = questions(1), questions(len(SUBJECTS))
         with serve(f"it={source}", *flags) as server, httpx.Client(base_url=server.url, timeout=300) as http:
-            ask(http, "it", texts.pop(), questions(TEN_QUESTIONS))
-            pairs = [
-                (ask(http, "it", texts.pop(), questions(1)), ask(http, "it", texts.pop(), questions(TEN_QUESTIONS)))
-                for _ in range(rounds)
-            ]
-        one, many = (statistics.median(times) for times in zip(*pairs, strict=True))
-        yield {"model": name, "one, ms": one, "ten, ms": many, "ratio": many / one}
+            ask(http, "it", texts.pop(), many)
+            pairs = [(ask(http, "it", texts.pop(), one), ask(http, "it", texts.pop(), many)) for _ in range(rounds)]
+        ones, tens = ([took for took, _ in each] for each in zip(*pairs, strict=True))
+        tokens = pairs[0][0][1]
+        yield {
+            "model": name,
+            "one, ms": statistics.median(ones),
+            "ten, ms": statistics.median(tens),
+            "ratio": statistics.median(tens) / statistics.median(ones),
+            "tokens of one": tokens,
+            "beside the state, each": pairs[0][1][1] / len(SUBJECTS) - TEN_STATE,
+        }
 
 
 def show_ten(rows: Sequence[Row]) -> str:
-    title = f"Ten questions about {TEN_STATE} tokens against one; goal {TEN_GOAL}"
-    return f"{title}\n\n{grid(('model', 'one, ms', 'ten, ms', 'ratio'), rows)}"
+    columns = ("model", "one, ms", "ten, ms", "ratio", "tokens of one", "beside the state, each")
+    return f"Ten questions about {TEN_STATE} tokens against one; goal {TEN_GOAL}\n\n{grid(columns, rows)}"
 
 
 def throughput(options: Options) -> Iterator[Row]:
@@ -172,7 +176,7 @@ def latency(options: Options) -> Iterator[Row]:
         for number in range(calls + 3):
             for name in served:
                 asked = label if name == "sentiment" else {"it": YES_OR_NO}
-                took[name].append(ask(http, name, texts.get(name, encoder_texts)[number], asked))
+                took[name].append(ask(http, name, texts.get(name, encoder_texts)[number], asked)[0])
     for name, times in took.items():
         known = sorted(times[3:])
         goal = GOALS_MS.get(name, GOALS_MS["encoder"])
@@ -193,27 +197,49 @@ def show_latency(rows: Sequence[Row]) -> str:
 
 
 def accuracy(options: Options) -> Iterator[Row]:
-    """Every set to every model that can answer it, over HTTP."""
-    sets = decision_sets.read_sets(options.folder, tuple(decision_sets.SETS), options.texts, WORDS)
+    """Every set to every model that can answer it, over HTTP: as it is, then calibrated on half of the texts."""
+    sets = decision_sets.read_sets(options.folder, options.sets, options.texts, WORDS)
     sources = quickstart.sources(options.folder)
     flags = ("--threads", str(options.threads), "--log-level", "warning")
     for name, source in (*generators(options), ("sentiment", sources["sentiment"])):
         with serve(f"it={source}", *flags) as server:
             for labelled in sets:
                 if name != "sentiment" or labelled.own_label:
-                    found = asyncio.run(answer(server, labelled, own=name == "sentiment"))
-                    answers = [each.answer for each in labelled.examples]
-                    yield {"model": name, "set": labelled.name, **asdict(measure(answers, found))}
+                    known = labelled.as_own_label() if name == "sentiment" else labelled
+                    found = asyncio.run(answer(server, known))
+                    answers = [each.answer for each in known.examples]
+                    row = {"model": name, "set": known.name, **asdict(measure(answers, found))}
+                    yield row | calibrate(server, source, known)
 
 
-async def answer(server: Running, labelled: LabelledSet, *, own: bool) -> list[OptionScores]:
-    """The probabilities of each text. `own`: the options are labels of the classifier."""
+def calibrate(server: Running, source: str, labelled: LabelledSet) -> Row:
+    """The figures of the held-out half before and after, as `polyhead calibrate` says them; or why there are none."""
+    with tempfile.TemporaryDirectory() as folder:
+        rows = Path(folder) / "rows.jsonl"
+        rows.write_text("".join(f"{json.dumps(labelled.write_row(each))}\n" for each in labelled.examples))
+        words = [sys.executable, "-m", "polyhead", "calibrate", source, str(rows), "--url", server.url, "--name", "it"]
+        printed, reason = called([*words, "--output", str(Path(folder) / "calibration.json"), "--json"], {})
+    if reason:
+        return {"calibrated": reason}
+    fits = json.loads(printed)["fits"]
+    if not fits:
+        return {"calibrated": "too few texts"}
+    [fit] = fits
+    measures = ("accuracy", "brier", "ece")
+    before = {f"held out {name}": fit["before"][name] for name in measures}
+    after = {f"calibrated {name}": fit["after"][name] for name in measures}
+    method = fit["map"]["method"] if fit["map"] else "none is better"
+    return {"calibrated": method, **before, **after, "ece by chance": fit["ece_by_chance"]}
+
+
+async def answer(server: Running, labelled: LabelledSet) -> list[OptionScores]:
+    """The probabilities of each text."""
     gate = asyncio.Semaphore(CLIENTS)
 
     async def one(example: decision_sets.Labelled) -> OptionScores:
-        question = {"type": "noul", "instructions": labelled.own_label} if own else labelled.ask(example)
+        body = {"state": example.text, "questions": {"it": labelled.ask(example)}}
         async with gate:
-            answer = await http.post("/v1/systemone", json={"state": example.text, "questions": {"it": question}})
+            answer = await http.post("/v1/systemone", json=body)
         answer.raise_for_status()
         found = answer.json()
         shares, mass = found["answers"]["it"]["probabilities"], found["diagnostics"]["it"]["label_mass"]
@@ -227,13 +253,19 @@ QUALITY = ("texts", "accuracy", "auc", "log_loss", "brier", "ece", "label_mass")
 
 
 def show_accuracy(rows: Sequence[Row]) -> str:
-    return grid(("model", "set", *QUALITY), rows)
+    tables = [grid(("model", "set", *QUALITY), rows)]
+    if calibrated := [row for row in rows if "ece by chance" in row]:
+        names = [name for name in calibrated[0] if name.startswith(("held out", "calibrated"))]
+        title = f"The held-out half before and after calibration, 15 bins of as many texts; goal {ECE_GOAL}"
+        tables += [title, grid(("model", "set", *names, "ece by chance"), calibrated)]
+    elif rows:
+        tables.append(f"Not calibrated: {rows[0]['calibrated']}")
+    return "\n\n".join(tables)
 
 
 def formats(options: Options) -> Iterator[Row]:
     """Every format, then the served one with several orders of the options."""
-    names = ("sentiment", "claims", "newsgroups", "pairs", "tweets", "mails")
-    sets = decision_sets.read_sets(options.folder, names, options.texts, WORDS // 2)
+    sets = decision_sets.read_sets(options.folder, options.sets, options.texts, WORDS // 2)
     for name, source in generators(options):
         chosen = [SERVED] if options.quick else list(FORMATS)
         for row in asyncio.run(collect(source, sets, chosen, options.threads)):
@@ -317,6 +349,7 @@ def asked(words: Sequence[str] | None = None) -> Options:
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--repeats", type=int, default=0, help="of the call whose bits are compared; 0: 1,000, or 48")
     parser.add_argument("--texts", type=int, default=0, help="of each labelled set; 0: 200, or 12")
+    parser.add_argument("--sets", nargs="*", default=list(decision_sets.SETS), choices=list(decision_sets.SETS))
     parser.add_argument("--only", nargs="*", default=[""], help="parts of names of servers")
     parser.add_argument("--json", type=Path, default=None)
     options = parser.parse_args(words)

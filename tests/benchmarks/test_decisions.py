@@ -60,7 +60,7 @@ def test_the_first_format_writes_the_prompts_of_the_server(long_generator: Path)
 
     async def run() -> list[dict[str, object]]:
         async with asking(str(long_generator), 1) as it:
-            return [row async for row in decision_formats.compare(it, sets, [SERVED, "copy", "only"], (1, 2))]
+            return [row async for row in decision_formats.compare(it, sets, [SERVED, "copy", "no hint"], (1, 2))]
 
     with pytest.MonkeyPatch.context() as patches:
         patches.setitem(FORMATS, "copy", replace(FORMATS[SERVED]))
@@ -68,7 +68,7 @@ def test_the_first_format_writes_the_prompts_of_the_server(long_generator: Path)
     found = {(row["set"], row["format"]): row["log_loss"] for row in rows}
     assert len(found) == len(rows) == 2 * 3 + 2
     for labelled in sets:
-        assert found[labelled.name, SERVED] == found[labelled.name, "copy"] != found[labelled.name, "only"]
+        assert found[labelled.name, SERVED] == found[labelled.name, "copy"] != found[labelled.name, "no hint"]
     assert found["choices", "1 orders"] == found["choices", SERVED] != found["choices", "2 orders"]
 
 
@@ -86,7 +86,8 @@ def test_bits_and_clients_of_a_server(long_generator: Path, tmp_path: Path, monk
         options = Namespace(url=server.url, calls=calls, clients=2, seconds=0.5, warm=0.1, first=0)
         assert asyncio.run(decision_client.run(options))["decisions/s"] > 0
         with httpx.Client(base_url=server.url) as http:
-            assert decisions.ask(http, "it", TEXTS[0], decisions.questions(10)) > 0
+            _, tokens = decisions.ask(http, "it", TEXTS[0], decisions.questions(10))
+            assert tokens > 10 * decisions.ask(http, "it", TEXTS[0], decisions.questions(1))[1] * 0.9
 
 
 def test_other_numbers_are_found(monkeypatch: pytest.MonkeyPatch) -> None:
