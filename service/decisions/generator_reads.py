@@ -30,6 +30,7 @@ MAX_READS = 4096  # of one call
 MAX_CALL_TOKENS = 1 << 22  # tokens of all prompts of one call
 TAIL_TOKENS = 8  # the last tokens of a prompt, with which labels are tokenised
 NO_REASONING = ReasoningSettings(mode="off")
+ANSWER = "Answer:"  # begins the answer
 GREEDY = Sampling(temperature=0)
 
 
@@ -69,6 +70,7 @@ def read_labels(
     """
     check_read_count(request)
     check_characters(model, len(request.instructions) + len(request.state), request.field)
+    shared = Generate("", (), 1, sampling=GREEDY, terms=terms, adapter=model.adapter, salt=request.salt)
     prompts, tokens, reads, total = QuestionPrompts(model, request), LabelTokens(model), list[list[LabelRead]](), 0
     for number, question in enumerate(request.questions):
         orders = list[LabelRead]()
@@ -81,17 +83,8 @@ def read_labels(
             if total > MAX_CALL_TOKENS:
                 message = f"the questions, each with the text before it, have more than {MAX_CALL_TOKENS} tokens"
                 raise TooMany(f"questions: {message}; ask fewer in a call", param="questions")
-            orders.append(
-                LabelRead(
-                    question,
-                    order,
-                    tree,
-                    tuple(
-                        build_read(model, prompt, path, targets, f"{call}-{number}-{place}-{node}", terms, request.salt)
-                        for node, (path, targets) in enumerate(tree.reads.items())
-                    ),
-                )
-            )
+            common = replace(shared, id=f"{call}-{number}-{place}")
+            orders.append(LabelRead(question, order, tree, build_reads(common, model, prompt, tree)))
         reads.append(orders)
     return reads
 
@@ -116,6 +109,7 @@ def write_question(question: Question, order: Order) -> str:
     """The question as the model reads it after the text."""
     labels = choose_labels(question.kind, len(question.options))
     lines = [f"Question: {question.instructions}"] if question.instructions else []
+    lines += ["Options:"] if question.kind != "predicate" else []
     for (label, *_), option in zip(labels, (question.options[index] for index in order), strict=True):
         if question.kind == "predicate":
             lines += [f"{label}: {option.description}"] if option.description else []
@@ -128,7 +122,7 @@ class QuestionPrompts:
     """The prompts of a call: its text, then one of the questions. The text is rendered and tokenised once.
 
     Nothing in the texts of the request is read as a control token. A template that opens a thought gets an empty one,
-    so that the answer begins with a label.
+    so that a label comes next. The format is the best of those that `benchmarks/decision_formats.py` compares.
     """
 
     def __init__(self, model: Model, request: DecisionRequest) -> None:
@@ -136,13 +130,14 @@ class QuestionPrompts:
         text = "\n\n".join(filter(None, (request.instructions, request.state, mark)))
         if model.chat is None:
             begin, _ = model.tokenizer.boundary_tokens
-            written = model.tokenizer.quote(f"{text}\nAnswer:")
+            written = model.tokenizer.quote(f"{text}\n")
         else:
             begin = []
             chat = ChatMessages(({"role": "user", "content": text},))
             chat = replace(chat, variables=template_variables(NO_REASONING, chat))
             written = render_chat(model, chat, request.field)
             written += close_thought(model, chat, self._encode(written.rpartition(mark)[2], request.field))
+        written += ANSWER
         if written.count(mark) != 1:
             message = f"the chat template of {model.name} does not write a message once, so no question can follow it"
             raise BadRequest(f"{request.field}: {message}", param=request.field)
@@ -174,22 +169,13 @@ def close_thought(model: Model, chat: ChatMessages, ids: Sequence[int]) -> str:
             return ""
 
 
-def build_read(
-    model: Model, prompt: Sequence[int], path: Path, targets: tuple[int, ...], id: str, terms: Terms, salt: str
-) -> Generate:
-    """The request for the probabilities of `targets` after a prompt and the first tokens of a label."""
+def build_reads(common: Generate, model: Model, prompt: Sequence[int], tree: LabelTree) -> tuple[Generate, ...]:
+    """The requests for the probabilities of the tokens that may follow at each inner node of the tree."""
     defaults = model.generation_defaults
-    before = tuple(prompt) if defaults is None else defaults.decoder_prompt
-    return Generate(
-        id=id,
-        tokens=(*before, *path),
-        max_tokens=1,
-        sampling=GREEDY,
-        terms=terms,
-        adapter=model.adapter,
-        salt=salt,
-        source=() if defaults is None else tuple(prompt),
-        targets=targets,
+    before, source = (tuple(prompt), ()) if defaults is None else (defaults.decoder_prompt, tuple(prompt))
+    return tuple(
+        replace(common, id=f"{common.id}-{node}", tokens=(*before, *path), source=source, targets=targets)
+        for node, (path, targets) in enumerate(tree.reads.items())
     )
 
 
@@ -215,9 +201,8 @@ class LabelTokens:
 
     def _encode(self, tail: tuple[int, ...], spellings: Spellings) -> Iterator[Path]:
         """The tokens of each spelling after the tail, if they are added to it."""
-        space = " " if self.model.chat is None else ""
         before = self.model.tokenizer.decode(tail)
-        texts = [before + space + spelling for spelling in spellings]
+        texts = [f"{before} {spelling}" for spelling in spellings]
         found = 0
         for encoding in self.model.tokenizer.encode_batch(texts, special=False, untrusted=True, offsets=False):
             ids = check_token_ids(self.model, encoding.ids, "labels")

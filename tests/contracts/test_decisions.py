@@ -3,7 +3,7 @@ official client of OpenAI reads the answers."""
 
 import asyncio
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -73,20 +73,29 @@ def next_logprobs(folder: Path, ids: list[int]) -> torch.Tensor:
     return logits.log_softmax(dim=-1)
 
 
-def prompt_of(server: Process, question: str) -> list[int]:
-    """The tokens that the model's own template makes of the text and a question."""
+def prompt_of(server: Process, question: str) -> str:
+    """What the model's own template makes of the text and a question, and the beginning of the answer."""
     messages = [{"role": "user", "content": f"{STATE}\n\n{question}"}]
-    reply = httpx.post(f"{server.url}/tokenize", json={"model": "chat", "messages": messages}, timeout=60)
-    tokens: list[int] = reply.json()["tokens"]
-    return tokens
+    reply = httpx.post(f"{server.url}/v1/chat/template", json={"model": "chat", "messages": messages}, timeout=60)
+    return f"{reply.json()['prompt']}Answer:"
+
+
+def label_shares(folder: Path, prompt: str, labels: Sequence[str]) -> list[float]:
+    """The probability of each label after the prompt: that of its tokens, one after the other."""
+    words = transformers.AutoTokenizer.from_pretrained(folder)
+    before, shares = words.encode(prompt, add_special_tokens=False), []
+    for label in labels:
+        path = words.encode(f"{prompt} {label}", add_special_tokens=False)[len(before) :]
+        steps = (next_logprobs(folder, [*before, *path[:n]])[path[n]] for n in range(len(path)))
+        shares.append(math.exp(float(sum(steps))))
+    return shares
 
 
 def test_probabilities_are_those_of_transformers(server: Process, long_generator: Path) -> None:
     found = ask(server)
-    words = transformers.AutoTokenizer.from_pretrained(long_generator)
-    lines = "Question: Where is it?\nA: Paris - the town\nB: river\nAnswer only with the letter of the right option."
-    logprobs = next_logprobs(long_generator, prompt_of(server, lines))
-    first, second = (float(logprobs[words.convert_tokens_to_ids(letter)].exp()) for letter in "AB")
+    hint = "Answer only with the letter of the right option."
+    prompt = prompt_of(server, f"Question: Where is it?\nOptions:\nA: Paris - the town\nB: river\n{hint}")
+    first, second = label_shares(long_generator, prompt, "AB")
     shares = found["answers"]["place"]["probabilities"]
     assert shares["Paris"] == pytest.approx(first / (first + second), abs=1e-5)
     assert found["diagnostics"]["place"]["label_mass"] == pytest.approx(first + second, rel=1e-4)
@@ -99,13 +108,8 @@ def test_more_options_than_letters_are_scored_as_sequences(server: Process, long
     assert sum(shares.values()) == pytest.approx(1)
     labels = [chr(65 + n // 26) + chr(65 + n % 26) for n in range(40)]
     lines = "\n".join(f"{label}: {name}" for label, name in zip(labels, shares, strict=True))
-    prompt = prompt_of(server, f"{lines}\nAnswer only with the letter of the right option.")
-    words = transformers.AutoTokenizer.from_pretrained(long_generator)
-    scores = []
-    for label in (labels[0], labels[25], labels[39]):
-        path = words.encode(label, add_special_tokens=False)
-        steps = (next_logprobs(long_generator, [*prompt, *path[:n]])[path[n]] for n in range(len(path)))
-        scores.append(math.exp(float(sum(steps))))
+    prompt = prompt_of(server, f"Options:\n{lines}\nAnswer only with the letter of the right option.")
+    scores = label_shares(long_generator, prompt, [labels[0], labels[25], labels[39]])
     found = [shares["option 0"], shares["option 25"], shares["option 39"]]
     assert [each / found[0] for each in found] == pytest.approx([each / scores[0] for each in scores], rel=1e-3)
 
