@@ -14,6 +14,7 @@ from typing import Any, Literal
 
 import httpx
 import numpy as np
+from numpy.typing import NDArray
 
 from polyhead.models import checkpoint
 from polyhead.models.checkpoint.description import Description
@@ -28,6 +29,7 @@ from ..decisions.calibration_file import (
     AskedQuestion,
     CalibrationFile,
     FileMap,
+    name_target,
     write_calibration_file,
 )
 from ..decisions.calibration_fit import (
@@ -39,7 +41,7 @@ from ..decisions.calibration_fit import (
     fit_answers,
     split_texts,
 )
-from ..decisions.question import Question
+from ..decisions.question import Question, QuestionKind
 from ..runtime.calibration_choice import NONE, find_neighbour, identify_weights
 from ..runtime.placement import choose_placement
 from ..runtime.self_test import apply_known_cost
@@ -47,6 +49,7 @@ from . import calibration_report as report
 from . import plotting as canvas
 from .checkpoint_source import resolve_source
 from .client import error_message
+from .labelled_files import MAX_LISTED
 from .labelled_questions import LabelledState, read_labelled_states
 from .local_server import CLIENT_TIMEOUT_S, OPEN_SETTINGS, serve_locally, silence_logs
 
@@ -92,13 +95,21 @@ class CalibrateArguments:
 
 
 @dataclass(frozen=True)
-class Answer:
-    """The probabilities of a question's options, the number of the right one, and the text that was asked about."""
+class LabelledQuestions:
+    """The questions of all rows, the numbers of their right options, and whether their texts are held out."""
 
-    question: Question
-    shares: Sequence[float]
-    label: int
-    text: str
+    questions: Sequence[Question]
+    labels: NDArray[np.int64]
+    held_out: NDArray[np.bool_]
+
+
+@dataclass(frozen=True)
+class QuestionGroup:
+    """Questions that get one map, by their numbers among all; `asked` is the question if there is only one."""
+
+    kind: QuestionKind
+    asked: AskedQuestion | None
+    numbers: Sequence[int]
 
 
 def calibrate_model(
@@ -112,12 +123,14 @@ def calibrate_model(
     source = resolve_source(arguments.model, defaults.model_dir)
     path = find_output(source, arguments.output)
     states = read_labelled_states(arguments.rows, arguments.questions)
+    labelled = collect_questions(states)
+    groups, notes = group_questions(labelled, arguments)
     with silence_logs():
         settings = defaults if arguments.url else read_settings({**LOCAL_SETTINGS, "models": {NAME: source}})
-        answers, precision = asyncio.run(ask_all(arguments, settings, states, report_progress))
+        shares, precision = asyncio.run(ask_all(arguments, settings, states, report_progress))
         description = apply_known_cost(checkpoint.describe_source(source), settings)
         precision = precision or choose_precision(settings, description)
-        fits, notes = fit_groups(answers, arguments)
+        fits = [fit_group(group, labelled, shares, arguments) for group in groups]
         weights = identify_weights(description, settings, lambda: None)
     maps = [fit.as_file_map(arguments.precisions) for fit in fits]
     used = [each for each in maps if each is not None]
@@ -173,8 +186,8 @@ async def ask_all(
     settings: Settings,
     states: Sequence[LabelledState],
     report_progress: ProgressCallback,
-) -> tuple[list[Answer], str]:
-    """All answers in the order of the rows, and the precision of the model if it is known."""
+) -> tuple[list[Sequence[float]], str]:
+    """The probabilities of all questions' options, and the precision of the model if it is known."""
     async with connect(arguments, settings) as (client, precision):
         return await ask_rows(client, arguments.name, states, report_progress), precision
 
@@ -197,9 +210,9 @@ async def connect(arguments: CalibrateArguments, settings: Settings) -> AsyncIte
 
 async def ask_rows(
     client: httpx.AsyncClient, name: str, states: Sequence[LabelledState], report_progress: ProgressCallback
-) -> list[Answer]:
-    """Ask ASKED_AT_ONCE rows at a time. The first error ends all."""
-    answers: dict[int, list[Answer]] = {}
+) -> list[Sequence[float]]:
+    """Ask ASKED_AT_ONCE rows at a time, and return all in their order. The first error ends all."""
+    answers: dict[int, list[Sequence[float]]] = {}
     waiting = iter(enumerate(states))
     done = count(1)
 
@@ -215,11 +228,11 @@ async def ask_rows(
         for task in tasks:
             task.cancel()
         await asyncio.wait(tasks)
-    return [answer for number in range(len(states)) for answer in answers[number]]
+    return [shares for number in range(len(states)) for shares in answers[number]]
 
 
-async def ask_row(client: httpx.AsyncClient, name: str, state: LabelledState) -> list[Answer]:
-    """The answers to the questions of a row. Raises ModelError, which names the line."""
+async def ask_row(client: httpx.AsyncClient, name: str, state: LabelledState) -> list[Sequence[float]]:
+    """The probabilities of the options of each question of a row. Raises ModelError, which names the line."""
     body = {**state.body, **({"model": name} if name else {})}
     for _ in range(MAX_ATTEMPTS):
         response = await client.post("/v1/systemone", json=body)
@@ -231,56 +244,72 @@ async def ask_row(client: httpx.AsyncClient, name: str, state: LabelledState) ->
     if response.is_error:
         raise ModelError(f"{where}: {error_message(response)}")
     found = response.json()["answers"]
-    answers = list[Answer]()
-    for question, label in state.questions:
+    answers = list[Sequence[float]]()
+    for question, _ in state.questions:
         given = found[question.name]
         if "calibration" in given:
             message = f"the server applies the calibration {given['calibration']} already"
             raise ModelError(f"{where}: {message}; start it with --calibrations MODEL={NONE}")
-        answers.append(Answer(question, [*given["probabilities"].values()], label, state.text))
+        answers.append([*given["probabilities"].values()])
     return answers
 
 
-def fit_groups(answers: Sequence[Answer], arguments: CalibrateArguments) -> tuple[list[Fit], list[str]]:
-    """A fit for each kind of question, or each question, and notes about those that have too few answers.
+def collect_questions(states: Sequence[LabelledState]) -> LabelledQuestions:
+    """The questions in the order in which they are asked."""
+    asked = [(question, label, state.text) for state in states for question, label in state.questions]
+    return LabelledQuestions(
+        [question for question, _, _ in asked],
+        np.array([label for _, label, _ in asked], np.int64),
+        split_texts([text for _, _, text in asked]),
+    )
 
-    Raises ModelError if all of them have.
+
+def group_questions(
+    labelled: LabelledQuestions, arguments: CalibrateArguments
+) -> tuple[list[QuestionGroup], list[str]]:
+    """The groups that get a map each, and notes about those that have too few answers and get none.
+
+    Raises ModelError if all of them have too few, or if there are too many groups.
     """
-    held_out = split_texts([answer.text for answer in answers])
-    groups: dict[tuple[str, str], list[int]] = {}
-    for number, answer in enumerate(answers):
-        digest = digest_question(answer.question) if arguments.grouping == "question" else ""
-        groups.setdefault((answer.question.kind, digest), []).append(number)
-    fits, notes = list[Fit](), list[str]()
-    for (kind, digest), numbers in groups.items():
-        some = [answers[number] for number in numbers]
-        asked = AskedQuestion(name=some[0].question.name, digest=digest) if digest else None
-        labelled = build_table(some, held_out[numbers])
-        fewest = min(int(labelled.held_out.sum()), int((~labelled.held_out).sum()))
+    numbers: dict[tuple[QuestionKind, str], list[int]] = {}
+    for number, question in enumerate(labelled.questions):
+        digest = digest_question(question) if arguments.grouping == "question" else ""
+        numbers.setdefault((question.kind, digest), []).append(number)
+    groups, notes = list[QuestionGroup](), list[str]()
+    for (kind, digest), members in numbers.items():
+        asked = AskedQuestion(name=labelled.questions[members[0]].name, digest=digest) if digest else None
+        held_out = int(labelled.held_out[members].sum())
+        fewest = min(held_out, len(members) - held_out)
         if fewest < MIN_ANSWERS:
-            target = asked.name if asked else kind
+            target = name_target(kind, asked)
             notes.append(f"{target}: {fewest} answers in a half are too few, at least {MIN_ANSWERS} are needed")
-            continue
-        fits.append(fit_answers(labelled, asked, choose_methods(some[0].question, arguments)))
-    if not fits:
-        raise ModelError("; ".join(notes))
-    if len(fits) > MAX_MAPS:
-        raise ModelError(f"--by: there are {len(fits)} questions, at most {MAX_MAPS} can be calibrated one by one")
+        else:
+            groups.append(QuestionGroup(kind, asked, members))
+    if not groups:
+        raise ModelError("; ".join(notes[:MAX_LISTED]))
+    if len(groups) > MAX_MAPS:
+        raise ModelError(f"--by: there are {len(groups)} questions, at most {MAX_MAPS} can be calibrated one by one")
     if arguments.method == "auto" and not HAS_SKLEARN:
         notes.append(f"only temperatures were fitted; for platt and isotonic: {INSTALL}")
-    return fits, notes
+    return groups, notes
 
 
-def build_table(answers: Sequence[Answer], held_out: Any) -> LabelledAnswers:
-    shares = np.full((len(answers), max(len(answer.shares) for answer in answers)), np.nan)
-    for row, answer in zip(shares, answers, strict=True):
-        row[: len(answer.shares)] = answer.shares
-    labels = np.array([answer.label for answer in answers], np.int64)
-    return LabelledAnswers(answers[0].question.kind, shares, labels, held_out)
+def fit_group(
+    group: QuestionGroup,
+    labelled: LabelledQuestions,
+    shares: Sequence[Sequence[float]],
+    arguments: CalibrateArguments,
+) -> Fit:
+    table = np.full((len(group.numbers), max(len(shares[number]) for number in group.numbers)), np.nan)
+    for row, number in zip(table, group.numbers, strict=True):
+        row[: len(shares[number])] = shares[number]
+    members = [*group.numbers]
+    answers = LabelledAnswers(group.kind, table, labelled.labels[members], labelled.held_out[members])
+    return fit_answers(answers, group.asked, choose_methods(group.kind, arguments))
 
 
-def choose_methods(question: Question, arguments: CalibrateArguments) -> Sequence[CalibrationMethod]:
+def choose_methods(kind: QuestionKind, arguments: CalibrateArguments) -> Sequence[CalibrationMethod]:
     """The methods to try; for a score only a temperature is known."""
-    if arguments.method == "auto" or question.kind == "score":
-        return allowed_methods(question.kind)
+    if arguments.method == "auto" or kind == "score":
+        return allowed_methods(kind)
     return (arguments.method,)

@@ -5,7 +5,7 @@ import json
 import random
 import re
 import shutil
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +14,7 @@ import pytest
 from typer.testing import CliRunner
 
 from polyhead.service.cli import main as cli
-from polyhead.service.cli.calibrate_command import Answer, ask_row
+from polyhead.service.cli.calibrate_command import ask_row
 from polyhead.service.cli.labelled_questions import read_labelled_states
 from polyhead.service.decisions.calibration_file import calibration_path, read_calibration_file
 from polyhead.service.decisions.calibration_fit import HAS_SKLEARN
@@ -159,12 +159,12 @@ def test_a_row_that_a_busy_server_refuses_is_sent_again(rows: Path) -> None:
     answers = {name: {"probabilities": dict(enumerate(shares))} for name, shares in found.items()}
     waiting = [httpx.Response(429, headers={"Retry-After": "0"}), httpx.Response(200, json={"answers": answers})]
 
-    async def run() -> list[Answer]:
+    async def run() -> list[Sequence[float]]:
         transport = httpx.MockTransport(lambda _: waiting.pop(0))
         async with httpx.AsyncClient(transport=transport, base_url="http://127.0.0.1") as client:
             return await ask_row(client, "", state)
 
-    assert [each.shares for each in asyncio.run(run())] == [*found.values()]
+    assert asyncio.run(run()) == [*found.values()]
     assert not waiting
 
 
@@ -232,8 +232,8 @@ def test_what_cannot_be_done_is_said_before_the_model_is_loaded(rows: Path, tmp_
         assert message in found.stderr
 
 
-def test_too_few_rows_are_refused(tiny_generator: Path, tmp_path: Path) -> None:
-    found = polyhead(tiny_generator, write_rows(tmp_path / "rows.jsonl", 4), "--output", tmp_path / "out.json")
+def test_too_few_rows_are_refused_before_the_model_is_loaded(tmp_path: Path) -> None:
+    found = polyhead(tmp_path, write_rows(tmp_path / "rows.jsonl", 4), "--output", tmp_path / "out.json")
     assert found.exit_code == 1
     assert "choice: 2 answers in a half are too few, at least 20 are needed" in found.stderr
     assert not (tmp_path / "out.json").exists()
