@@ -140,7 +140,8 @@ class DecideRun:
             raise ModelError(f"--resume: {arguments.output} has {skipped} answers, more than {arguments.rows} has rows")
         self.position.skipped = self.position.done
         headers = {"Authorization": f"Bearer {arguments.key}"} if arguments.key else {}
-        limits = httpx.Limits(max_connections=arguments.concurrency)
+        most = arguments.concurrency
+        limits = httpx.Limits(max_connections=most, max_keepalive_connections=most)
         async with httpx.AsyncClient(base_url=arguments.url, headers=headers, timeout=TIMEOUT, limits=limits) as http:
             client = DecisionClient(http, self.fields, asyncio.Semaphore(arguments.concurrency))
             begun = deque[asyncio.Task[Mapping[str, Any]]]()

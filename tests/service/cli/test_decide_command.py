@@ -54,6 +54,9 @@ class Server(ThreadingHTTPServer):
         self.bodies: list[dict[str, Any]] = []
         super().__init__(("127.0.0.1", 0), Exchange)
 
+    def handle_error(self, request: Any, client_address: Any) -> None:
+        """Requests of a command that has ended are closed."""
+
     @property
     def url(self) -> str:
         return f"http://127.0.0.1:{self.server_address[1]}"
