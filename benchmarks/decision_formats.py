@@ -11,6 +11,8 @@ questions of a call share the tokens of their text. Figures of each model and se
 | log loss | mean of -log(probability of the answer), in nats |
 | label mass | probability of all labels together, among all tokens |
 
+Rows of several orders of the options are the means over choices and scores: a predicate's options have no order.
+
 A constant preference for an option changes the accuracy and not the AUC. Calibration removes such a preference.
 """
 

