@@ -53,6 +53,7 @@ if HAS_SKLEARN:
 MIN_ANSWERS = 20  # in each half
 FOLDS = 5  # of the cross-validation
 STEPS = 60  # of the search for a temperature; each halves the interval
+MIN_SLOPE = 1e-3  # of a Platt map
 LINEAR_SHARE = 1e-3  # of an isotonic map: a line, so that it increases everywhere
 
 FittedMap = Temperature | Platt | Isotonic
@@ -203,8 +204,11 @@ def one_against_rest(kind: QuestionKind, shares: Table, labels: Labels) -> tuple
     return shares[present], one_hot(shares, labels)[present]
 
 
-def fit_platt(kind: QuestionKind, shares: Table, labels: Labels) -> Platt | None:
-    """A logistic function of the logit, with Platt's smoothed targets (Platt 1999); None if it does not increase."""
+def fit_platt(kind: QuestionKind, shares: Table, labels: Labels) -> Platt:
+    """A logistic function of the logit, with Platt's smoothed targets (Platt 1999).
+
+    Where the best one would decrease, it is nearly flat: every answer gets about the share that is right.
+    """
     found, right = one_against_rest(kind, shares, labels)
     positives = right.sum()
     high, low = (positives + 1) / (positives + 2), 1 / (len(right) - positives + 2)
@@ -213,8 +217,8 @@ def fit_platt(kind: QuestionKind, shares: Table, labels: Labels) -> Platt | None
     classes = np.repeat([1, 0], len(right))
     model = LogisticRegression(C=np.inf).fit(logits, classes, sample_weight=np.concatenate([target, 1 - target]))
     slope, intercept = float(model.coef_[0, 0]), float(model.intercept_[0])
-    if not slope > 0:
-        return None
+    if slope < MIN_SLOPE:
+        slope, intercept = MIN_SLOPE, float(logits_of(target.mean(keepdims=True))[0])
     return Platt(slope=min(slope, MAX_SLOPE), intercept=float(np.clip(intercept, -MAX_INTERCEPT, MAX_INTERCEPT)))
 
 
@@ -239,7 +243,7 @@ def fit_isotonic(kind: QuestionKind, shares: Table, labels: Labels) -> Isotonic:
     return Isotonic(x=x.tolist(), y=y.tolist())
 
 
-FITS: Mapping[CalibrationMethod, Callable[[QuestionKind, Table, Labels], FittedMap | None]] = {
+FITS: Mapping[CalibrationMethod, Callable[[QuestionKind, Table, Labels], FittedMap]] = {
     "temperature": fit_temperature,
     "platt": fit_platt,
     "isotonic": fit_isotonic,

@@ -108,10 +108,15 @@ def test_a_shifted_predicate_needs_an_intercept() -> None:
 
 
 @needs_sklearn
-def test_a_platt_map_that_would_decrease_is_not_used() -> None:
+def test_a_platt_map_that_would_decrease_is_flat() -> None:
+    """Probabilities that say the opposite of what is right become the share that is right."""
     labelled = answers("predicate", 2)
     flipped = LabelledAnswers("predicate", labelled.shares, 1 - labelled.labels, labelled.held_out)
-    assert fit_answers(flipped, None, ("platt",)).map is None
+    found = fit_answers(flipped, None, ("platt",)).map
+    assert isinstance(found, Platt)
+    shares = map_probabilities("predicate", "platt", found.parameters, flipped.shares)
+    assert found.slope == fits.MIN_SLOPE
+    assert shares[:, 0] == pytest.approx((flipped.labels[~flipped.held_out] == 0).mean(), abs=5e-3)
 
 
 @needs_sklearn
