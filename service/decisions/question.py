@@ -8,6 +8,7 @@ from ..explain.explain_request import ExplainParameters
 from ..text.answer_delta import NO_USAGE, Usage
 
 QuestionKind = Literal["predicate", "choice", "score"]
+PROMPT_VERSION = 1  # of the texts that models read for a question: a calibration holds for one version
 MAX_QUESTIONS = 400  # of one call
 MAX_OPTIONS = 255  # of one question
 MAX_PERMUTATIONS = 24  # orders of the options of one question

@@ -19,6 +19,7 @@ from polyhead.models.core.errors import CheckpointError
 from ..config.settings import Settings
 from ..core.calibration import NO_CALIBRATION, Calibration
 from ..decisions.calibration_file import calibration_path, read_calibration_file
+from ..decisions.question import PROMPT_VERSION
 from .self_test import fingerprint_weights, weight_hashes
 
 NONE = "none"  # the value of the setting that applies no calibration
@@ -86,8 +87,11 @@ def read_matching(path: Path, weights: WeightsInUse, settings: Settings, check: 
 
 
 def identify_weights(description: Description, settings: Settings, check: Callable[[], None]) -> str:
-    """A SHA-256 of all that answers depend on: the weights, the network, the tokenizer, labels, the chat template."""
+    """A SHA-256 of all that answers depend on: the weights, the network, the tokenizer, labels, the chat template, and
+    how questions are written.
+    """
     hashes = weight_hashes(settings)
     weights = fingerprint_weights(description, lambda path: hashes.hash_file(path, check))
     chat = description.chat.parts if description.chat else ()
-    return hashlib.sha256(repr((weights, description.head.labels, chat)).encode()).hexdigest()
+    content = weights, description.head.labels, chat, PROMPT_VERSION
+    return hashlib.sha256(repr(content).encode()).hexdigest()

@@ -6,8 +6,15 @@ import pytest
 
 from polyhead.service.core.errors import TooMany
 from polyhead.service.core.request import Terms
-from polyhead.service.decisions.generator_reads import LabelRead, read_labels
-from polyhead.service.decisions.question import MAX_PERMUTATIONS, DecisionRequest, Option, Question, QuestionKind
+from polyhead.service.decisions.generator_reads import ANSWER, LabelRead, read_labels, write_question
+from polyhead.service.decisions.question import (
+    MAX_PERMUTATIONS,
+    PROMPT_VERSION,
+    DecisionRequest,
+    Option,
+    Question,
+    QuestionKind,
+)
 from tests.support.scripted import model
 
 
@@ -29,3 +36,22 @@ def test_reads_are_counted_by_orders(tiny_generator: Path) -> None:
     with pytest.raises(TooMany, match="they need 4104 reads of the model, at most 4096 a call"):
         read(tiny_generator, "choice", 5, count=171)
     assert len(read(tiny_generator, "predicate", 2, count=171)) == 171
+
+
+def test_questions_are_written_as_their_version_says() -> None:
+    """Whoever changes these texts raises PROMPT_VERSION: calibrations were fitted to answers after them."""
+    options = (Option("payment", "bills"), Option("parcel"))
+    written = [
+        write_question(Question("q", "q", "predicate", "Is it?", (Option("yes"), Option("no", "not at all"))), (0, 1)),
+        write_question(Question("q", "q", "choice", "Which?", options), (1, 0)),
+        write_question(Question("q", "q", "score", "", options), (0, 1)),
+    ]
+    assert (PROMPT_VERSION, ANSWER, written) == (
+        1,
+        "Answer:",
+        [
+            "Question: Is it?\nNo: not at all\nAnswer only Yes or No.",
+            "Question: Which?\nOptions:\nA: parcel\nB: payment - bills\nAnswer only with the letter of the right option.",
+            "Options:\n0: payment - bills\n1: parcel\nAnswer only with the number of the right level.",
+        ],
+    )
