@@ -51,7 +51,8 @@ def test_questions_are_written_as_their_version_says() -> None:
         "Answer:",
         [
             "Question: Is it?\nNo: not at all\nAnswer only Yes or No.",
-            "Question: Which?\nOptions:\nA: parcel\nB: payment - bills\nAnswer only with the letter of the right option.",
+            "Question: Which?\nOptions:\nA: parcel\nB: payment - bills\n"
+            "Answer only with the letter of the right option.",
             "Options:\n0: payment - bills\n1: parcel\nAnswer only with the number of the right level.",
         ],
     )
