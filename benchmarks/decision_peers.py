@@ -1,10 +1,11 @@
 """Measure decisions a second beside other servers: 32 clients, states of 300 tokens, three questions about each.
 
 A part of benchmarks.decisions (`--figures throughput`). All servers of a model read the same file, if they can, and run
-until the end; in every round one after the other is asked, the others have nothing to do. Polyhead and vLLM answer
-/v1/systemone. llama.cpp's server has no such route: it gets the prompts that Polyhead makes of the questions, one after
-the other, is asked for one token with the probabilities of the likeliest, and finds the state in its slot from the
-second on. How many slots are best for it is tried.
+until the end; in every round one after the other is asked, the others have nothing to do. Polyhead answers
+/v1/systemone. llama.cpp's server has no such route, and vLLM's build for CPUs answers that it has none for these
+models. They get the prompts that Polyhead makes of the questions, one after the other, are asked for one token with the
+probabilities of the likeliest, and find the state in their cache from the second on. How many slots are best for
+llama.cpp is tried.
 """
 
 import contextlib
@@ -51,9 +52,24 @@ COLUMNS = {"decisions/s": ("decisions/s",), "a state, p50 ms": ("p50",)}
 
 
 @dataclass(frozen=True)
+class Calls:
+    """A route, and the fields of its body beside those that depend on the text."""
+
+    path: str
+    fields: dict[str, Any]
+
+
+CALLS = {
+    "systemone": Calls("/v1/systemone", {}),
+    "llama": Calls("/completion", {"n_predict": 1, "n_probs": PROBABILITIES, "temperature": 0, "cache_prompt": True}),
+    "openai": Calls("/v1/completions", {"model": "it", "max_tokens": 1, "logprobs": PROBABILITIES, "temperature": 0}),
+}
+
+
+@dataclass(frozen=True)
 class Contender:
     server: Server
-    asks: str  # which calls it gets: systemone or completion
+    asks: str  # which calls it gets, by a name of CALLS
 
 
 def polyhead(model: str) -> Contender:
@@ -66,7 +82,7 @@ def llama(model: str, slots: int, name: str = "the same file") -> Contender:
         f"{{bench}}/llamacpp/server/llama-server --model {model} --parallel {slots} --ctx-size {slots * ROOM} "
         "--cache-ram 0 --threads {threads} --host 127.0.0.1 --port {port}"
     )
-    return Contender(Server(f"llama.cpp, {name}, {slots} slots", "llamacpp", words, "it", "/health"), "completion")
+    return Contender(Server(f"llama.cpp, {name}, {slots} slots", "llamacpp", words, "it", "/health"), "llama")
 
 
 def vllm(folder: str) -> Contender:
@@ -74,7 +90,7 @@ def vllm(folder: str) -> Contender:
         f"-m vllm.entrypoints.openai.api_server --model {folder} --served-model-name it --dtype bfloat16 "
         "--max-model-len 2048 --host 127.0.0.1 --port {port}"
     )
-    return Contender(Server("vLLM, bfloat16", "vllm", words, "it", ready_s=300.0), "systemone")
+    return Contender(Server("vLLM, bfloat16", "vllm", words, "it", ready_s=300.0), "openai")
 
 
 @dataclass(frozen=True)
@@ -131,29 +147,20 @@ def texts_of(source: str, count: int, tokens: int) -> list[str]:
 
 async def write_calls(source: str, folder: Path, states: int, threads: int) -> dict[str, Path]:
     """The calls about `states` different states, a file for each kind of server."""
-    found: dict[str, list[list[dict[str, Any]]]] = {"systemone": [], "completion": []}
+    found = {kind: list[list[dict[str, Any]]]() for kind in CALLS}
     async with asking(source, threads) as it:
         for number, state in enumerate(texts_of(source, states, STATE)):
             body = {"model": "it", "state": state, "questions": QUESTIONS}
-            found["systemone"].append([body])
             wire = SystemOneRequest.model_validate(body)
             reads = read_labels(it.model, read_systemone(wire), str(number), DEFAULT_TERMS, lambda: None)
-            found["completion"].append([complete(read.requests[0].tokens) for [read] in reads])
-    paths = {"systemone": "/v1/systemone", "completion": "/completion"}
+            prompts = [list(read.requests[0].tokens) for [read] in reads]
+            found["systemone"].append([body])
+            for kind in ("llama", "openai"):
+                found[kind].append([CALLS[kind].fields | {"prompt": prompt} for prompt in prompts])
     for kind, calls in found.items():
-        whole = {"path": paths[kind], "decisions": len(QUESTIONS), "states": calls}
+        whole = {"path": CALLS[kind].path, "decisions": len(QUESTIONS), "states": calls}
         (folder / f"{kind}.json").write_text(json.dumps(whole))
     return {kind: folder / f"{kind}.json" for kind in found}
-
-
-def complete(tokens: Sequence[int]) -> dict[str, Any]:
-    return {
-        "prompt": list(tokens),
-        "n_predict": 1,
-        "n_probs": PROBABILITIES,
-        "temperature": 0,
-        "cache_prompt": True,
-    }
 
 
 @dataclass(frozen=True)

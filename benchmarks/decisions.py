@@ -51,6 +51,7 @@ from polyhead.service.runtime import quickstart
 TEN_GOAL, TEN_STATE = 1.3, 1000
 SUBJECTS = ("a film", "sport", "money", "food", "travel", "music", "health", "school", "politics", "a machine")
 LATENCY_STATE = 300  # tokens
+WARM = 3  # calls that are not counted
 GOALS_MS = {"encoder": 6.0, "smollm2": 60.0}
 EDGEJEV_MS = 15.6  # a question on 4 cores, as its package's summary says; its weights are in no package registry
 ECE_GOAL = 0.03
@@ -164,34 +165,41 @@ def show_throughput(rows: Sequence[Row]) -> str:
 
 
 def latency(options: Options) -> Iterator[Row]:
-    """Models of one server take turns, each call with a new text."""
+    """Models of one server take turns, each call with a new text: in their default precision, then in int8."""
     folder, calls = options.folder, 10 if options.quick else 100
     sources = quickstart.sources(folder)
     nli = make_entailment(folder, MODELS / "minilm-entailment")
     served = {"entailment": nli, "sentiment": sources["sentiment"], "smollm2": sources["smollm2"]}
     label = {"it": {"type": "noul", "instructions": "POSITIVE"}}
-    encoder_texts = texts_of(str(folder / quickstart.ENCODER.member), calls + 3, LATENCY_STATE)
-    texts = {"smollm2": texts_of(sources["smollm2"], calls + 3, LATENCY_STATE)}
-    took = defaultdict[str, list[float]](list)
-    flags = ("--threads", str(options.threads), "--log-level", "warning")
-    named = [f"{name}={source}" for name, source in served.items()]
-    with serve(*named, *flags) as server, httpx.Client(base_url=server.url, timeout=60) as http:
-        for number in range(calls + 3):
-            for name in served:
-                asked = label if name == "sentiment" else {"it": YES_OR_NO}
-                took[name].append(ask(http, name, texts.get(name, encoder_texts)[number], asked)[0])
-    for name, times in took.items():
-        known = sorted(times[3:])
-        goal = GOALS_MS.get(name, GOALS_MS["encoder"])
-        p99 = known[min(int(len(known) * 0.99), len(known) - 1)]
-        yield {"model": name, "calls": calls, "p50, ms": statistics.median(known), "p99, ms": p99, "goal, ms": goal}
+    encoder_texts = texts_of(str(folder / quickstart.ENCODER.member), calls + WARM, LATENCY_STATE)
+    texts = {"smollm2": texts_of(sources["smollm2"], calls + WARM, LATENCY_STATE)}
+    for precision in ("auto", "int8"):
+        took = defaultdict[str, list[float]](list)
+        flags = ("--precision", precision, "--threads", str(options.threads), "--log-level", "warning")
+        named = [f"{name}={source}" for name, source in served.items()]
+        with serve(*named, *flags) as server, httpx.Client(base_url=server.url, timeout=60) as http:
+            for number in range(calls + WARM):
+                for name in served:
+                    asked = label if name == "sentiment" else {"it": YES_OR_NO}
+                    took[name].append(ask(http, name, texts.get(name, encoder_texts)[number], asked)[0])
+        for name, times in took.items():
+            known = sorted(times[WARM:])
+            p99 = known[min(int(len(known) * 0.99), len(known) - 1)]
+            yield {
+                "model": name,
+                "precision": precision,
+                "calls": calls,
+                "p50, ms": statistics.median(known),
+                "p99, ms": p99,
+                "goal, ms": GOALS_MS.get(name, GOALS_MS["encoder"]),
+            }
 
 
 def show_latency(rows: Sequence[Row]) -> str:
     lines = [
         f"One question about {LATENCY_STATE} tokens, over HTTP; entailment: MiniLM's shape, random weights",
         "",
-        grid(("model", "calls", "p50, ms", "p99, ms", "goal, ms"), rows),
+        grid(("model", "precision", "calls", "p50, ms", "p99, ms", "goal, ms"), rows),
         "",
         f"edgejev 0.3.2 says {EDGEJEV_MS} ms a question on 4 cores; its weights are in no package registry, so it is "
         "not run here",
