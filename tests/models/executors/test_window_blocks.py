@@ -195,5 +195,6 @@ def test_blocks_of_both_kinds_that_hold_nan_are_listed(name: str) -> None:
     rows = rows_of([([1, 2, 3], 30, [3, 4, 5]), ([1, 9, 3], 15, [6, 7])])
     rows = replace(rows, window_tables=[[BLOCKS, BLOCKS + 1, BLOCKS + 2], [BLOCKS + 3, BLOCKS + 4]])
     broken.step(rows)
-    assert broken.nonfinite_blocks == {7, BLOCKS + 4}
+    own, listed = {7, BLOCKS + 4}, broken.nonfinite_blocks
+    assert own <= listed <= {6, BLOCKS + 3, *own}, "a NaN may reach rows before it, which fail with it, but no others"
     assert not executor.nonfinite_blocks

@@ -7,7 +7,7 @@ from pydantic import Field
 
 from ....core.errors import BadRequest, EmptyInput
 from ....decisions.question import MAX_OPTIONS, MAX_QUESTIONS, DecisionRequest, Option, Question
-from ...shared.dialect import EngineRequest, NeutralValues, Wire, max_items, must_be
+from ...shared.dialect import EngineRequest, NeutralValues, Wire, between, max_items, must_be
 from ...shared.question_fields import MAX_NAME_CHARS, AskedQuestion, CacheSalt, json_text
 from ...shared.tagged_unions import TaggedUnion
 
@@ -91,11 +91,14 @@ class SystemOneBatch(SystemOneRequest):
     state: Annotated[Literal[""], must_be("on the lines after this one")] = ""
 
 
+LineNumber = Annotated[int, between(-(1 << 63), (1 << 63) - 1)]
+
+
 class StateLine(Wire):
     """A line after the first. `id` names the state in the answer."""
 
     state: Content
-    id: Annotated[str | int, must_be("a string or a whole number")] = ""
+    id: Annotated[str | LineNumber, must_be("a string or a whole number")] = ""
 
 
 def read_systemone(wire: SystemOneRequest) -> DecisionRequest:
