@@ -68,17 +68,16 @@ class Format:
     text: str = "{state}"
     question: str = "Question: {question}"
     option: str = "{label}: {option}"
-    options: str = ""  # a line above them
+    options: str = "Options:"  # a line above them
     hints: Mapping[QuestionKind, str] = field(default_factory=lambda: generator_reads.ANSWER_HINTS)
-    begun: str = ""
+    begun: str = generator_reads.ANSWER
     letters: bool = False
     listed: bool = False  # yes and no stand in lines of their own
     first: bool = False  # the question before the text
 
     def labels(self, kind: QuestionKind, count: int) -> tuple[Spellings, ...]:
         kind = "choice" if self.letters and kind == "predicate" else kind
-        found = label_tree.choose_labels(kind, count)
-        return tuple(tuple(f" {each}" for each in spellings) for spellings in found) if self.begun else found
+        return label_tree.choose_labels(kind, count)
 
     def ask(self, question: Question, order: Order) -> str:
         labels = self.labels(question.kind, len(question.options))
@@ -87,11 +86,11 @@ class Format:
         options = list[str]()
         for (label, *_), option in zip(labels, (question.options[index] for index in order), strict=True):
             if plain and self.listed and not option.description:
-                options.append(label.strip().lower())
+                options.append(label.lower())
             elif not plain or option.description:
                 text = option.description if plain else option.text
-                options.append(self.option.format(label=label.strip(), option=text))
-        lines += [self.options, *options] if options and self.options else options
+                options.append(self.option.format(label=label, option=text))
+        lines += [self.options, *options] if self.options and not plain else options
         hint = self.hints["choice" if self.letters and question.kind == "predicate" else question.kind]
         return "\n".join((*lines, hint) if hint else lines)
 
@@ -117,13 +116,9 @@ FORMATS = {
     "no Question:": Format(question="{question}"),
     "A. option": Format(option="{label}. {option}"),
     "(A) option": Format(option="({label}) {option}"),
-    "Options:": Format(options="Options:"),
-    "Answer: begun": Format(begun="Answer:"),
+    "no Options:": Format(options=""),
+    "The answer is": Format(begun="The answer is"),
     "letters for yes": Format(letters=True),
-    "Options:, Answer: begun": Format(options="Options:", begun="Answer:"),
-    "text quoted, Options:, Answer: begun": Format(
-        text='Text:\n"""\n{state}\n"""', options="Options:", begun="Answer:"
-    ),
     "question first": Format(first=True, text="Text: {state}"),
 }
 
