@@ -16,7 +16,7 @@ from ..core.calibration import Calibration, CalibrationMap, CalibrationMethod
 from .question import OptionScores, Question, QuestionKind
 
 Table = NDArray[np.float64]  # probabilities of options [answers, options]
-FLOOR = 1e-12  # the least probability that is told from 0
+FLOOR = 1e-12  # the least probability that is distinguished from 0
 
 
 def apply_calibration(calibration: Calibration, question: Question, scores: OptionScores) -> OptionScores:

@@ -10,7 +10,7 @@
 """
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import NDArray
@@ -20,11 +20,13 @@ from ..core.model import Model
 from ..core.request import Task
 from ..text.answer_delta import NO_USAGE, Usage
 from ..text.encoder_inputs import EncodingRequest
-from ..text.zero_shot import PLACEHOLDER, class_probabilities, fill_hypothesis, find_entailment_label, softmax
+from ..text.zero_shot import PLACEHOLDER, fill_hypothesis, find_entailment_label, softmax
 from .option_orders import Order, choose_orders
 from .question import DecisionRequest, Option, OptionScores, Question
 
 Table = NDArray[np.float64]  # scores of a head [inputs, columns]
+Scored = tuple[NDArray[np.float64], float]  # probabilities of the options, and the mass of their labels
+Cell = tuple[int, int]  # an input and a column of its scores
 HYPOTHESIS = f"This example is {PLACEHOLDER}."
 MAX_SHOWN_LABELS = 20
 
@@ -39,15 +41,15 @@ class HeadRead:
     """
 
     encoding: EncodingRequest
-    score: Callable[[Table], tuple[Sequence[float], float]]
-    cells: Sequence[tuple[int, int]]
+    score: Callable[[Table], Scored]
+    cells: Sequence[Cell]
     text_index: int = 0
     ignored: str = ""
 
     def score_options(self, values: Sequence[Sequence[float]], usage: Usage = NO_USAGE) -> OptionScores:
         """The probabilities from the head's outputs for the inputs, in their order."""
         probabilities, mass = self.score(np.asarray(values, np.float64))
-        return OptionScores(tuple(map(float, probabilities)), mass, usage=usage)
+        return OptionScores(tuple(probabilities.tolist()), mass, usage=usage)
 
 
 def read_heads(model: Model, request: DecisionRequest) -> list[list[HeadRead]]:
@@ -68,21 +70,17 @@ def read_entailment(model: Model, state: str, field: str, question: Question, _:
     """A hypothesis for each option, whose entailments are compared; of a predicate without descriptions one."""
     entails = find_entailment_label(model.labels)
     assert entails is not None, "the classifier has an entailment label"
-    if question.kind == "predicate" and not any(option.description for option in question.options):
-        inputs, alone = [require_instructions(question)], True
+    contradicts = len(model.labels) - 1 if entails == 0 else 0
+    if question.is_statement:
+        hypotheses, cells = [require_instructions(question)], [(0, entails), (0, contradicts)]
     else:
-        inputs, alone = [write_hypothesis(question, option) for option in question.options], False
+        hypotheses = [write_hypothesis(question, option) for option in question.options]
+        cells = [(index, entails) for index in range(len(hypotheses))]
 
-    def score(table: Table) -> tuple[Sequence[float], float]:
-        if not alone:
-            return class_probabilities(table, entails, several=False), 1.0
-        [yes] = class_probabilities(table, entails, several=True)
-        return (yes, 1 - yes), 1.0
+    def score(table: Table) -> Scored:
+        return compare(np.array([table[cell] for cell in cells]))
 
-    pairs = tuple((state, hypothesis) for hypothesis in inputs)
-    contradicts = -1 % len(model.labels) if entails == 0 else 0
-    cells = ((0, entails), (0, contradicts)) if alone else [(index, entails) for index in range(len(pairs))]
-    return HeadRead(EncodingRequest(field=field, inputs=pairs, raw=True), score, cells)
+    return read_pairs(field, [(state, hypothesis) for hypothesis in hypotheses], score, cells)
 
 
 def write_hypothesis(question: Question, option: Option) -> str:
@@ -97,21 +95,16 @@ def read_relevance(_: Model, state: str, field: str, question: Question, __: Ord
     """The question with each option as a query, whose relevances are compared; of a predicate without descriptions the
     question alone.
     """
-    if question.kind == "predicate" and not any(option.description for option in question.options):
-        queries = [require_instructions(question)]
+    if question.is_statement:
+        queries, cells = [require_instructions(question)], [(0, 0), (0, 0)]
     else:
         queries = [" ".join(filter(None, (question.instructions, option.text))) for option in question.options]
+        cells = [(index, 0) for index in range(len(queries))]
 
-    def score(table: Table) -> tuple[Sequence[float], float]:
-        logits = table[:, 0]
-        if len(logits) > 1:
-            return [float(share) for share in softmax(logits)], 1.0
-        yes = float(1 / (1 + np.exp(-np.clip(logits[0], -700, 700))))
-        return (yes, 1 - yes), 1.0
+    def score(table: Table) -> Scored:
+        return compare(with_zero(table[:, 0]) if question.is_statement else table[:, 0])
 
-    pairs = tuple((query, state) for query in queries)
-    cells = [(index % len(pairs), 0) for index in range(len(question.options))]
-    return HeadRead(EncodingRequest(field=field, inputs=pairs, raw=True), score, cells, text_index=1)
+    return replace(read_pairs(field, [(query, state) for query in queries], score, cells), text_index=1)
 
 
 def read_own_labels(model: Model, state: str, field: str, question: Question, _: Order) -> HeadRead:
@@ -119,12 +112,12 @@ def read_own_labels(model: Model, state: str, field: str, question: Question, _:
     wanted = [question.instructions] if question.kind == "predicate" else [each.name for each in question.options]
     columns = [find_label(model, name, question) for name in wanted]
 
-    def score(table: Table) -> tuple[Sequence[float], float]:
+    def score(table: Table) -> Scored:
         shares = table[0, columns]
         if question.kind == "predicate":
-            return (float(shares[0]), 1 - float(shares[0])), 1.0
+            return np.array([shares[0], 1 - shares[0]]), 1.0
         mass = float(shares.sum())
-        return [float(share) / mass for share in shares] if mass else [1 / len(shares)] * len(shares), min(mass, 1.0)
+        return shares / mass if mass else np.full(len(shares), 1 / len(shares)), min(mass, 1.0)
 
     ignored = f"{question.field}.instructions" if question.kind != "predicate" and question.instructions else ""
     cells = [(0, columns[index % len(columns)]) for index in range(len(question.options))]
@@ -153,13 +146,8 @@ def read_given_labels(_: Model, state: str, field: str, question: Question, orde
         text = "\n\n".join(filter(None, (question.instructions, state)))
         labels = tuple(question.options[index].text for index in order)
 
-    def score(table: Table) -> tuple[Sequence[float], float]:
-        logits = table[0]
-        if question.kind != "predicate":
-            shares = softmax(logits)
-            return [float(shares[order.index(option)]) for option in range(len(order))], 1.0
-        yes = float(1 / (1 + np.exp(-np.clip(logits[0], -700, 700))))
-        return (yes, 1 - yes), 1.0
+    def score(table: Table) -> Scored:
+        return compare(with_zero(table[0]) if question.kind == "predicate" else table[0, np.argsort(order)])
 
     cells = [(0, order.index(index) % len(labels)) for index in range(len(question.options))]
     return HeadRead(EncodingRequest(field=field, inputs=(text,), labels=labels, raw=True), score, cells)
@@ -169,12 +157,28 @@ def read_choices(_: Model, state: str, field: str, question: Question, __: Order
     """The text with the question, and each option after it."""
     text = "\n\n".join(filter(None, (state, question.instructions)))
 
-    def score(table: Table) -> tuple[Sequence[float], float]:
-        return [float(share) for share in softmax(table[:, 0])], 1.0
+    def score(table: Table) -> Scored:
+        return compare(table[:, 0])
 
-    pairs = tuple((text, option.text) for option in question.options)
-    cells = [(index, 0) for index in range(len(pairs))]
-    return HeadRead(EncodingRequest(field=field, inputs=pairs, raw=True), score, cells)
+    pairs = [(text, option.text) for option in question.options]
+    return read_pairs(field, pairs, score, [(index, 0) for index in range(len(pairs))])
+
+
+def read_pairs(
+    field: str, pairs: Sequence[tuple[str, str]], score: Callable[[Table], Scored], cells: Sequence[Cell]
+) -> HeadRead:
+    """Pairs of which the head's raw scores are compared."""
+    return HeadRead(EncodingRequest(field=field, inputs=tuple(pairs), raw=True), score, cells)
+
+
+def compare(logits: Table) -> Scored:
+    """The probabilities of options from their logits; such a head has no other answers."""
+    return softmax(logits), 1.0
+
+
+def with_zero(logit: Table) -> Table:
+    """The logits of yes and no of a head that scores yes alone: their softmax is the sigmoid."""
+    return np.array([logit[0], 0.0])
 
 
 def require_instructions(question: Question) -> str:

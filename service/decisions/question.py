@@ -43,6 +43,11 @@ class Question:
     permutations: int = 1
     explain: ExplainParameters | None = None
 
+    @property
+    def is_statement(self) -> bool:
+        """Whether it is a yes or no of which neither is described: its instructions alone are asked."""
+        return self.kind == "predicate" and not any(option.description for option in self.options)
+
 
 @dataclass(frozen=True, slots=True)
 class DecisionRequest:

@@ -175,6 +175,22 @@ def test_encoders_answer_by_their_heads(server: Process, tiny_classifier: Path) 
     assert ranked["p"]["noul"] == pytest.approx(relevance["relevance_score"], abs=1e-6)
 
 
+@pytest.mark.parametrize("model", ["chat", "nli", "ranker", "texts", "marks", "schema"])
+def test_a_single_option_has_the_probability_one(server: Process, model: str) -> None:
+    only = {"type": "choice", "instructions": "Where is it?", "criteria": {"Paris": None}}
+    found = ask(server, model=model, state="a fox", questions={"q": only, "again": only})
+    assert found["answers"]["q"]["probabilities"] == found["answers"]["again"]["probabilities"] == {"Paris": 1.0}
+    level = {"type": "score", "instructions": "How good?", "criteria": ["good"]}
+    assert ask(server, model=model, state="a fox", questions={"q": level})["answers"]["q"]["score"] == 0
+
+
+def test_equal_inputs_of_a_head_are_computed_once(server: Process) -> None:
+    labels = httpx.get(f"{server.url}/v1/models/judge").json()["labels"]
+    one = {f"q{index}": {"type": "noul", "instructions": label} for index, label in enumerate(labels)}
+    usage = ask(server, model="judge", state="a fox", questions=one)["usage"]
+    assert usage == ask(server, model="judge", state="a fox", questions={"q0": one["q0"]})["usage"]
+
+
 def test_instructions_that_a_head_does_not_read_are_named(server: Process) -> None:
     labels = httpx.get(f"{server.url}/v1/models/judge").json()["labels"]
     questions = {"q": {"type": "choice", "instructions": "Which?", "criteria": dict.fromkeys(labels)}}

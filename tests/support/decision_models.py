@@ -14,7 +14,6 @@ from typing import Any
 from transformers import (
     BertConfig,
     BertModel,
-    DebertaV2Config,
     DebertaV2Model,
     ModernBertConfig,
     ModernBertModel,
@@ -24,7 +23,7 @@ from transformers import (
 from polyhead.models.core.decision_prompt import SCHEMA_TOKENS
 from polyhead.service.text.decision_prompts import QuestionedText, QuestionText
 from tests.support.checkpoints import write_json
-from tests.support.label_models import Shapes, linear, save, tokenizer, two_layers
+from tests.support.label_models import Shapes, deberta_config, linear, save, tokenizer, two_layers
 from tests.support.places import ROOT
 
 ANSWERS = ROOT / "tests" / "contracts" / "decision_answers.json"
@@ -58,16 +57,7 @@ def encoder(kind: str, vocabulary: int) -> tuple[dict[str, Any], Shapes]:
         network = ModernBertModel(config)
     else:
         sizes |= {"hidden_size": 16, "intermediate_size": 24}
-        config = DebertaV2Config(
-            **sizes,
-            relative_attention=True,
-            position_biased_input=False,
-            pos_att_type=["p2c", "c2p"],
-            position_buckets=16,
-            share_att_key=True,
-            norm_rel_ebd="layer_norm",
-            type_vocab_size=0,
-        )
+        config = deberta_config(sizes)
         network = DebertaV2Model(config)
     return config.to_dict(), {f"encoder.{name}": tuple(each.shape) for name, each in network.state_dict().items()}
 

@@ -55,18 +55,23 @@ def encoder(kind: str, vocabulary: int) -> tuple[dict[str, Any], Shapes]:
         config: Any = BertConfig(**sizes)
         network: Any = BertModel(config, add_pooling_layer=True)
     else:
-        config = DebertaV2Config(
-            **sizes,
-            relative_attention=True,
-            position_biased_input=False,
-            pos_att_type=["p2c", "c2p"],
-            position_buckets=16,
-            share_att_key=True,
-            norm_rel_ebd="layer_norm",
-            type_vocab_size=0,
-        )
+        config = deberta_config(sizes)
         network = DebertaV2Model(config)
     return config.to_dict(), {name: tuple(tensor.shape) for name, tensor in network.state_dict().items()}
+
+
+def deberta_config(sizes: Mapping[str, Any]) -> DebertaV2Config:
+    """The configuration of DeBERTa v3 with these sizes."""
+    return DebertaV2Config(
+        **sizes,
+        relative_attention=True,
+        position_biased_input=False,
+        pos_att_type=["p2c", "c2p"],
+        position_buckets=16,
+        share_att_key=True,
+        norm_rel_ebd="layer_norm",
+        type_vocab_size=0,
+    )
 
 
 def two_layers(name: str, inputs: int, hidden: int, outputs: int, numbers: tuple[str, str] = (".0", ".3")) -> Shapes:

@@ -1,7 +1,7 @@
 """Runs calls of typed questions about a text, for all dialects of decisions."""
 
 import uuid
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 
@@ -26,7 +26,7 @@ from ...decisions.question import DecisionRequest, OptionScores, Question, avera
 from ...explain.explain_request import ExplainSubject
 from ...resources.request_memory import BYTES_PER_NUMBER, BYTES_PER_TEXT
 from ...text.answer_delta import NO_USAGE, Usage
-from ...text.encoder_inputs import EncodedInput
+from ...text.encoder_inputs import EncodedInput, EncoderInput, EncodingRequest
 from ...text.encoder_outputs import ScoreOutput, SubmittedAhead, read_events
 from ...text.event_source import EventSource
 from ...text.tokenization import TokenizerJob
@@ -79,9 +79,13 @@ def settle_scores(model: Model, question: Question, orders: Sequence[OptionScore
 async def ask_heads(
     request: Request, wire: EngineRequest, model: Model, decision: DecisionRequest
 ) -> list[OptionScores]:
+    reads = read_heads(model, decision)
+    context = request_context(request)
+    context.ignored += [read.ignored for orders in reads for read in orders if read.ignored]
+    outputs = await compute_heads(request, wire, model, [read.encoding for orders in reads for read in orders])
     found = list[OptionScores]()
-    for question, orders in zip(decision.questions, read_heads(model, decision), strict=True):
-        scores = settle_scores(model, question, [await ask_head(request, wire, model, read) for read in orders])
+    for question, orders in zip(decision.questions, reads, strict=True):
+        scores = settle_scores(model, question, [read.score_options(*next(outputs)) for read in orders])
         if question.explain is not None:
             explain_call = ExplainCall(request, wire, model, question.explain)
             subject = await encode_option(explain_call, decision, question, orders[0], scores)
@@ -90,11 +94,37 @@ async def ask_heads(
     return found
 
 
-async def ask_head(request: Request, wire: EngineRequest, model: Model, read: HeadRead) -> OptionScores:
-    if read.ignored:
-        request_context(request).ignored.append(read.ignored)
-    outputs = await collect_replies(await start_replies(request, wire, model, read.encoding), ScoreOutput)
-    return read.score_options([found.values for found in outputs], sum((found.usage for found in outputs), NO_USAGE))
+async def compute_heads(
+    request: Request, wire: EngineRequest, model: Model, encodings: Sequence[EncodingRequest]
+) -> Iterator[tuple[list[list[float]], Usage]]:
+    """The values of each input of each of `encodings`, and their usage. Equal inputs with equal labels are computed
+    once, and counted where they come first.
+    """
+    groups: dict[tuple[str, ...], dict[EncoderInput, ScoreOutput | None]] = {}
+    for encoding in encodings:
+        groups.setdefault(encoding.labels, {}).update(dict.fromkeys(encoding.inputs))
+    for labels, known in groups.items():
+        first, inputs = encodings[0], tuple(known)
+        whole = replace(first, inputs=inputs, labels=labels, names=(first.field,) * len(inputs))
+        answers = await collect_replies(await start_replies(request, wire, model, whole), ScoreOutput)
+        known.update(zip(inputs, answers, strict=True))
+    return read_known(encodings, groups)
+
+
+def read_known(
+    encodings: Sequence[EncodingRequest], groups: Mapping[tuple[str, ...], Mapping[EncoderInput, ScoreOutput | None]]
+) -> Iterator[tuple[list[list[float]], Usage]]:
+    counted = set[tuple[tuple[str, ...], EncoderInput]]()
+    for encoding in encodings:
+        values, usage = list[list[float]](), NO_USAGE
+        for given in encoding.inputs:
+            output = groups[encoding.labels][given]
+            assert output is not None, "all inputs are computed"
+            values.append(output.values)
+            if (encoding.labels, given) not in counted:
+                usage += output.usage
+                counted.add((encoding.labels, given))
+        yield values, usage
 
 
 async def encode_option(

@@ -113,12 +113,15 @@ def as_items(value: Any) -> Any:
     return [{"role": "user", "content": value}] if isinstance(value, str) else value
 
 
-class PredicateQuestion(AskedQuestion):
+class NamedQuestion(AskedQuestion):
+    instructions: QuestionParts
+    name: QuestionName = ""
+
+
+class PredicateQuestion(NamedQuestion):
     """How likely it is that a statement about the input is true."""
 
     type: Literal["predicate"]
-    instructions: QuestionParts
-    name: QuestionName = ""
 
 
 class ChoiceOption(Wire):
@@ -128,13 +131,11 @@ class ChoiceOption(Wire):
     description: str = ""
 
 
-class ChoiceQuestion(AskedQuestion):
+class ChoiceQuestion(NamedQuestion):
     """Which of some values fits the input."""
 
     type: Literal["choice"]
-    instructions: QuestionParts
     choices: Annotated[list[ChoiceOption], Field(min_length=2, fail_fast=True), max_items(MAX_OPTIONS)]
-    name: QuestionName = ""
 
 
 class ScoreLevel(Wire):
@@ -142,13 +143,11 @@ class ScoreLevel(Wire):
     description: str = ""
 
 
-class ScoreQuestion(AskedQuestion):
+class ScoreQuestion(NamedQuestion):
     """Which of some levels, the lowest first, fits the input."""
 
     type: Literal["score"]
-    instructions: QuestionParts
     levels: Annotated[list[ScoreLevel], Field(min_length=2, fail_fast=True), max_items(MAX_OPTIONS)]
-    name: QuestionName = ""
 
 
 QUESTION_KINDS = (PredicateQuestion, ChoiceQuestion, ScoreQuestion)
