@@ -495,7 +495,9 @@ class Model {
             for (int a = 0; a < count; a += PANEL) f(ThreadGroup{*this, thread, true}, a, std::min(count, a + PANEL));
             return;
         }
-        const int size = std::min(PANEL, (count + team_.size() - 1) / team_.size());
+        // As many panels for each thread, so that none waits for another's last one.
+        const int rounds = (count + PANEL * team_.size() - 1) / (PANEL * team_.size()), panels = rounds * team_.size();
+        const int size = (count + panels - 1) / panels;
         for (int a; (a = next.n.fetch_add(1, std::memory_order_relaxed) * size) < count;)
             f(ThreadGroup{*this, thread, false}, a, std::min(count, a + size));
     }
