@@ -4,10 +4,12 @@ import { drawAnswer } from "./decision.js";
 import { element } from "./dom.js";
 import { answerSection, exampleButtons, field, requestForm, showHint, showSideBySide, textArea } from "./form.js";
 import { QuestionForm } from "./questionform.js";
+import { Calibrations, drawReliability } from "./reliability.js";
 import { STATES, labelQuestions, typedQuestions } from "./samples.js";
 
 const PATH = "/v1/systemone";
 const TASK = "decisions"; // of models that answer questions
+const EXPLAIN_METHOD = "gradient_x_input"; // the server's default for questions
 const OWN_LABELS = "This classifier answers with its own labels only: options are labels of it, and of a question of yes or no the instructions are one.";
 
 export function canDecide(model) {
@@ -21,6 +23,7 @@ export function mountDecide(container, page) {
   const add = element("button", { type: "button", class: "quiet", onclick: addQuestion }, "Add a question");
   const note = element("p", { class: "hint" });
   const place = answerSection("Answers");
+  const calibrations = new Calibrations(page.request);
   let model = null;
   let form = null;
   let questions = [];
@@ -33,7 +36,12 @@ export function mountDecide(container, page) {
 
   function questionForm(sample) {
     const made = new QuestionForm(sample, () => removeQuestion(made));
+    made.setExplained(isExplained());
     return made;
+  }
+
+  function isExplained() {
+    return (model.explain ?? []).includes(EXPLAIN_METHOD);
   }
 
   function drawQuestions() {
@@ -79,8 +87,23 @@ export function mountDecide(container, page) {
   async function send({ path, body }, signal) {
     checkForm();
     const { answers, diagnostics } = await page.request(path, body, signal);
-    place.replaceChildren(...Object.entries(answers).map(([name, answer]) => drawAnswer(name, body.questions[name], answer, diagnostics[name])));
+    const drawn = Object.entries(answers).map(([name, answer]) => {
+      return drawAnswer(name, { question: body.questions[name], state: body.state }, answer, diagnostics[name]);
+    });
+    place.replaceChildren(...drawn);
     place.firstElementChild.scrollIntoView({ block: "nearest" }); // beside a long form it may be far above the button
+    for (const [index, answer] of Object.values(answers).entries()) await addReliability(body.model, answer, drawn[index]);
+  }
+
+  // Draws how reliable the calibration is, if one was applied. Without it the answer is complete.
+  async function addReliability(name, answer, node) {
+    if (!answer.calibration) return;
+    try {
+      const map = await calibrations.find(name, answer);
+      if (map) node.append(drawReliability(map, answer.confidence));
+    } catch (problem) {
+      node.append(element("p", { class: "hint" }, `The reliability of the calibration is not known: ${problem.message}`));
+    }
   }
 
   function makeForm() {
@@ -102,6 +125,7 @@ export function mountDecide(container, page) {
     const hasOwnLabels = model.task === "classify" && !model.tasks.includes("zero-shot-classification");
     note.textContent = hasOwnLabels ? `${OWN_LABELS} They are: ${model.labels.join(", ")}.` : "";
     note.hidden = !hasOwnLabels;
+    questions.forEach((each) => each.setExplained(isExplained()));
     if (!isChanged) setQuestions(hasOwnLabels ? labelQuestions(model) : typedQuestions());
     if (!form) makeForm();
     showHint(place, "The probabilities of the options appear here.");

@@ -41,9 +41,10 @@ def served_map(**changes: Any) -> CalibrationMap:
     return applied
 
 
-def write_calibration(path: Path, source: object, precision: str = "float32") -> Path:
-    """Write a file with one map for the weights of a checkpoint."""
+def write_calibration(path: Path, source: object, *maps: dict[str, Any], precision: str = "float32") -> Path:
+    """Write a file with these maps, or one, for the weights of a checkpoint."""
     settings = Settings(model_dir=path.parent / "kept")  # hashes of weights
     weights = identify_weights(checkpoint.describe_source(str(source)), settings, lambda: None)
-    write_calibration_file(path, CalibrationFile.model_validate(whole(one_map(), weights=weights, precision=precision)))
+    content = whole(*(maps or (one_map(),)), weights=weights, precision=precision)
+    write_calibration_file(path, CalibrationFile.model_validate(content))
     return path
