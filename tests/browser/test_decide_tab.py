@@ -8,7 +8,7 @@ import sys
 import pytest
 from playwright.sync_api import Locator, Page, expect
 
-from tests.browser.attention import EMOJI_TEXT, check_pieces
+from tests.browser.attention import EMOJI_TEXT, TEXT, check_pieces
 from tests.browser.playground import TIMEOUT_MS, Sent, Visit, ask, assert_accessible, choose, press, tab
 from tests.support.calibrations import HIGH_BINS, one_map
 from tests.support.processes import Process
@@ -198,12 +198,14 @@ def test_what_counts_as_yes_is_in_the_request_and_in_its_code(visit: Visit, serv
     expect(asked.get_by_label("Yes means")).to_be_hidden()
 
 
-@pytest.mark.parametrize("model", ["smollm2", "sentiment"])
-def test_an_answer_is_explained_by_the_characters_of_the_text(visit: Visit, served: Process, model: str) -> None:
+@pytest.mark.parametrize(("model", "text"), [("smollm2", TEXT), ("sentiment", EMOJI_TEXT)])
+def test_an_answer_is_explained_by_the_characters_of_the_text(
+    visit: Visit, served: Process, model: str, text: str
+) -> None:
     page = visit(served)
     choose(page, model)
     tab(page, "Decide")
-    page.get_by_label("State").fill(EMOJI_TEXT)
+    page.get_by_label("State").fill(text)
     question(page, 2).get_by_label("Explain the answer by the text").check()
     expect(page.locator("#copy-code")).to_contain_text('"explain": {}')
     sent = Sent(page, PATH)
@@ -212,7 +214,7 @@ def test_an_answer_is_explained_by_the_characters_of_the_text(visit: Visit, serv
     assert [name for name, each in body["questions"].items() if "explain" in each] == [names[1]]
     answer = ask(served, PATH, body)["answers"][names[1]]
     [attribution] = answer["explanation"]["attributions"]
-    check_pieces(page, attribution, [EMOJI_TEXT])
+    check_pieces(page, attribution, [text])
     region = page.get_by_role("region", name=names[1], exact=True)
     expect(region.locator(".attn-goal b")).to_have_text(attribution["target"]["option"])
     expect(page.locator(".explained")).to_have_count(1)
