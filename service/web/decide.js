@@ -16,6 +16,11 @@ export function canDecide(model) {
   return (model.tasks ?? []).includes(TASK);
 }
 
+// Whether a model answers with labels that it was trained on, whatever the options say.
+function hasOwnLabels(model) {
+  return model.task === "classify" && !model.tasks.includes("zero-shot-classification");
+}
+
 // `selectModel` of what it returns fills the panel for a model; questions that the user has changed are kept.
 export function mountDecide(container, page) {
   const state = textArea(STATES[0], 4);
@@ -36,12 +41,13 @@ export function mountDecide(container, page) {
 
   function questionForm(sample) {
     const made = new QuestionForm(sample, () => removeQuestion(made));
-    made.setExplained(isExplained());
+    made.setAbilities(abilities());
     return made;
   }
 
-  function isExplained() {
-    return (model.explain ?? []).includes(EXPLAIN_METHOD);
+  function abilities() {
+    const readsCriteria = !hasOwnLabels(model) && model.task !== "label_texts";
+    return { isExplained: (model.explain ?? []).includes(EXPLAIN_METHOD), readsCriteria };
   }
 
   function drawQuestions() {
@@ -122,11 +128,11 @@ export function mountDecide(container, page) {
       showHint(container, "No served model answers questions.");
       return;
     }
-    const hasOwnLabels = model.task === "classify" && !model.tasks.includes("zero-shot-classification");
-    note.textContent = hasOwnLabels ? `${OWN_LABELS} They are: ${model.labels.join(", ")}.` : "";
-    note.hidden = !hasOwnLabels;
-    questions.forEach((each) => each.setExplained(isExplained()));
-    if (!isChanged) setQuestions(hasOwnLabels ? labelQuestions(model) : typedQuestions());
+    const isOwn = hasOwnLabels(model);
+    note.textContent = isOwn ? `${OWN_LABELS} They are: ${model.labels.join(", ")}.` : "";
+    note.hidden = !isOwn;
+    questions.forEach((each) => each.setAbilities(abilities()));
+    if (!isChanged) setQuestions(isOwn ? labelQuestions(model) : typedQuestions());
     if (!form) makeForm();
     showHint(place, "The probabilities of the options appear here.");
     showSideBySide(container, form, place);

@@ -18,6 +18,7 @@ export class QuestionForm {
     this.criteria = { true: textInput(sample.criteria?.true), false: textInput(sample.criteria?.false) };
     this.orders = numberInput(1, 1, MAX_ORDERS);
     this.explain = checkbox("Explain the answer by the text", false);
+    this.readsCriteria = true;
     this.legend = element("legend");
     this.remove = element("button", { type: "button", class: "quiet small", onclick: onRemove }, "Remove");
     this.optionsField = element("div");
@@ -36,16 +37,18 @@ export class QuestionForm {
     this.remove.setAttribute("aria-label", `Remove question ${number}`);
   }
 
-  // Whether answers of the model can be explained.
-  setExplained(isExplained) {
+  // Shows what the model can do: whether its answers are explained, and whether it reads what counts as yes and no.
+  setAbilities({ isExplained, readsCriteria }) {
     this.explain.row.hidden = !isExplained;
+    this.readsCriteria = readsCriteria;
+    this.showFields();
   }
 
   // A question of yes or no has neither options nor an order of them, but may say what counts as each.
   showFields() {
     const isYesNo = this.kind.value === "noul";
     this.ordersField.hidden = this.optionsField.hidden = isYesNo;
-    this.criteriaFields.hidden = !isYesNo;
+    this.criteriaFields.hidden = !isYesNo || !this.readsCriteria;
     if (isYesNo) return;
     const [label, hint] = this.kind.value === "choice"
       ? ["Options, one per line", "A description may follow after a colon: billing: payments and refunds"]
@@ -75,6 +78,7 @@ export class QuestionForm {
       case "choice": return Object.fromEntries(this.choices());
       case "score": return lines(this.options.value);
       default: {
+        if (!this.readsCriteria) return null;
         const written = Object.entries(this.criteria).map(([name, { value }]) => [name, value.trim()]).filter(([, text]) => text);
         return written.length ? Object.fromEntries(written) : null;
       }
