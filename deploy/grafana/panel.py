@@ -34,6 +34,10 @@ def total(gauge: str, by: str, matching: str = MODEL) -> str:
     return f"sum by ({by}) ({gauge}{{{matching}}})"
 
 
+def largest(gauge: str, by: str, matching: str = MODEL) -> str:
+    return f"max by ({by}) ({gauge}{{{matching}}})"
+
+
 def quantiles(histogram: str, by: str = "model, task", extra: str = "", matching: str = MODEL) -> list[Query]:
     return percentiles(histogram, (50, 95, 99), by, matching + extra)
 

@@ -3,9 +3,9 @@
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from ..decisions.calibration_file import MAX_TEMPERATURE, FileMap, name_target
+from ..decisions.calibration_file import MAX_TEMPERATURE, FileBin, FileMap, name_target
 from ..decisions.calibration_fit import Fit
-from ..decisions.calibration_measures import ReliabilityBin, find_threshold, lower_bound
+from ..decisions.calibration_measures import find_threshold, lower_bound
 from . import plotting as canvas
 from .plotting import HAS_MATPLOTLIB
 
@@ -33,10 +33,10 @@ def fit_lines(fit: Fit, precisions: Sequence[float]) -> Iterator[str]:
         losses = ", ".join(f"{method} {loss:.4f}" for method, loss in fit.losses.items())
         yield f"cross-validated log loss on the first half: {losses}"
     yield from (threshold_line(fit, precision) for precision in precisions)
-    for title, bins in (("before", fit.bins_before), ("after", fit.bins_after)):
+    for title, measures in (("before", fit.before), ("after", fit.after)):
         if title == "before" or fit.map is not None:
             yield f"confidence  right  {title}; a bar is the share that is right, | the confidence"
-            yield from map(bin_line, bins)
+            yield from map(bin_line, measures.bins)
 
 
 def describe_map(fit: Fit) -> str:
@@ -63,7 +63,7 @@ def threshold_line(fit: Fit, precision: float) -> str:
     )
 
 
-def bin_line(each: ReliabilityBin) -> str:
+def bin_line(each: FileBin) -> str:
     bar = list(("=" * round(each.accuracy * BAR_WIDTH)).ljust(BAR_WIDTH + 1))
     bar[round(each.confidence * BAR_WIDTH)] = "|"
     return f"{each.confidence:>10.4f} {each.accuracy:>6.4f}  {''.join(bar).rstrip()}"
@@ -94,12 +94,12 @@ def draw_fits(fits: Sequence[Fit]) -> "Figure":
         figure = Figure(figsize=(2 * PANEL_INCHES, PANEL_INCHES * len(fits)), layout="constrained")
         rows = figure.subplots(len(fits), 2, squeeze=False)
         for number, (fit, panels) in enumerate(zip(fits, rows, strict=True)):
-            parts = (("before", fit.bins_before, fit.before), ("after", fit.bins_after, fit.after))
-            for axes, (title, bins, measures) in zip(panels, parts, strict=True):
+            parts = (("before", fit.before), ("after", fit.after))
+            for axes, (title, measures) in zip(panels, parts, strict=True):
                 axes.plot((0, 1), (0, 1), color=canvas.GREY, linewidth=0.5, linestyle="dashed")
                 [drawn] = axes.plot(
-                    [each.confidence for each in bins],
-                    [each.accuracy for each in bins],
+                    [each.confidence for each in measures.bins],
+                    [each.accuracy for each in measures.bins],
                     marker="o",
                     markersize=2.5,
                     linewidth=0.8,

@@ -14,12 +14,20 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_valida
 from polyhead.models.core.errors import CheckpointError, ModelError, show_value
 from polyhead.models.core.files import read_json_bytes
 
-from ..core.calibration import CONFIDENCE_BINS, Calibration, CalibrationMap, CalibrationMethod
+from ..core.calibration import (
+    CONFIDENCE_BINS,
+    Calibration,
+    CalibrationMap,
+    CalibrationMethod,
+    Reliability,
+    ReliabilityBin,
+)
 from .question import QuestionKind
 
 FILE_NAME = "polyhead_calibration.json"  # in the folder of a checkpoint
 FILE_SUFFIX = ".calibration.json"  # after the name of a GGUF file
 MAX_MAPS = 1000  # maps of a file
+RELIABILITY_BINS = 15  # bins of a reliability diagram, each with as many answers
 MIN_KNOTS, MAX_KNOTS = 2, 256  # knots of an isotonic map
 MIN_TEMPERATURE, MAX_TEMPERATURE = 0.01, 100.0
 MAX_SLOPE, MAX_INTERCEPT = 100.0, 1000.0
@@ -84,6 +92,14 @@ class Isotonic(FileObject):
         return self
 
 
+class FileBin(FileObject):
+    """Answers of similar confidence: their mean confidence, and the share of them that is right."""
+
+    confidence: Share
+    accuracy: Share
+    answers: Annotated[int, Field(ge=1, le=1 << 40)]
+
+
 class Measures(FileObject):
     """Of labelled answers. `brier` is summed over the options of an answer, `log_loss` in nats."""
 
@@ -91,6 +107,17 @@ class Measures(FileObject):
     brier: Annotated[float, Field(ge=0, le=2)]
     ece: Share
     log_loss: Annotated[float, Field(ge=0)]
+    bins: Annotated[list[FileBin], Field(max_length=RELIABILITY_BINS)] = []
+
+    @model_validator(mode="after")
+    def check_order(self) -> Self:
+        if any(left.confidence > right.confidence for left, right in pairwise(self.bins)):
+            raise ValueError("bins must have increasing confidences")
+        return self
+
+    def as_reliability(self) -> Reliability:
+        bins = tuple(ReliabilityBin(each.confidence, each.accuracy, each.answers) for each in self.bins)
+        return Reliability(self.accuracy, self.brier, self.ece, self.log_loss, bins)
 
 
 class Threshold(FileObject):
@@ -126,6 +153,9 @@ class FileMap(FileObject):
     def check_sums(self) -> Self:
         if abs(sum(self.confidences) - 1) > SUM_TOLERANCE:
             raise ValueError("confidences must sum to 1")
+        for title, measures in (("before", self.before), ("after", self.after)):
+            if measures.bins and sum(each.answers for each in measures.bins) != self.held_out_answers:
+                raise ValueError(f"{title}.bins must have as many answers as held_out_answers, {self.held_out_answers}")
         if self.kind == "score" and self.map.method != "temperature":
             raise ValueError(f"levels of a score are calibrated by a temperature, not by the method {self.map.method}")
         return self
@@ -155,17 +185,23 @@ class CalibrationFile(FileObject):
                     name=f"{name_target(each.kind, each.question)}:{each.map.method}:{self._version_of(each)}",
                     kind=each.kind,
                     question=each.question.digest if each.question else "",
+                    question_name=each.question.name if each.question else "",
                     method=each.map.method,
                     parameters=each.map.parameters,
                     confidences=tuple(each.confidences),
+                    fitted_answers=each.fitted_answers,
+                    held_out_answers=each.held_out_answers,
+                    before=each.before.as_reliability(),
+                    after=each.after.as_reliability(),
                 )
                 for each in self.maps
             )
         )
 
     def _version_of(self, each: FileMap) -> str:
-        """A few digits that differ between the fits of a map."""
-        return hashlib.blake2b(repr((self.weights, each.map.parameters)).encode(), digest_size=4).hexdigest()
+        """A few digits that differ between the fits of a map, and between questions of the same name."""
+        fit = self.weights, each.question.digest if each.question else "", each.map.parameters
+        return hashlib.blake2b(repr(fit).encode(), digest_size=4).hexdigest()
 
 
 def name_target(kind: QuestionKind, question: AskedQuestion | None) -> str:

@@ -31,7 +31,6 @@ from .calibration_file import (
 )
 from .calibration_measures import (
     Labels,
-    ReliabilityBin,
     Truth,
     Vector,
     chance_error,
@@ -41,7 +40,6 @@ from .calibration_measures import (
     measure_answers,
     one_hot,
     share_by_confidence,
-    sort_into_bins,
 )
 from .question import QuestionKind
 
@@ -81,7 +79,7 @@ class Fit:
     """The result for one kind of question, or one question.
 
     `map` is None if no method made the held-out log loss lower. `losses` are those of the cross-validation, by method.
-    `before` and `after` are of the held-out answers, as are the bins; `chance` is the calibration error that they have
+    `before` and `after` are of the held-out answers; `chance` is the calibration error that they have
     by chance (chance_error).
     """
 
@@ -92,8 +90,6 @@ class Fit:
     fitted_answers: int
     before: Measures
     after: Measures
-    bins_before: list[ReliabilityBin]
-    bins_after: list[ReliabilityBin]
     chance: float
     confidences: Vector = field(repr=False)
     right: Truth = field(repr=False)
@@ -148,8 +144,6 @@ def fit_answers(answers: LabelledAnswers, question: AskedQuestion | None, method
         fitted_answers=len(labels),
         before=measure_answers(held_out, right_options),
         after=measure_answers(calibrated, right_options),
-        bins_before=sort_into_bins(*judge_answers(held_out, right_options)),
-        bins_after=sort_into_bins(confidences, right),
         chance=chance_error(confidences),
         confidences=confidences,
         right=right,

@@ -4,7 +4,6 @@ Tables of probabilities [N, K] have a row for each answer, with NaN after the la
 are the numbers of the right options. The confidence of an answer is the probability of its likeliest option.
 """
 
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -12,33 +11,25 @@ from numpy.typing import NDArray
 
 from ..core.calibration import CONFIDENCE_BINS
 from .calibration import FLOOR, Table
-from .calibration_file import Measures, Threshold
+from .calibration_file import RELIABILITY_BINS, FileBin, Measures, Threshold
 
 Labels = NDArray[np.int64]
 Vector = NDArray[np.float64]
 Truth = NDArray[np.bool_]
-RELIABILITY_BINS = 15  # of the calibration error, each with as many answers
 DRAWS = 200  # sets of answers that are drawn for the error by chance
 CERTAINTY = 1.645  # standard deviations; one-sided 95 %
-
-
-@dataclass(frozen=True)
-class ReliabilityBin:
-    """Answers of similar confidence: their mean confidence, and the share of them that is right."""
-
-    confidence: float
-    accuracy: float
-    answers: int
 
 
 def measure_answers(shares: Table, labels: Labels) -> Measures:
     """The measures of answers. The Brier score is the sum over all options (Brier 1950), from 0 to 2."""
     confidences, right = judge_answers(shares, labels)
+    bins = sort_into_bins(confidences, right)
     return Measures(
         accuracy=float(right.mean()),
         brier=float(((np.nan_to_num(shares) - one_hot(shares, labels)) ** 2).sum(axis=1).mean()),
-        ece=calibration_error(sort_into_bins(confidences, right)),
+        ece=calibration_error(bins),
         log_loss=log_loss(shares, labels),
+        bins=bins,
     )
 
 
@@ -57,14 +48,17 @@ def judge_answers(shares: Table, labels: Labels) -> tuple[Vector, Truth]:
     return np.nanmax(shares, axis=1), np.nanargmax(shares, axis=1) == labels
 
 
-def sort_into_bins(confidences: Vector, right: Truth) -> list[ReliabilityBin]:
+def sort_into_bins(confidences: Vector, right: Truth) -> list[FileBin]:
     """RELIABILITY_BINS bins with the same number of answers, or one more, by increasing confidence.
 
     Answers of equal confidence are in one bin, whatever their order, so bins may be fewer and larger.
     """
     order = np.argsort(confidences, kind="stable")
     parts = np.split(order, bin_starts(confidences[order])[1:])
-    return [ReliabilityBin(float(confidences[part].mean()), float(right[part].mean()), len(part)) for part in parts]
+    return [
+        FileBin(confidence=float(confidences[part].mean()), accuracy=float(right[part].mean()), answers=len(part))
+        for part in parts
+    ]
 
 
 def bin_starts(rising: Vector) -> NDArray[np.intp]:
@@ -74,7 +68,7 @@ def bin_starts(rising: Vector) -> NDArray[np.intp]:
     return np.unique(np.searchsorted(rising, rising[even], side="left"))
 
 
-def calibration_error(bins: list[ReliabilityBin]) -> float:
+def calibration_error(bins: list[FileBin]) -> float:
     """The expected calibration error: the mean distance between confidence and accuracy, weighted by answers."""
     total = sum(each.answers for each in bins)
     return sum(each.answers * abs(each.confidence - each.accuracy) for each in bins) / total

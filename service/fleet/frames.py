@@ -29,7 +29,7 @@ from polyhead.models.tokenizer import Tokenizer
 
 from ..concurrency.outcome import Failure, attempt
 from ..core import errors
-from ..core.calibration import Calibration, CalibrationMap
+from ..core.calibration import Calibration, CalibrationMap, Reliability, ReliabilityBin
 from ..core.errors import PolyheadError
 from ..core.grammar import Grammar, Thinking
 from ..core.guide import Guide, GuideSpec
@@ -55,7 +55,7 @@ from ..core.request import (
 from ..structured.compiled_guide import CompiledGuide
 from ..structured.thinking import ThinkingGuide
 
-PROTOCOL_VERSION = 9  # of this table and of the messages; both ends must have the same
+PROTOCOL_VERSION = 10  # of this table and of the messages; both ends must have the same
 MAX_FRAME_BYTES = 1 << 28  # bytes of a frame, at most
 LENGTH_BYTES = 4  # bytes of the length in front of a frame
 NONCE_BYTES = 32  # bytes
@@ -237,7 +237,7 @@ CODECS: Mapping[type, Codec] = {
             *(GeneratedToken, PromptScores, TokenCandidates, ExplanationResult, Done, Failed),
             *(Model, GenerationDefaults, RequestStarted, SimilarRequest, PairPrompt, LateInteraction, TextRole),
             *(LabelPrompt, PairTemplate, OptionMarkPrompt, LabelSchemaPrompt),
-            *(Calibration, CalibrationMap),
+            *(Calibration, CalibrationMap, Reliability, ReliabilityBin),
         )
     },
 }
@@ -247,7 +247,7 @@ DECODERS = [form.decode for form in CODECS.values()]
 MODEL_KINDS = (
     *(Model, GenerationDefaults, Tokenizer, ChatTemplate, PairPrompt, PairTemplate),
     *(LateInteraction, TextRole, LabelPrompt, OptionMarkPrompt, LabelSchemaPrompt),
-    *(Calibration, CalibrationMap),
+    *(Calibration, CalibrationMap, Reliability, ReliabilityBin),
 )
 MODEL_NUMBERS = frozenset(CODEC_NUMBERS[kind] for kind in MODEL_KINDS)
 REPLACEMENTS: Mapping[type, Callable[[Any], Any]] = dict.fromkeys((CompiledGuide, ThinkingGuide), attrgetter("spec"))

@@ -272,6 +272,7 @@ SECTIONS: Mapping[str, tuple[Metric, ...]] = {
             "1",
             "Population stability index of the confidence in recent calibrated answers, against the answers that the "
             "calibration was fitted for; above 0.25 calibrate again. 0 before 200 answers.",
+            "PolyheadConfidenceDrift",
         ),
         gauge(
             "draining_seconds",

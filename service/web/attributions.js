@@ -76,6 +76,7 @@ function describeTarget({ tokens }, target) {
     similarity: () => `similarity to “${target.text}”`,
     token: () => `generating ${displayText(tokens[target.token])}`,
     text: () => "the text as a whole",
+    option: () => target.option,
   };
   return (names[target.kind] ?? (() => target.kind))();
 }

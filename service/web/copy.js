@@ -57,6 +57,11 @@ function streamingCall(args) {
   ];
 }
 
+// Its questions of yes or no do not say what counts as each.
+function canUseOpenai(path, body) {
+  return OPENAI_PATHS.includes(path) && !Object.values(body.questions).some(({ type, criteria }) => type === "noul" && criteria);
+}
+
 // A request with typed questions (/v1/systemone) as a call of the client openai.
 function openaiCode(path, body) {
   const questions = Object.entries(body.questions).map(([name, question]) => openaiQuestion(name, question));
@@ -117,7 +122,7 @@ export function mountCopyPanel(panel) {
   );
 
   function showCode() {
-    const hasOpenai = OPENAI_PATHS.includes(shown.path);
+    const hasOpenai = canUseOpenai(shown.path, shown.body);
     const written = kind === "openai" && !hasOpenai ? "Python" : kind;
     code.textContent = WRITERS[written](shown.path, shown.body);
     status.textContent = "";

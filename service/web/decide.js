@@ -4,14 +4,21 @@ import { drawAnswer } from "./decision.js";
 import { element } from "./dom.js";
 import { answerSection, exampleButtons, field, requestForm, showHint, showSideBySide, textArea } from "./form.js";
 import { QuestionForm } from "./questionform.js";
+import { Calibrations, drawReliability } from "./reliability.js";
 import { STATES, labelQuestions, typedQuestions } from "./samples.js";
 
 const PATH = "/v1/systemone";
 const TASK = "decisions"; // of models that answer questions
+const EXPLAIN_METHOD = "gradient_x_input"; // the server's default for questions
 const OWN_LABELS = "This classifier answers with its own labels only: options are labels of it, and of a question of yes or no the instructions are one.";
 
 export function canDecide(model) {
   return (model.tasks ?? []).includes(TASK);
+}
+
+// Whether a model answers with labels that it was trained on, whatever the options say.
+function hasOwnLabels(model) {
+  return model.task === "classify" && !model.tasks.includes("zero-shot-classification");
 }
 
 // `selectModel` of what it returns fills the panel for a model; questions that the user has changed are kept.
@@ -21,6 +28,7 @@ export function mountDecide(container, page) {
   const add = element("button", { type: "button", class: "quiet", onclick: addQuestion }, "Add a question");
   const note = element("p", { class: "hint" });
   const place = answerSection("Answers");
+  const calibrations = new Calibrations(page.request);
   let model = null;
   let form = null;
   let questions = [];
@@ -33,7 +41,13 @@ export function mountDecide(container, page) {
 
   function questionForm(sample) {
     const made = new QuestionForm(sample, () => removeQuestion(made));
+    made.setAbilities(abilities());
     return made;
+  }
+
+  function abilities() {
+    const readsCriteria = !hasOwnLabels(model) && model.task !== "label_texts";
+    return { isExplained: (model.explain ?? []).includes(EXPLAIN_METHOD), readsCriteria };
   }
 
   function drawQuestions() {
@@ -79,8 +93,23 @@ export function mountDecide(container, page) {
   async function send({ path, body }, signal) {
     checkForm();
     const { answers, diagnostics } = await page.request(path, body, signal);
-    place.replaceChildren(...Object.entries(answers).map(([name, answer]) => drawAnswer(name, body.questions[name], answer, diagnostics[name])));
+    const drawn = Object.entries(answers).map(([name, answer]) => {
+      return drawAnswer(name, { question: body.questions[name], state: body.state }, answer, diagnostics[name]);
+    });
+    place.replaceChildren(...drawn);
     place.firstElementChild.scrollIntoView({ block: "nearest" }); // beside a long form it may be far above the button
+    for (const [index, answer] of Object.values(answers).entries()) await addReliability(body.model, answer, drawn[index]);
+  }
+
+  // Draws how reliable the calibration is, if one was applied. Without it the answer is complete.
+  async function addReliability(name, answer, node) {
+    if (!answer.calibration) return;
+    try {
+      const map = await calibrations.find(name, answer);
+      if (map) node.append(drawReliability(map, answer.confidence));
+    } catch (problem) {
+      node.append(element("p", { class: "hint" }, `The reliability of the calibration is not known: ${problem.message}`));
+    }
   }
 
   function makeForm() {
@@ -99,10 +128,11 @@ export function mountDecide(container, page) {
       showHint(container, "No served model answers questions.");
       return;
     }
-    const hasOwnLabels = model.task === "classify" && !model.tasks.includes("zero-shot-classification");
-    note.textContent = hasOwnLabels ? `${OWN_LABELS} They are: ${model.labels.join(", ")}.` : "";
-    note.hidden = !hasOwnLabels;
-    if (!isChanged) setQuestions(hasOwnLabels ? labelQuestions(model) : typedQuestions());
+    const isOwn = hasOwnLabels(model);
+    note.textContent = isOwn ? `${OWN_LABELS} They are: ${model.labels.join(", ")}.` : "";
+    note.hidden = !isOwn;
+    questions.forEach((each) => each.setAbilities(abilities()));
+    if (!isChanged) setQuestions(isOwn ? labelQuestions(model) : typedQuestions());
     if (!form) makeForm();
     showHint(place, "The probabilities of the options appear here.");
     showSideBySide(container, form, place);

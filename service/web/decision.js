@@ -1,12 +1,13 @@
 // The answer to a question about a text: the chosen option, a bar for every option, and how far it can be trusted.
 
+import { drawAttributions } from "./attributions.js";
 import { bars } from "./bars.js";
 import { element, number, percent } from "./dom.js";
 
 const LOW_MASS = 0.5; // the probability of all options together below which the page warns
 
-// `question` is the question of the request, `diagnostics` has the mass of the labels.
-export function drawAnswer(name, question, answer, { label_mass: mass, argmax_is_label: isLabel }) {
+// `question` is the question of the request about the text `state`, `diagnostics` has the mass of the labels.
+export function drawAnswer(name, { question, state }, answer, { label_mass: mass, argmax_is_label: isLabel }) {
   const rows = Object.entries(answer.probabilities).map(([option, share]) => ({
     name: answer.legend?.[option] ?? option, share, figure: percent(share),
   }));
@@ -16,7 +17,15 @@ export function drawAnswer(name, question, answer, { label_mass: mass, argmax_is
   const headline = answer.type === "score" ? `${top} (mean level ${number(answer.score)} of 0 to ${rows.length - 1})` : top;
   const title = element("h3", {}, name, element("span", { class: "given" }, ` ${question.instructions}`));
   return element("section", { class: "decision", "aria-label": name }, title, element("p", { class: "headline" }, headline),
-    bars(rows, `Options of ${name}`), ...figures(answer, mass, isLabel));
+    bars(rows, `Options of ${name}`), ...figures(answer, mass, isLabel), explained(answer, state));
+}
+
+// The text with the attributions of the likeliest option.
+function explained({ explanation }, state) {
+  if (!explanation) return null;
+  const place = element("div", { class: "attn explained" });
+  drawAttributions(place, explanation, [state]);
+  return place;
 }
 
 function figures(answer, mass, isLabel) {

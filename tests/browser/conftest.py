@@ -20,6 +20,7 @@ from polyhead.service.config.settings import default_model_dir
 from polyhead.service.runtime import quickstart
 from tests.browser.playground import Visit
 from tests.support import checkpoints, label_models
+from tests.support.calibrations import MEASURES, one_map, write_calibration
 from tests.support.processes import Process
 from tests.support.recipes import tried
 
@@ -118,6 +119,16 @@ def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Process]:
     models["ranker"] = str(checkpoints.ranker(folder / "ranker"))
     models |= {name: str(label_models.make_variant(name, folder / name)) for name in ("texts", "spans")}
     yield from serving(*(f"{name}={source}" for name, source in models.items()), "--cache-tokens", "8192")
+
+
+@pytest.fixture(scope="session")
+def calibrated(tiny_classifier: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Process]:
+    """A server with a model `judge`, whose choices and predicates are calibrated; the measures of the latter have no
+    bins.
+    """
+    maps = one_map(), one_map(kind="predicate", before=MEASURES, after=MEASURES)
+    path = write_calibration(tmp_path_factory.mktemp("calibration") / "judge.json", tiny_classifier, *maps)
+    yield from serving(f"judge={tiny_classifier}", "--calibrations", f"judge={path}")
 
 
 @pytest.fixture(scope="session")

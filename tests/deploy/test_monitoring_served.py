@@ -16,6 +16,7 @@ from typing import Any
 import httpx
 import pytest
 
+from tests.support.calibrations import write_calibration
 from tests.support.ingress_page import ingress_page
 from tests.support.processes import PATIENCE, Process
 from tests.support.prometheus import ROOT, Prometheus, promtool, rules, tool
@@ -87,7 +88,17 @@ def monitored(
     tmp_path_factory: pytest.TempPathFactory, long_generator: Path, tiny_classifier: Path
 ) -> Iterator[MonitoredServer]:
     models = f"chat={long_generator}", f"judge={tiny_classifier}"
-    bounds = "--api-keys", "team=a-long-secret", "--max-requests", "1", "--drain-seconds", "8"
+    calibration = write_calibration(tmp_path_factory.mktemp("calibration") / "judge.json", tiny_classifier)
+    bounds = (
+        "--api-keys",
+        "team=a-long-secret",
+        "--max-requests",
+        "1",
+        "--drain-seconds",
+        "8",
+        "--calibrations",
+        f"judge={calibration}",
+    )
     tool("prometheus")  # skips before the server is started if there is none
     server = Process(*models, *bounds)
     with ingress_page() as page:

@@ -30,14 +30,16 @@ REQUESTS = {
 
 
 def send(url: str, command: Command) -> httpx.Response:
-    """What `curl -s URL -H HEADER -d BODY` sends."""
+    """What `curl -s URL` or `curl -s URL -H HEADER -d BODY` sends."""
     words = shlex.split(command.text.replace("\\\n", " "))
     assert words[:2] == ["curl", "-s"]
     assert words[2].startswith(SHOWN_ADDRESS)
+    address = words[2].replace(SHOWN_ADDRESS, url)
     options = dict(zip(words[3::2], words[4::2], strict=True))
+    if not options:
+        return httpx.get(address, timeout=PATIENCE, verify=False)
     assert options.keys() == {"-H", "-d"}
     header = dict([options["-H"].split(": ")])
-    address = words[2].replace(SHOWN_ADDRESS, url)
     return httpx.post(address, headers=header, content=options["-d"], timeout=PATIENCE, verify=False)
 
 
@@ -63,4 +65,5 @@ def test_every_kind_of_request_is_in_readme() -> None:
         "/models/minilm/similarity",
     )
     assert sent == [SHOWN_ADDRESS + end for end in ends]
-    assert all(json.loads(shlex.split(REQUESTS[place].text)[-1]) for place in REQUESTS)
+    bodies = [shlex.split(command.text)[-1] for command in REQUESTS.values() if " -d " in command.text]
+    assert all(json.loads(body) for body in bodies)

@@ -133,6 +133,21 @@ def test_a_server_applies_it_and_its_answers_name_it(server: Process, folder: Pa
     )
 
 
+def test_a_server_shows_the_reliability_that_was_measured(server: Process, folder: Path) -> None:
+    written = {each.kind: each for each in read_calibration_file(calibration_path(folder)).maps}
+    path = "v1/decisions/calibration"
+    shown = httpx.get(f"{server.url}/models/calibrated/{path}").json()["maps"]
+    assert {each["kind"] for each in shown} == written.keys()
+    for each in shown:
+        for side in ("before", "after"):
+            measures = each[side]
+            assert measures == getattr(written[each["kind"]], side).model_dump()
+            assert len(measures["bins"]) > 1
+            gaps = [part["answers"] * abs(part["confidence"] - part["accuracy"]) for part in measures["bins"]]
+            assert sum(gaps) / each["held_out_answers"] == pytest.approx(measures["ece"])
+    assert httpx.get(f"{server.url}/models/plain/{path}").json()["maps"] == []
+
+
 def test_a_server_can_be_asked(server: Process, folder: Path, tiny_generator: Path, rows: Path, tmp_path: Path) -> None:
     out = tmp_path / "out.json"
     asked = polyhead(tiny_generator, rows, "--url", server.url, "--name", "plain", "--output", out, "--json")

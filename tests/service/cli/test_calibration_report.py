@@ -4,9 +4,8 @@ import numpy as np
 import pytest
 
 from polyhead.service.cli.calibration_report import bin_line, describe_map, fit_lines, fits_as_json
-from polyhead.service.decisions.calibration_file import AskedQuestion
+from polyhead.service.decisions.calibration_file import AskedQuestion, FileBin
 from polyhead.service.decisions.calibration_fit import Fit, LabelledAnswers, fit_answers
-from polyhead.service.decisions.calibration_measures import ReliabilityBin
 
 WHERE = AskedQuestion(name="where", digest="0" * 32)
 
@@ -44,5 +43,5 @@ def test_a_model_that_knows_nothing_and_one_that_is_calibrated_are_said_to_be() 
     [(0.0, 1.0, "|" + "=" * 39), (1.0, 0.0, " " * 40 + "|"), (0.5, 0.25, "=" * 10 + " " * 10 + "|")],
 )
 def test_bars_show_the_share_and_the_confidence(confidence: float, accuracy: float, bar: str) -> None:
-    line = bin_line(ReliabilityBin(confidence, accuracy, 10))
+    line = bin_line(FileBin(confidence=confidence, accuracy=accuracy, answers=10))
     assert line == f"    {confidence:.4f} {accuracy:.4f}  {bar}"

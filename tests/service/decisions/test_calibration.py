@@ -9,9 +9,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from polyhead.service.core.calibration import NO_CALIBRATION, Calibration, CalibrationMap
+from polyhead.service.core.calibration import NO_CALIBRATION, Calibration
 from polyhead.service.decisions.calibration import apply_calibration, digest_question, find_map
 from polyhead.service.decisions.question import Option, OptionScores, Question
+from tests.support.calibrations import served_map
 
 YES_OR_NO = (Option("yes"), Option("no"))
 MAPS = [
@@ -31,7 +32,8 @@ def question(kind: Any, count: int = 2, **changes: Any) -> Question:
 
 
 def calibration(method: Any, parameters: tuple[float, ...], kind: str, digest: str = "") -> Calibration:
-    return Calibration((CalibrationMap(f"{kind}:{method}", kind, digest, method, parameters, (0.1,) * 10),))
+    applied = replace(served_map(), name=f"{kind}:{method}", kind=kind, question=digest)
+    return Calibration((replace(applied, method=method, parameters=parameters),))
 
 
 @st.composite

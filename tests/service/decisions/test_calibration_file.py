@@ -14,7 +14,7 @@ from polyhead.service.decisions.calibration_file import (
     read_calibration_file,
     write_calibration_file,
 )
-from tests.support.calibrations import MEASURES, one_map, whole
+from tests.support.calibrations import HIGH_BINS, LOW_BIN, MEASURES, one_map, whole
 
 KNOTS = {"method": "isotonic", "x": [0, 0.5, 1], "y": [0.1, 0.2, 0.9]}
 
@@ -28,8 +28,12 @@ def test_a_file_is_read_as_it_was_written(tmp_path: Path) -> None:
     assert [path.name for path in tmp_path.iterdir()] == ["c.json"]
     first, second, third = content.as_calibration().maps
     assert first.parameters == (1.5,)
+    assert [(each.confidence, each.accuracy, each.answers) for each in first.after.bins] == [
+        (0.5, 0.5, 20),
+        (0.62, 0.6, 30),
+    ]
     assert second.parameters == (0, 0.5, 1, 0.1, 0.2, 0.9)
-    assert third.question == "a" * 32
+    assert (third.question, third.question_name) == ("a" * 32, "refund?")
     assert [each.name.rpartition(":")[0] for each in (first, second, third)] == [
         "choice:temperature",
         "predicate:isotonic",
@@ -79,6 +83,11 @@ def test_another_fit_has_another_name() -> None:
         (whole(one_map(confidences=[0.2] * 10)), "sum to 1"),
         (whole(one_map(confidences=[1.0])), "at least 10"),
         (whole(one_map(before=MEASURES | {"ece": float("nan")})), "ece"),
+        (whole(one_map(after=MEASURES | {"bins": [LOW_BIN | {"answers": 0}]})), r"after\.bins\.0\.answers"),
+        (whole(one_map(after=MEASURES | {"bins": [LOW_BIN | {"accuracy": 1.5}]})), r"after\.bins\.0\.accuracy"),
+        (whole(one_map(after=MEASURES | {"bins": HIGH_BINS[::-1]})), "bins must have increasing confidences"),
+        (whole(one_map(before=MEASURES | {"bins": [LOW_BIN]})), "before.bins must have as many answers as held_out"),
+        (whole(one_map(before=MEASURES | {"bins": [LOW_BIN] * 16})), "at most 15"),
     ],
 )
 def test_hostile_files_are_refused(content: Any, message: str, tmp_path: Path) -> None:

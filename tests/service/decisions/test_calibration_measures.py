@@ -5,8 +5,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from polyhead.service.decisions.calibration_file import RELIABILITY_BINS
 from polyhead.service.decisions.calibration_measures import (
-    RELIABILITY_BINS,
     calibration_error,
     chance_error,
     find_threshold,

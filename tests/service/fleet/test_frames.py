@@ -16,6 +16,7 @@ from polyhead.models.chat import ChatTemplate
 from polyhead.models.core.decision_prompt import DecisionPrompt, LabelSchemaPrompt, OptionMarkPrompt
 from polyhead.models.tokenizer import Tokenizer
 from polyhead.service.core import errors
+from polyhead.service.core.calibration import Calibration, ReliabilityBin
 from polyhead.service.core.grammar import Grammar, Thinking
 from polyhead.service.core.guide import GuideSpec
 from polyhead.service.core.request import (
@@ -36,8 +37,10 @@ from polyhead.service.core.request import (
     TokenCandidates,
     TokenOutputs,
 )
+from polyhead.service.decisions.calibration_file import MAX_MAPS, RELIABILITY_BINS
 from polyhead.service.fleet import frames
 from polyhead.service.fleet.frames import FrameError, RequestStarted, pack, unpack
+from tests.support.calibrations import served_map
 from tests.support.scripted import model
 
 
@@ -128,6 +131,13 @@ def test_models_are_decoded_unchanged(tiny_generator: Path, prompt: DecisionProm
     _, data, created = frames.pack_model(known)
     heard = frames.unpack_model(data, created)
     assert replace(heard, tokenizer=known.tokenizer) == known
+
+
+def test_the_largest_calibration_is_decoded_unchanged() -> None:
+    bins = tuple(ReliabilityBin(number / 15, 0.5, 1) for number in range(RELIABILITY_BINS))
+    whole = replace(served_map(), before=replace(served_map().before, bins=bins))
+    calibration = Calibration((replace(whole, after=whole.before),) * MAX_MAPS)
+    assert unpack(pack(calibration)) == calibration
 
 
 def test_tokenizers_and_templates_are_decoded_unchanged(tiny_generator: Path) -> None:

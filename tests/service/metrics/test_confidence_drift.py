@@ -7,9 +7,10 @@ import pytest
 
 from polyhead.service.core.calibration import NO_CALIBRATION, Calibration, CalibrationMap
 from polyhead.service.metrics.confidence_drift import MIN_ANSWERS, ConfidenceDrift
+from tests.support.calibrations import served_map
 
 EXPECTED = (0.0, 0.0, 0.1, 0.1, 0.2, 0.2, 0.2, 0.1, 0.05, 0.05)
-MAP = CalibrationMap("choice:temperature:1", "choice", "", "temperature", (2.0,), EXPECTED)
+MAP = replace(served_map(), confidences=EXPECTED)
 OTHER = replace(MAP, name="where:temperature:2", question="0" * 32)
 
 

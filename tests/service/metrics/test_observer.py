@@ -9,7 +9,7 @@ from prometheus_client.openmetrics import exposition as open_exposition
 from prometheus_client.openmetrics.parser import text_string_to_metric_families as open_metrics
 from prometheus_client.parser import text_string_to_metric_families
 
-from polyhead.service.core.calibration import Calibration, CalibrationMap
+from polyhead.service.core.calibration import Calibration
 from polyhead.service.core.request import Terms
 from polyhead.service.engine.worker import RequestOutcome
 from polyhead.service.metrics import Metrics, observer
@@ -18,6 +18,7 @@ from polyhead.service.metrics.exposition import openmetrics_text as in_open_metr
 from polyhead.service.metrics.exposition import prometheus_text
 from polyhead.service.metrics.metric_table import SECOND_BUCKETS
 from tests.support.busy_metrics import TRACE, Busy, Few, Known, busy_metrics, ended, report
+from tests.support.calibrations import served_map
 
 UNITS = (
     *("_seconds", "_tokens", "_info", "_sequences", "_blocks", "_used"),
@@ -77,7 +78,7 @@ def test_an_encoder_has_no_cache_and_no_tokens_to_wait_for(metrics: Metrics) -> 
 
 
 def test_the_drift_of_confidences_is_that_of_the_last_load(metrics: Metrics) -> None:
-    applied = CalibrationMap("choice:temperature:1", "choice", "", "temperature", (2.0,), (0.0,) * 9 + (1.0,))
+    applied = served_map(confidences=[0.0] * 9 + [1.0])
     calibrated = replace(Known(), calibration=Calibration((applied,)))
     metrics.record_loaded(calibrated)
     for _ in range(MIN_ANSWERS):

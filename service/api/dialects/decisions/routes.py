@@ -1,18 +1,22 @@
-"""POST /v1/decisions: typed questions about an input, in OpenAI's format."""
+"""POST /v1/decisions: typed questions about an input, in OpenAI's format.
+
+GET /v1/decisions/calibration, an extension: what the calibration of a model was measured to be.
+"""
 
 from operator import attrgetter
 
 from fastapi import APIRouter, Request
 from starlette.responses import Response
 
+from ....resources.request_memory import BYTES_PER_NUMBER
 from ...shared.decision_calls import answer_questions, find_decision_model
-from ...shared.dialect import Dialect, authorized_models
+from ...shared.dialect import Dialect, authorized_models, request_context
 from ...shared.encoding_calls import json_response
 from ...shared.openai_errors import write_openai_error
 from ...shared.post_routes import add_post_routes
 from .read import read_decisions
 from .wire import DecisionsRequest
-from .write import write_decisions
+from .write import count_numbers, write_calibration, write_decisions
 
 router = APIRouter(tags=["decisions"])
 
@@ -22,6 +26,16 @@ async def answer_decisions(request: Request, wire: DecisionsRequest) -> Response
     model = find_decision_model(request, authorized_models(request), wire.model)
     found = await answer_questions(request, wire, model, read_decisions(wire))
     return await json_response(sum(len(scores.probabilities) for scores in found), lambda: write_decisions(wire, found))
+
+
+@router.get("/v1/decisions/calibration", summary="The calibration of the only model that answers questions.")
+@router.get("/models/{name:path}/v1/decisions/calibration", summary="The same of one model.")
+async def calibration(request: Request) -> Response:
+    """The measures that are in the file of `polyhead calibrate`. Without a calibration the list of maps is empty."""
+    model = find_decision_model(request, authorized_models(request), request.path_params.get("name", ""))
+    size = count_numbers(model.calibration)
+    request_context(request).claim.grow(size * BYTES_PER_NUMBER, "the calibration")
+    return await json_response(size, lambda: write_calibration(model))
 
 
 DIALECT = Dialect(

@@ -2,12 +2,17 @@
 
 import uuid
 from collections.abc import Sequence
+from dataclasses import asdict
 from typing import Any
 
+from ....core.calibration import Calibration, CalibrationMap
+from ....core.model import Model
 from ....decisions.question import OptionScores
 from ....text.answer_delta import NO_USAGE
 from ...shared.question_fields import write_extras
 from .wire import ChoiceQuestion, DecisionsRequest, PredicateQuestion, ScoreQuestion, WireQuestion
+
+NUMBERS_PER_MAP, NUMBERS_PER_BIN = 10, 3
 
 
 def write_decisions(wire: DecisionsRequest, found: Sequence[OptionScores]) -> dict[str, Any]:
@@ -60,3 +65,28 @@ def write_answer(question: WireQuestion, scores: OptionScores, min_confidence: f
                     for index, (level, share) in enumerate(zip(levels, scores.probabilities, strict=True))
                 ],
             }
+
+
+def count_numbers(calibration: Calibration) -> int:
+    """How many numbers `write_calibration` writes."""
+    bins = sum(len(each.before.bins) + len(each.after.bins) for each in calibration.maps)
+    return NUMBERS_PER_MAP * len(calibration.maps) + NUMBERS_PER_BIN * bins
+
+
+def write_calibration(model: Model) -> dict[str, Any]:
+    """`kind` is OpenAI's; the kind `noul` of /v1/systemone is a predicate. A `question` of null: all of the kind."""
+    return {"object": "calibration", "model": model.name, "maps": list(map(write_map, model.calibration.maps))}
+
+
+def write_map(applied: CalibrationMap) -> dict[str, Any]:
+    question = {"name": applied.question_name, "digest": applied.question} if applied.question else None
+    return {
+        "name": applied.name,
+        "kind": applied.kind,
+        "question": question,
+        "method": applied.method,
+        "fitted_answers": applied.fitted_answers,
+        "held_out_answers": applied.held_out_answers,
+        "before": asdict(applied.before),
+        "after": asdict(applied.after),
+    }

@@ -322,6 +322,7 @@ READ_ONLY = (
     "/v2/models/shut/ready",
 )
 READ_ONLY += ("/v2/models/shut/versions/1", "/v2/models/shut/versions/1/ready")
+READ_ONLY += ("/models/shut/v1/decisions/calibration",)
 
 
 def posted(app: FastAPI, key: str, bodies: dict[str, Any]) -> dict[str, httpx.Response]:
