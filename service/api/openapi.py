@@ -28,9 +28,10 @@ from ..core.errors import (
 )
 from .access.auth import required_access
 from .shared.dialect import Dialect
+from .shared.streaming import JSON_LINES
 
 Json = dict[str, Any]
-EVENT_STREAM, JSON_LINES = "text/event-stream", "application/x-ndjson"
+EVENT_STREAM = "text/event-stream"
 OCTET_STREAM, PLAIN_TEXT = "application/octet-stream", "text/plain"
 # Media types of routes whose path has this suffix; all other routes return JSON only.
 MEDIA_TYPES: Mapping[str, Sequence[str]] = {
@@ -38,6 +39,7 @@ MEDIA_TYPES: Mapping[str, Sequence[str]] = {
     "/infer": ("application/json", OCTET_STREAM),
     "/api/chat": ("application/json", JSON_LINES),
     "/api/generate": ("application/json", JSON_LINES),
+    "/v1/systemone": ("application/json", JSON_LINES),
     "/metrics": (PLAIN_TEXT, "application/openmetrics-text"),
 }
 PROBE_PATHS = frozenset(

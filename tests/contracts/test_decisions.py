@@ -272,6 +272,16 @@ def test_the_client_of_typesafe(server: Process) -> None:
             client.system_one(state=" ", questions=questions)
 
 
+def test_the_client_of_typesafe_sends_zstd(server: Process) -> None:
+    questions = {letter * 256: typesafe_sdk.Noul(instructions="Is it good?") for letter in "abcde"}  # of over 1 KiB
+    with typesafe_sdk.TypeSafeClient(base_url=server.url, api_key="none", model="chat", compression="zstd") as client:
+        found = client.system_one(state=STATE, questions=questions)
+    with typesafe_sdk.TypeSafeClient(base_url=server.url, api_key="none", model="chat", compression=False) as client:
+        plain = client.system_one(state=STATE, questions=questions)
+    assert found.nouls == plain.nouls
+    assert list(found.nouls) == list(questions)
+
+
 @pytest.mark.parametrize(
     ("path", "change", "words"),
     [

@@ -133,3 +133,38 @@ def test_an_input_that_is_too_long_is_rejected(server: Process) -> None:
     answer = httpx.post(f"{server.url}/v1/chat/completions", json=chat, timeout=60, verify=False)
     assert answer.status_code == 400
     assert "no chat template" in answer.json()["error"]["message"]
+
+
+def explain_option(server: Process, model: str, **how: Any) -> tuple[Any, Any]:
+    """The explanation of the chosen option, and its attribution."""
+    question = {"type": "noul", "instructions": "good?", "explain": how}
+    answer = post(server, "/v1/systemone", {"model": model, "state": "the fox", "questions": {"q": question}})
+    explained = answer["answers"]["q"]["explanation"]
+    [attribution] = explained["attributions"]
+    assert attribution["target"]["kind"] == "option"
+    return explained, attribution
+
+
+def test_attributions_of_a_chosen_option_equal_gradients_of_transformers(
+    server: Process, folders: dict[str, Path]
+) -> None:
+    explained, attribution = explain_option(server, "t5", method="gradient_x_input")
+    source, written = (
+        [token["id"] for token in explained["tokens"] if token["part"] == part] for part in ("input", "output")
+    )
+    network = tf.AutoModelForSeq2SeqLM.from_pretrained(folders["t5"], dtype=torch.float32).eval()
+    embedded = network.get_input_embeddings()(torch.tensor([source])).detach().requires_grad_()
+    logits = network(inputs_embeds=embedded, decoder_input_ids=torch.tensor([written[:-1]])).logits
+    score = logits[0].gather(1, torch.tensor(written[1:])[:, None]).sum()  # of all tokens of the label
+    score.backward()
+    wanted = (embedded.grad * embedded)[0].sum(-1)
+    assert attribution["target"]["score"] == pytest.approx(score.item(), rel=1e-4)
+    assert attribution["tokens"][: len(source)] == pytest.approx(wanted.tolist(), rel=1e-3, abs=1e-5)
+
+
+@pytest.mark.parametrize("model", ["t5", "bart"])
+def test_integrated_gradients_of_a_chosen_option_add_up(server: Process, model: str) -> None:
+    _, attribution = explain_option(server, model, method="integrated_gradients", steps=50)
+    difference = attribution["completeness"]["difference"]
+    assert abs(difference) > 1e-3
+    assert sum(attribution["tokens"]) == pytest.approx(difference, rel=0.02, abs=1e-3)

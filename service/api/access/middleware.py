@@ -219,6 +219,8 @@ class BodyReceiver:
 
     async def decode(self, decoder: ContentDecoder, data: bytes) -> bytes:
         """A part of the body without its content coding; the decoded bytes are counted while it expands."""
+        if not self.received_bytes and data:
+            self.claim_memory(decoder.memory)
         self.received_bytes += len(data)
         self.check_size(self.received_bytes)
         decoded = bytearray()
@@ -252,6 +254,7 @@ class BodyReceiver:
     def finish(self) -> None:
         if self.decoder is not None:
             self.decoder.finish()
+            self.decoder = None  # with its window
         self.is_complete = True
         self.incoming_bodies.remove(self.body)
         if self.permit is not None:

@@ -14,14 +14,14 @@ from ...core.model import Model
 from ...core.request import Done, Failed, GeneratedToken, HeadOutput, Task, Terms
 from ...decisions.calibration import apply_calibration
 from ...decisions.decider_reads import read_deciders
-from ...decisions.encoder_reads import DECISION_TASKS, HeadRead, read_heads
+from ...decisions.encoder_reads import DECISION_TASKS, HEAD_READS, HeadRead, read_heads
 from ...decisions.explained_option import (
     build_head_encoding,
     build_head_subject,
     build_label_subject,
     check_explained,
 )
-from ...decisions.generator_reads import LabelRead, read_labels
+from ...decisions.generator_reads import LabelRead, check_read_count, read_labels
 from ...decisions.question import DecisionRequest, OptionScores, Question, average_orders
 from ...explain.explain_request import ExplainSubject
 from ...resources.request_memory import BYTES_PER_NUMBER, BYTES_PER_TEXT
@@ -50,12 +50,7 @@ async def answer_questions(
     """The probabilities of the options of each question, in order, calibrated where the model has a calibration and
     explained where that is asked for.
     """
-    if any(question.explain for question in decision.questions):
-        check_explain_enabled(request)
-    for question in decision.questions:
-        check_explained(model, question)
-    if decision.is_joint and not isinstance(model.decision_prompt, LabelSchemaPrompt):
-        raise BadRequest(f"joint: {model.name} reads each question on its own; leave it out", param="joint")
+    check_questions(request, model, decision)
     options = sum(len(question.options) for question in decision.questions)
     size = BYTES_PER_TEXT * len(decision.questions) + BYTES_PER_NUMBER * options
     request_context(request).claim.grow(size, "the answers")
@@ -66,6 +61,28 @@ async def answer_questions(
         server(request).metrics.record_decision(model.name, question.kind, scores, refused=refused)
         server(request).metrics.record_calibrated(model.name, question.kind, scores.calibration, scores.confidence)
     return found
+
+
+def check_questions(request: Request, model: Model, decision: DecisionRequest) -> None:
+    """Raise the error of what a question or the call asks for and this model or server does not do."""
+    if any(question.explain for question in decision.questions):
+        check_explain_enabled(request)
+    for question in decision.questions:
+        check_explained(model, question)
+    if decision.is_joint and not isinstance(model.decision_prompt, LabelSchemaPrompt):
+        raise BadRequest(f"joint: {model.name} reads each question on its own; leave it out", param="joint")
+
+
+def check_batch(request: Request, model: Model, decision: DecisionRequest) -> None:
+    """Raise the error that questions have about every text, before any text is read: a classifier without a label of an
+    option's name, a yes or no that asks nothing, too many reads.
+    """
+    check_questions(request, model, decision)
+    if model.task in HEAD_READS:
+        reads = read_heads(model, decision)
+        request_context(request).ignored += [read.ignored for orders in reads for read in orders if read.ignored]
+    elif model.task == "generate":
+        check_read_count(decision)
 
 
 def settle_scores(model: Model, question: Question, orders: Sequence[OptionScores]) -> OptionScores:

@@ -43,6 +43,7 @@ from ..access.authorized_models import AuthorizedModels
 from ..access.model_paths import is_below, path_below_model
 from ..access.request_context import MAX_TIMEOUT_S, MIN_TIMEOUT_S, RequestContext
 from .json_body import parse_json, receive_body, run_by_size
+from .streaming import JSON_LINES
 
 NeutralValues = Mapping[str, tuple[Any, ...]]  # by field, the values at which an unsupported field changes nothing
 MAX_SUGGESTED_CHARS = 100  # characters of an unknown field for which a known one is suggested
@@ -202,29 +203,47 @@ def check_path_model(given: Any, name: str, field: str) -> None:
         raise BadRequest(message, param=field)
 
 
-def describe_body(*kinds: type[Wire]) -> dict[str, Any]:
-    """For `openapi_extra` of a route: its body is one of `kinds`."""
-    return cast(dict[str, Any], BodyDescription(kinds))
+def describe_body(*kinds: type[Wire], lines: Sequence[type[Wire]] = ()) -> dict[str, Any]:
+    """For `openapi_extra` of a route: its body is one of `kinds`, or JSON lines that are `lines`."""
+    return cast(dict[str, Any], BodyDescription(kinds, lines))
 
 
 class BodyDescription(Mapping[str, Any]):
     """What `describe_body` returns.  The schemas are generated on demand: all of them take a quarter of a second."""
 
-    def __init__(self, kinds: Sequence[type[Wire]]) -> None:
-        self.kinds = kinds
+    def __init__(self, kinds: Sequence[type[Wire]], lines: Sequence[type[Wire]]) -> None:
+        self.kinds, self.lines = kinds, lines
 
     def __getitem__(self, name: str) -> Any:
         if name != "requestBody":
             raise KeyError(name)
-        schemas = [inline_schema(kind) for kind in self.kinds]
-        schema = schemas[0] if len(schemas) == 1 else {"anyOf": schemas}
-        return {"required": True, "content": {"application/json": {"schema": schema}}}
+        content = {"application/json": {"schema": describe_kinds(self.kinds)}}
+        if self.lines:
+            content[JSON_LINES] = describe_lines(self.lines)
+        return {"required": True, "content": content}
 
     def __iter__(self) -> Iterator[str]:
         return iter(("requestBody",))
 
     def __len__(self) -> int:
         return 1
+
+
+def describe_kinds(kinds: Sequence[type[Wire]]) -> dict[str, Any]:
+    """The schema of a value that is one of `kinds`."""
+    schemas = [inline_schema(kind) for kind in kinds]
+    return schemas[0] if len(schemas) == 1 else {"anyOf": schemas}
+
+
+def describe_lines(lines: Sequence[type[Wire]]) -> dict[str, Any]:
+    """The media type of a body whose first line is the first of `lines`, and whose others are each one of the rest.
+
+    OpenAPI 3.1 has no schema for lines, so the whole is a text and each line is described as 3.2's `itemSchema` would.
+    """
+    first, *others = lines
+    names = " or ".join(each.__name__ for each in others)
+    text = f"JSON lines: the first is a {first.__name__}, each other a {names}, or its text alone."
+    return {"schema": {"type": "string", "description": text}, "x-itemSchema": describe_kinds(lines)}
 
 
 def inline_schema(kind: type[Wire]) -> dict[str, Any]:

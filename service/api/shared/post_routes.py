@@ -36,17 +36,18 @@ def add_post_routes(
 
 @dataclass(frozen=True)
 class RouteDescription:
-    """What /openapi.json says of a route whose body is one of `kinds`."""
+    """What /openapi.json says of a route whose body is one of `kinds`, or JSON lines that are `lines`."""
 
     name: str
     summary: str
     kinds: tuple[type[Wire], ...]
+    lines: tuple[type[Wire], ...] = ()
 
 
 def add_model_routes(
     router: APIRouter, path: str, description: RouteDescription, route: Callable[[Request], Awaitable[Response]]
 ) -> None:
     """Add `route`, which reads its body itself, to `router`: at `path`, and below a model's name."""
-    body = describe_body(*description.kinds)
+    body = describe_body(*description.kinds, lines=description.lines)
     for address, text in ((path, description.summary), (f"/models/{{name:path}}{path}", "The same of one model.")):
         router.post(address, openapi_extra=body, summary=text, name=description.name)(route)

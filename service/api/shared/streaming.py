@@ -23,6 +23,7 @@ from ...concurrency.outcome import as_exception
 from ...concurrency.time_slices import split_in_slices
 from ...core.errors import ClientGone, PolyheadError
 
+JSON_LINES = "application/x-ndjson"
 NO_HEADERS: Mapping[str, str] = {}
 NUMPY_OPTION = orjson.OPT_SERIALIZE_NUMPY
 KEEPALIVE_S = 10
@@ -234,4 +235,4 @@ class EventStream(Response):
 class LineStream(EventStream):
     """A stream of JSON lines."""
 
-    media_type = "application/x-ndjson"
+    media_type = JSON_LINES

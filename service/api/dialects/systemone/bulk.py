@@ -12,7 +12,7 @@ from starlette.responses import Response
 
 from ....core.errors import BadRequest, Overloaded, PolyheadError
 from ...shared.bulk_calls import Line, LineWork, answer_lines, receive_lines
-from ...shared.decision_calls import answer_questions, find_decision_model
+from ...shared.decision_calls import answer_questions, check_batch, find_decision_model
 from ...shared.dialect import authorized_models, fill_model, quote_json
 from ...shared.encoding_calls import run_off_loop
 from ...shared.json_body import parse_json, run_by_size
@@ -22,14 +22,15 @@ from .write import write_error, write_systemone
 
 
 async def answer_batch(request: Request) -> Response:
-    """The response for a body of lines. Raises what is wrong with the first line; errors of states are lines of the
-    answer.
+    """The response for a body of lines. Raises what is wrong with the first line or its questions; errors of states are
+    lines of the answer.
     """
     first, lines = await receive_lines(request)
     name = request.path_params.get("name", "")
     wire = await run_by_size(first, lambda: SystemOneBatch.read(fill_model(parse_json(first, "line 1"), name)))
     questions = read_questions(wire)
     model = find_decision_model(request, authorized_models(request), wire.model)
+    check_batch(request, model, questions)
 
     async def answer(part: Request, line: Line) -> bytes:
         named = {}

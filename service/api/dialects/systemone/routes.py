@@ -12,7 +12,7 @@ from ...shared.encoding_calls import json_response
 from ...shared.post_routes import RouteDescription, add_model_routes
 from ...shared.streaming import run_while_connected
 from .bulk import answer_batch
-from .wire import SystemOneRequest, read_systemone
+from .wire import StateLine, SystemOneBatch, SystemOneRequest, read_systemone
 from .write import write_error, write_systemone
 
 router = APIRouter(tags=["decisions"])
@@ -34,9 +34,8 @@ async def answer_systemone(request: Request, wire: SystemOneRequest) -> Response
 
 
 SUMMARY = "Probabilities of the answers to questions."
-add_model_routes(
-    router, "/v1/systemone", RouteDescription("answer_systemone", SUMMARY, (SystemOneRequest,)), answer_body
-)
+DESCRIPTION = RouteDescription("answer_systemone", SUMMARY, (SystemOneRequest,), (SystemOneBatch, StateLine))
+add_model_routes(router, "/v1/systemone", DESCRIPTION, answer_body)
 DIALECT = Dialect(
     name="systemone", prefixes=("/v1/systemone",), error=write_error, status=attrgetter("status"), router=router
 )

@@ -3,6 +3,7 @@
 import asyncio
 import json
 from collections.abc import Iterable, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, cast
 
@@ -11,6 +12,7 @@ import pytest
 from fastapi import FastAPI
 
 from polyhead.service.api.access.app_state import AppState
+from polyhead.service.api.access.request_context import IGNORED_HEADER
 from polyhead.service.api.shared.bulk_calls import CALLS_AHEAD, CHARACTERS_AHEAD
 from polyhead.service.core.model import Model
 from polyhead.service.core.request import Done, Generate, GeneratedToken, Request
@@ -22,6 +24,7 @@ QUESTIONS = {
     "urgent": {"type": "noul", "instructions": "Is it urgent?"},
     "team": {"type": "choice", "criteria": {"billing": None, "support": "all else"}},
 }
+LABELS = ("negative", "positive")
 FIRST = {"model": "talker", "questions": QUESTIONS}
 
 
@@ -94,6 +97,45 @@ def test_a_state_in_a_body_of_lines_is_answered_as_one_alone(app: FastAPI) -> No
         }
     assert found[0]["id"].startswith("decision-")
     assert [line["id"] for line in found[1:]] == ["b", 7]
+
+
+@pytest.mark.parametrize(
+    ("task", "question", "said"),
+    [
+        ("classify", {"type": "choice", "criteria": {"negative": None, "angry": None}}, "options must be labels of it"),
+        ("classify", {"type": "noul", "instructions": "angry"}, "instructions must be labels of it"),
+        ("rank", {"type": "noul"}, "has neither instructions nor criteria"),
+        ("label_texts", {"type": "noul"}, "has neither instructions nor criteria"),
+    ],
+)
+def test_questions_that_no_text_can_have_answered_are_refused_before_the_lines(
+    tiny_classifier: Path, task: Any, question: Mapping[str, Any], said: str
+) -> None:
+    judge = replace(model(tiny_classifier, "judge", "classify"), task=task, labels=LABELS)
+    registry = Registry([judge], score_targets)
+    refused = post(application(registry), written({"questions": {"tone": question}}, "one", "two"))
+    assert refused.status_code == 400
+    error = refused.json()["error"]
+    assert error["param"] == "questions.tone"
+    assert error["message"].startswith("questions.tone: ")
+    assert said in error["message"]
+    assert not registry.requests
+
+
+def test_too_many_reads_are_refused_before_the_lines(app: FastAPI, registry: Registry) -> None:
+    wide = {"type": "choice", "criteria": {str(number): None for number in range(250)}, "permutations": 24}
+    refused = post(app, written({"questions": dict.fromkeys(map(str, range(20)), wide)}, "one", "two"))
+    assert refused.status_code == 400
+    assert refused.json()["error"]["message"].startswith("questions: they need 4800 reads of the model")
+    assert not registry.requests
+
+
+def test_instructions_that_are_not_read_are_named_in_the_header(tiny_classifier: Path) -> None:
+    judge = replace(model(tiny_classifier, "judge", "classify"), labels=LABELS)
+    tone = {"type": "choice", "instructions": "What?", "criteria": dict.fromkeys(LABELS)}
+    answer = post(application(Registry([judge], score_targets)), written({"questions": {"tone": tone}}, b"[1]"))
+    assert answer.status_code == 200
+    assert answer.headers[IGNORED_HEADER] == "questions.tone.instructions"
 
 
 def test_a_state_that_is_wrong_does_not_disturb_the_others(app: FastAPI) -> None:
