@@ -1,6 +1,7 @@
 """A value of any type at any place of any body is read, or rejected with the name of its field; it never causes a
 5xx."""
 
+import itertools
 import json
 import re
 from collections.abc import Iterator
@@ -79,7 +80,12 @@ def folders(tmp_path_factory: pytest.TempPathFactory, tiny_generator: Path) -> d
 
 
 def odd_requests(route: Route, *, full: bool) -> Iterator[tuple[str, Place, Any]]:
-    """The path, the place of the odd value, the body. Further paths of the same route get fewer."""
+    """The path, the place of the odd value, the body.
+
+    Further paths of the same route get fewer values. So do places far inside, and fields that another body of the
+    route has too; they get different ones in turn.
+    """
+    turn, seen = itertools.cycle(VALUES), set[str]()
     for number, path in enumerate(route.addresses.values()):
         for body in route.bodies:
             yield path, (), dict(body)
@@ -88,8 +94,11 @@ def odd_requests(route: Route, *, full: bool) -> Iterator[tuple[str, Place, Any]
                 yield from ((path, (first,), replaced(body, (first,), value)) for value in UNHASHABLE)
                 continue
             for place in places(body):
-                values = VALUES if full or len(place) < 3 else (*UNHASHABLE, *VALUES[:4], "odd")
+                few = len(place) > 2 or (field := f"{place} {inside(body, place)}") in seen
+                values = (*UNHASHABLE[:2], *itertools.islice(turn, 2)) if few and not full else VALUES
                 yield from ((path, place, replaced(body, place, value)) for value in values)
+                if not few:
+                    seen.add(field)
 
 
 @pytest.mark.timeout(600)
