@@ -61,9 +61,15 @@ def contradicted(place: Place, said: str) -> bool:
 
 @pytest.fixture(scope="module")
 def folders(tmp_path_factory: pytest.TempPathFactory, tiny_generator: Path) -> dict[str, Path]:
-    """A model for every task; the context of the generator has room for tools in its prompt."""
+    """A model for every task.
+
+    The context of the generator has room for tools in its prompt. A sixth of its tokens end an answer: some bodies do
+    not limit it.
+    """
     made = tmp_path_factory.mktemp("odd")
     chat_folder = edited(tiny_generator, made / "chat", max_position_embeddings=ROOM)
+    ends = {"eos_token_id": list(range(100, 164))}
+    (chat_folder / "generation_config.json").write_text(json.dumps(ends))
     (chat_folder / "chat_template.jinja").write_text(checkpoints.CHAT_TEMPLATE + READS)
     translators.translator(made / "writer", "marian")
     return {
