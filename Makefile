@@ -15,10 +15,9 @@ UV := $(shell command -v uv >/dev/null && ! $(PYTHON) -m pip config list 2>/dev/
 INSTALL = $(if $(UV),POLYHEAD_NATIVE=aside uv pip install --python $(BIN)/python --torch-backend cpu -c constraints.txt,$(PIP) --no-compile)
 PINS = pyproject.toml constraints.txt
 TOOLS = .venv/.prometheus .venv/.helm
-TIMED = tests/contracts/test_probes.py
 
 .DEFAULT_GOAL = help
-.PHONY: docs docs-check families thorough help setup models serve test lint types layers tests probes browser cluster format bench soak fuzz conformance lengths image manifests release clean
+.PHONY: docs docs-check families thorough help setup models serve test lint types layers tests browser cluster format bench soak fuzz conformance lengths image manifests release clean
 
 help:  ## list the targets
 	@sed -n 's/^\([a-z-]*\):.*  ## \(.*\)/\1\t\2/p' $(MAKEFILE_LIST) | expand -t 12
@@ -36,7 +35,6 @@ serve: setup  ## serve the quick-start models; HOST=127.0.0.1 PORT=8000
 test:  ## everything CI runs
 	@$(MAKE) --no-print-directory --jobs=2 .venv/.dev .venv/.native $(TOOLS)
 	@$(MAKE) --no-print-directory --jobs=2 lint layers docs types tests
-	@$(MAKE) --no-print-directory probes
 
 lint: .venv/.dev  ## ruff: rules and format; hadolint; bandit
 	$(BIN)/ruff check .
@@ -57,10 +55,7 @@ thorough: .venv/.dev .venv/.native  ## the checks that CI leaves out
 	$(BIN)/pytest --numprocesses $(WORKERS) --dist loadfile -m thorough $(ARGS)
 
 tests: .venv/.dev .venv/.native $(TOOLS)  ## pytest alone, a file on each of WORKERS=2; ARGS="-k scheduler"
-	$(BIN)/pytest --numprocesses $(WORKERS) --dist loadfile --no-loadscope-reorder --ignore $(TIMED) $(ARGS)
-
-probes: .venv/.dev .venv/.native  ## probes that must answer in 0.1 s; nothing else may run on the machine
-	$(BIN)/pytest $(TIMED)
+	$(BIN)/pytest --numprocesses $(WORKERS) --dist loadfile --no-loadscope-reorder $(ARGS)
 
 browser: .venv/.browser .venv/.native models  ## the playground in headless Chromium; ARGS="--pictures docs/playground"
 	$(BIN)/pytest tests/browser $(ARGS)

@@ -4,6 +4,7 @@ that jump, too few file descriptors, model files that change while they are serv
 import os
 import shutil
 import signal
+import socket
 import subprocess
 import time
 from collections.abc import Callable, Iterator
@@ -283,14 +284,8 @@ def test_a_jump_of_the_wall_clock_moves_no_deadline(
 
 
 def test_a_server_with_few_file_descriptors_goes_on(launched: Callable[..., Process], tiny_generator: Path) -> None:
-    code = (
-        "import resource; resource.setrlimit(resource.RLIMIT_NOFILE, (64, 64))\n"
-        "from polyhead.service.cli.main import app; app()"
-    )
-    server = launched(f"chat={tiny_generator}", entry=("-c", code, "serve"))
+    server = launched(f"chat={tiny_generator}", open_files=64)
     server.ready()
-    import socket
-
     address = server.url.removeprefix("http://").split(":")
     crowd = [socket.create_connection((address[0], int(address[1]))) for _ in range(200)]
     assert server.get("/livez").status_code == 200

@@ -171,33 +171,32 @@ def test_no_import_circle() -> None:
         pytest.fail(f"import circle: {' -> '.join(error.args[1])}")
 
 
-@pytest.mark.parametrize("path", PRODUCT, ids=label)
-def test_imports_stand_at_the_top(path: Path) -> None:
-    if label(path) in ("service/cli/main.py", "service/cli/checkpoint_commands.py", "service/fleet/ray_app.py"):
-        return
-    scopes = nodes(path, ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)
-    late = [node for scope in scopes for node in ast.walk(scope) if isinstance(node, ast.Import | ast.ImportFrom)]
-    assert not places(path, late), "imports inside a function"
-    assert not {"typing.TYPE_CHECKING", "importlib", "importlib.import_module"} & imports(path)
+def test_imports_stand_at_the_top() -> None:
+    late = ("service/cli/main.py", "service/cli/checkpoint_commands.py", "service/fleet/ray_app.py")
+    for path in (path for path in PRODUCT if label(path) not in late):
+        scopes = nodes(path, ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)
+        inner = {node for scope in scopes for node in ast.walk(scope) if isinstance(node, ast.Import | ast.ImportFrom)}
+        assert not places(path, [*inner]), "imports inside a function"
+        banned = {"typing.TYPE_CHECKING", "importlib", "importlib.import_module"} & imports(path)
+        assert not banned, label(path)
 
 
-@pytest.mark.parametrize("path", PRODUCT, ids=label)
-def test_a_module_has_one_name(path: Path) -> None:
+def test_a_module_has_one_name() -> None:
     """A module imported as `service.x` and as `polyhead.service.x` would exist twice, with two copies of each class.
 
     Within models, service or training imports are relative; across them they begin with `polyhead`.
     """
-    package, *_ = path.relative_to(ROOT).parts
-    levels = len(path.relative_to(ROOT).parts) - 1
-    for node in nodes(path, ast.Import, ast.ImportFrom):
-        if isinstance(node, ast.ImportFrom) and node.level:
-            assert node.level <= levels, f"{label(path)}:{node.lineno} leaves {package}"
-            continue
-        for name in imported(node):
-            assert name.split(".")[0] not in PACKAGES, f"{label(path)}:{node.lineno}: polyhead.{name}"
-            assert not name.startswith(f"polyhead.{package}."), (
-                f"{label(path)}:{node.lineno}: relative, within {package}"
-            )
+    for path in PRODUCT:
+        package, *_ = path.relative_to(ROOT).parts
+        levels = len(path.relative_to(ROOT).parts) - 1
+        for node in nodes(path, ast.Import, ast.ImportFrom):
+            place = f"{label(path)}:{node.lineno}"
+            if isinstance(node, ast.ImportFrom) and node.level:
+                assert node.level <= levels, f"{place} leaves {package}"
+                continue
+            for name in imported(node):
+                assert name.split(".")[0] not in PACKAGES, f"{place}: polyhead.{name}"
+                assert not name.startswith(f"polyhead.{package}."), f"{place}: relative, within {package}"
 
 
 def test_the_root_of_service_contains_only_packages() -> None:
@@ -257,9 +256,8 @@ def test_metrics_are_declared_in_one_place() -> None:
     assert not found, "declare the metric in service/metrics/metric_table.py and observe it through there"
 
 
-@pytest.mark.parametrize("path", EVERYTHING, ids=label)
-def test_modules_open_with_a_docstring(path: Path) -> None:
-    assert ast.get_docstring(tree(path)), f"{label(path)}: the module has no docstring"
+def test_modules_open_with_a_docstring() -> None:
+    assert not [label(path) for path in EVERYTHING if not ast.get_docstring(tree(path))]
 
 
 def arguments(node: ast.AST) -> int:
@@ -337,9 +335,8 @@ def runs_code(node: ast.AST) -> bool:
     return any(name.split(".")[0] in BANNED_MODULES or name == "torch.load" for name in imported(node))
 
 
-@pytest.mark.parametrize("path", PRODUCT, ids=label)
-def test_nothing_in_a_checkpoint_is_run(path: Path) -> None:
-    assert not places(path, [node for node in walked(path) if runs_code(node)])
+def test_nothing_in_a_checkpoint_is_run() -> None:
+    assert not [place for path in PRODUCT for place in places(path, [*filter(runs_code, walked(path))])]
 
 
 @cache

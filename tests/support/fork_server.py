@@ -62,15 +62,15 @@ class ForkServer:
                 [sys.executable, __file__, str(theirs.fileno())], pass_fds=[theirs.fileno()]
             )
 
-    def fork_server(self, program: str, arguments: Sequence[str]) -> ForkedProcess:
+    def fork_server(self, program: str, arguments: Sequence[str], open_files: int = 0) -> ForkedProcess:
         """`program`: "serve", or "faulty" for that of tests/support/fault_server.py, whose first argument is its
-        file."""
+        file. `open_files`: how many files it may have open; 0: as many as this process."""
         request = {
             "program": program,
             "arguments": list(arguments),
             "environment": dict(os.environ),
             "folder": os.getcwd(),
-            "files": resource.getrlimit(resource.RLIMIT_NOFILE),
+            "files": (open_files, open_files) if open_files else resource.getrlimit(resource.RLIMIT_NOFILE),
         }
         ours, theirs = os.pipe()
         socket.send_fds(self.requests, [json.dumps(request).encode()], [theirs])
@@ -82,12 +82,12 @@ turn = threading.Lock()
 started: list[ForkServer] = []
 
 
-def start_forked(program: str, arguments: Sequence[str]) -> ForkedProcess:
+def start_forked(program: str, arguments: Sequence[str], open_files: int = 0) -> ForkedProcess:
     """Fork a server from the fork server of this process, which the first call starts. Any thread may call it."""
     with turn:
         if not started:
             started.append(ForkServer())
-        return started[0].fork_server(program, arguments)
+        return started[0].fork_server(program, arguments, open_files)
 
 
 def main(requests: socket.socket) -> None:

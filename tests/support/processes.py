@@ -5,12 +5,14 @@
 import json
 import os
 import re
+import resource
 import signal
 import subprocess
 import sys
 import threading
 import time
 from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -51,21 +53,22 @@ class Page:
         return self.total("requests_received_total"), self.total("requests_total")
 
 
-def started(entry: tuple[str, ...], flags: Sequence[str]) -> subprocess.Popen[str] | ForkedProcess:
+def started(entry: tuple[str, ...], flags: Sequence[str], open_files: int = 0) -> subprocess.Popen[str] | ForkedProcess:
     """`entry` begins with a program of the fork server, or with an argument of the interpreter."""
     program, *more = entry
     if program in PROGRAMS and sys.platform == "linux":
-        return start_forked(program, (*more, *flags))
+        return start_forked(program, (*more, *flags), open_files)
     command = [sys.executable, *PROGRAMS.get(program, (program,)), *more, *flags]
-    return subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
+    limit = partial(resource.setrlimit, resource.RLIMIT_NOFILE, (open_files, open_files)) if open_files else None
+    return subprocess.Popen(command, stderr=subprocess.PIPE, text=True, preexec_fn=limit)
 
 
 class Process:
     """A server as a child process whose log is read. It is forked by the fork server, or started from nothing:
-    `SERVE`."""
+    `SERVE`. `open_files`: how many files it may have open; 0: as many as this process."""
 
-    def __init__(self, *arguments: str, entry: tuple[str, ...] = ("serve",)) -> None:
-        self.child = started(entry, ("--port", "0", "--log-format", "json", *arguments))
+    def __init__(self, *arguments: str, entry: tuple[str, ...] = ("serve",), open_files: int = 0) -> None:
+        self.child = started(entry, ("--port", "0", "--log-format", "json", *arguments), open_files)
         self.lines: list[dict[str, Any]] = []
         threading.Thread(target=self.listen, daemon=True).start()
 

@@ -16,7 +16,7 @@ class CountingForkServer:
         self.asking, self.most = 0, 0
         self.second = threading.Event()
 
-    def fork_server(self, program: str, arguments: Sequence[str]) -> None:
+    def fork_server(self, program: str, arguments: Sequence[str], open_files: int) -> None:
         self.asking += 1
         self.most = max(self.most, self.asking)
         if self.asking > 1:

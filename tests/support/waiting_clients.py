@@ -12,17 +12,18 @@ from tests.support.crowd import COMPLETIONS, call, completion
 ENDLESS = 90_000  # tokens
 
 
-async def talk(url: str, stream: bool) -> None:
+async def talk(url: str, stream: bool, begun: asyncio.Event) -> None:
     reader, _ = await call(url, COMPLETIONS, completion([40, 41, 42], ENDLESS, stream=stream), {})
     while await reader.read(1 << 16):
-        pass
+        begun.set()
 
 
 async def main(url: str, talking: int, waiting: int) -> None:
-    tasks = [asyncio.create_task(talk(url, stream=True)) for _ in range(talking)]
-    await asyncio.sleep(0.5)  # they are first in the queue
+    streams = [asyncio.Event() for _ in range(talking)]
+    tasks = [asyncio.create_task(talk(url, stream=True, begun=begun)) for begun in streams]
+    await asyncio.gather(*(begun.wait() for begun in streams))
     for _ in range(waiting):
-        tasks.append(asyncio.create_task(talk(url, stream=False)))
+        tasks.append(asyncio.create_task(talk(url, stream=False, begun=asyncio.Event())))
         await asyncio.sleep(0.001)
     sys.stdout.write("sent\n")
     sys.stdout.flush()

@@ -41,6 +41,7 @@ from tests.models.native.test_step import (
     texts,
 )
 from tests.support import gguf_files
+from tests.support.spread import spread
 
 pytestmark = pytest.mark.skipif(not runnable_targets(), reason="polyhead was installed without a compiler")
 
@@ -178,8 +179,9 @@ def test_the_blocks_of_a_q4_0_file_are_kept(tmp_path: Path) -> None:
         assert (codes.reshape(-1, INT4_GROUP) == numpy.concatenate([pairs & 15, pairs >> 4], 1)).all()
 
 
-@pytest.mark.parametrize("instructions", SETS)
-@pytest.mark.parametrize("name", ["llama", "gpt2", "gemma", "qwen, experts", "gpt-oss, experts"])
+@pytest.mark.parametrize(
+    ("instructions", "name"), spread(SETS, ["llama", "gpt2", "gemma", "qwen, experts", "gpt-oss, experts"])
+)
 def test_the_batch_and_threads_change_nothing(name: str, instructions: str) -> None:
     config = GENERATORS[name]
     net, last = network(config), head(config)

@@ -30,6 +30,7 @@ from tests.models.native.test_step import (
     rows_of,
     texts,
 )
+from tests.support.spread import spread
 
 __all__ = ["pytestmark"]
 MOST_CODE, MOST_KEY, MOST_WEIGHT = 2**7 - 1, 2**13 - 1, 2**14 - 1
@@ -112,8 +113,7 @@ def one_layer(config: ModelConfig) -> ModelConfig:
     )
 
 
-@pytest.mark.parametrize("instructions", SETS)
-@pytest.mark.parametrize("name", GENERATORS)
+@pytest.mark.parametrize(("instructions", "name"), spread(SETS, GENERATORS))
 def test_a_generator_rounds_as_plain_torch(name: str, instructions: str) -> None:
     config = one_layer(GENERATORS[name])
     net, last = network(config), head(config)
@@ -135,8 +135,7 @@ def states(config: ModelConfig, executor: NativeExecutor | TorchExecutor) -> Ten
     return executor.step(rows_of([(text, 0, []) for text in texts(config, lengths)], last_only=False)).clone()
 
 
-@pytest.mark.parametrize("instructions", SETS)
-@pytest.mark.parametrize("name", ENCODERS)
+@pytest.mark.parametrize(("instructions", "name"), spread(SETS, ENCODERS))
 def test_an_encoder_rounds_as_plain_torch(name: str, instructions: str) -> None:
     config = one_layer(ENCODERS[name])
     net = network(config)

@@ -25,6 +25,7 @@ from tests.models.native.test_step import (
     pytestmark,
     rows_of,
 )
+from tests.support.spread import spread
 
 __all__ = ["pytestmark"]
 
@@ -48,9 +49,9 @@ def test_of_equal_scores_the_lowest_numbers_are_chosen(instructions: str, groups
     torch.testing.assert_close(all_logits(LLAMA, executor), expected, rtol=2e-4, atol=2e-4)
 
 
-@pytest.mark.parametrize("instructions", SETS)
-@pytest.mark.parametrize("wrong", [float("nan"), float("inf"), float("-inf")])
-@pytest.mark.parametrize("name", MIXTURES)
+@pytest.mark.parametrize(
+    ("instructions", "name", "wrong"), spread(SETS, MIXTURES, [float("nan"), float("inf"), float("-inf")])
+)
 def test_routers_that_are_not_finite_choose_experts_that_exist(name: str, wrong: float, instructions: str) -> None:
     """As the sanitized step proves; here a row either has no finite output or has that of other experts."""
     config = MIXTURES[name]

@@ -16,6 +16,7 @@ from polyhead.models.network.model_config import ModelConfig
 from polyhead.models.network.ragged import RaggedBatch
 from polyhead.models.network.transformer import Transformer
 from tests.models.native.test_step import ENCODERS, GENERATORS, head, network, rows_of, tables, texts
+from tests.support.spread import spread
 
 pytestmark = pytest.mark.skipif(not runnable_targets(), reason="polyhead was installed without a compiler")
 
@@ -40,8 +41,7 @@ def reference(net: Transformer, config: ModelConfig) -> Tensor:
     return torch.stack(states)
 
 
-@pytest.mark.parametrize("threads", [1, 2])
-@pytest.mark.parametrize("name", [*GENERATORS, *ENCODERS])
+@pytest.mark.parametrize(("threads", "name"), spread([2, 1], [*GENERATORS, *ENCODERS]))
 def test_states_equal_torch_in_float32(name: str, threads: int) -> None:
     config = (GENERATORS | ENCODERS)[name]
     net, generates = network(config), name in GENERATORS

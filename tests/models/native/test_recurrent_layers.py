@@ -24,6 +24,7 @@ from polyhead.models.network.recurrent_mixers import ShortConvolution, StateSpac
 from tests.models.executors.test_bounds import unchecked
 from tests.models.native.test_int8 import close, rounded_copy
 from tests.models.native.test_step import LLAMA, SETS, head, network, pieces, pytestmark, rows_of, texts
+from tests.support.spread import spread
 from tests.support.state_slots import StateSlots
 
 __all__ = ["pytestmark"]
@@ -160,9 +161,7 @@ def chunked(config: ModelConfig, executor: NativeExecutor, choice: random.Random
     return [torch.cat(each) for each in found]
 
 
-@pytest.mark.parametrize("precision", ["float32", "int8"])
-@pytest.mark.parametrize("instructions", SETS)
-@pytest.mark.parametrize("name", RECURRENT)
+@pytest.mark.parametrize(("instructions", "name", "precision"), spread(SETS, RECURRENT, ["float32", "int8"]))
 def test_batch_chunks_slots_and_threads_change_nothing(name: str, instructions: str, precision: Precision) -> None:
     """To the bit: texts alone in one chunk equal texts in random chunks, batches and slots, and texts that go on from
     the state at a border."""
@@ -201,10 +200,10 @@ def test_extreme_steps_equal_torch(instructions: str) -> None:
     torch.testing.assert_close(found, expected, rtol=2e-4, atol=2e-4)
 
 
-@pytest.mark.parametrize("instructions", SETS)
-@pytest.mark.parametrize("bad_value", [float("nan"), float("inf")])
-@pytest.mark.parametrize("precision", ["float32", "int8"])
-@pytest.mark.parametrize("name", ROUNDED)
+@pytest.mark.parametrize(
+    ("instructions", "name", "precision", "bad_value"),
+    spread(SETS, ROUNDED, ["float32", "int8"], [float("nan"), float("inf")]),
+)
 def test_states_that_are_not_finite_stay_with_their_sequence(
     name: str, instructions: str, bad_value: float, precision: Precision
 ) -> None:

@@ -65,8 +65,8 @@ def sanitized(
     flags = flags or (FLAGS if instructions == "portable" else FLAGS + HEAP_ONLY)
     version = subprocess.run([command, "--version"], capture_output=True, text=True, check=True).stdout
     stamp = hashlib.sha256("\0".join((version, *flags)).encode()).hexdigest()[:16]
-    assert config.cache is not None
-    folder = config.cache.mkdir(f"sanitized-{stamp}")
+    folder = config.rootpath / ".pytest_cache" / "d" / f"sanitized-{stamp}"  # also without pytest's own cache
+    folder.mkdir(parents=True, exist_ok=True)
     if build.is_stale(folder / f"{instructions}.so"):
         build.compile_target(command, instructions, *flags, out=folder)
     return folder, found

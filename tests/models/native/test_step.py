@@ -18,6 +18,7 @@ from polyhead.models.native.packed_network import PackedNetwork, Precision
 from polyhead.models.network.heads import LanguageHead
 from polyhead.models.network.model_config import ExpertConfig, LayerShape, ModelConfig, RopeScaling
 from polyhead.models.network.transformer import Transformer
+from tests.support.spread import spread
 
 pytestmark = pytest.mark.skipif(not runnable_targets(), reason="polyhead was installed without a compiler")
 
@@ -305,8 +306,7 @@ def all_logits(config: ModelConfig, executor: Executor) -> Tensor:
     return executor.step(rows_of(parts, last_only=False)).clone()
 
 
-@pytest.mark.parametrize("instructions", SETS)
-@pytest.mark.parametrize("name", GENERATORS)
+@pytest.mark.parametrize(("instructions", "name"), spread(SETS, GENERATORS))
 def test_a_generator_equals_torch_in_float32(name: str, instructions: str) -> None:
     config = GENERATORS[name]
     net, last = network(config), head(config)
@@ -331,8 +331,7 @@ def test_argmax_is_the_first_of_equal_logits(words: int, instructions: str) -> N
     assert executor.argmax == []
 
 
-@pytest.mark.parametrize("instructions", SETS)
-@pytest.mark.parametrize("name", ENCODERS)
+@pytest.mark.parametrize(("instructions", "name"), spread(SETS, ENCODERS))
 def test_an_encoder_equals_torch_in_float32(name: str, instructions: str) -> None:
     config = ENCODERS[name]
     net, sequences = network(config), texts(config)
@@ -371,9 +370,7 @@ def pieces(choice: random.Random, length: int) -> Iterator[int]:
         length -= count
 
 
-@pytest.mark.parametrize("precision", ["float32", "int8"])
-@pytest.mark.parametrize("instructions", SETS)
-@pytest.mark.parametrize("name", GENERATORS)
+@pytest.mark.parametrize(("instructions", "name", "precision"), spread(SETS, GENERATORS, ["float32", "int8"]))
 def test_batch_chunks_and_threads_change_nothing(name: str, instructions: str, precision: Precision) -> None:
     """To the bit: texts alone in one chunk equal texts in random chunks, batches and blocks."""
     config = GENERATORS[name]
@@ -414,9 +411,7 @@ def test_batch_chunks_and_threads_change_nothing(name: str, instructions: str, p
             assert torch.equal(torch.cat(found[n]), expected[n]), f"text {n} of {LENGTHS[n]} tokens"
 
 
-@pytest.mark.parametrize("precision", ["float32", "int8"])
-@pytest.mark.parametrize("instructions", SETS)
-@pytest.mark.parametrize("name", ENCODERS)
+@pytest.mark.parametrize(("instructions", "name", "precision"), spread(SETS, ENCODERS, ["float32", "int8"]))
 def test_the_batch_changes_no_text(name: str, instructions: str, precision: Precision) -> None:
     config = ENCODERS[name]
     net, sequences = network(config), texts(config)

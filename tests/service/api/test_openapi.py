@@ -21,7 +21,7 @@ from tests.support.processes import Process
 
 KEY, ADMIN = "a-client-s-key", "an-administrator-s-key"
 LONG, LONGEST = 4000, 20_000  # length of a schema from which cases take long to generate
-LEAST = 1000  # of all together
+LEAST = 500  # of all together
 CHECKED = ("status_code_conformance", "content_type_conformance", "response_schema_conformance")
 SERVED = ("chat", "judge", "ranker", "embedder")
 TIMELY = ("timeout",)  # a timeout that is too short is answered with 504, as the description says
@@ -93,8 +93,8 @@ def counts(operation: Any) -> tuple[int, int]:
         return 4, 0
     size = len(json.dumps(operation.body[0].definition))
     if size > LONGEST:
-        return 3, 2
-    return (10, 3) if size > LONG else (28, 4)
+        return 2, 1
+    return (5, 2) if size > LONG else (14, 3)
 
 
 @pytest.mark.timeout(600)  # a minute of processor time, most of it for generating the bodies

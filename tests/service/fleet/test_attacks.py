@@ -9,9 +9,10 @@ import math
 import random
 import socket
 import struct
-from collections.abc import Awaitable, Callable, Iterable
+from collections.abc import Awaitable, Callable, Iterable, Iterator
 from contextlib import ExitStack, suppress
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -50,7 +51,17 @@ from polyhead.service.fleet.frames import (
 )
 from polyhead.service.fleet.messages import SMALL_FRAME_BYTES
 from polyhead.service.fleet.replica_connection import FAULTLESS_S, MAX_FAULT_RETRY_S, ConnectionContext
-from tests.service.fleet.test_fleet import GREEDY, HOST, SECRET, Scene, ended, read_events, run_scene
+from tests.service.fleet.test_fleet import (
+    GREEDY,
+    HOST,
+    SECRET,
+    Act,
+    Scene,
+    ended,
+    read_events,
+    run_scene,
+    shared_scene,
+)
 from tests.service.fleet.test_messages import read_frame
 
 Talk = tuple[asyncio.StreamReader, asyncio.StreamWriter]
@@ -60,6 +71,18 @@ Talk = tuple[asyncio.StreamReader, asyncio.StreamWriter]
 def settings(tiny_generator: Path, tiny_classifier: Path) -> Settings:
     models = {"chat": str(tiny_generator), "judge": str(tiny_classifier)}
     return Settings(models=models, drain_seconds=5, cache_tokens=4096)
+
+
+@pytest.fixture(scope="module")
+def run_shared(settings: Settings) -> Iterator[Callable[[Act], None]]:
+    with shared_scene(settings) as run:
+        yield run
+
+
+@pytest.fixture
+def short_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
+    """An ingress connects again at once after an invalid frame."""
+    monkeypatch.setattr(replica_connection, "MIN_FAULT_RETRY_S", 0.01)
 
 
 async def connect_to(here: Scene, name: str = "replica-0") -> Talk:
@@ -93,7 +116,7 @@ async def answers(here: Scene) -> None:
 # Clients without the secret
 
 
-def test_a_recorded_handshake_cannot_be_replayed(settings: Settings) -> None:
+def test_a_recorded_handshake_cannot_be_replayed(run_shared: Callable[[Act], None]) -> None:
     async def act(here: Scene) -> None:
         reader, writer = await connect_to(here)
         nonce = await reader.readexactly(NONCE_BYTES)
@@ -108,10 +131,10 @@ def test_a_recorded_handshake_cannot_be_replayed(settings: Settings) -> None:
             await expect_no_answer((reader, writer))
         await answers(here)
 
-    run_scene(settings, act, count=1)
+    run_shared(act)
 
 
-def test_a_proof_of_one_side_is_not_accepted_from_the_other(settings: Settings) -> None:
+def test_a_proof_of_one_side_is_not_accepted_from_the_other(run_shared: Callable[[Act], None]) -> None:
     """A replica's own nonce and proofs, sent back to it over the same and over another connection."""
 
     async def act(here: Scene) -> None:
@@ -123,11 +146,11 @@ def test_a_proof_of_one_side_is_not_accepted_from_the_other(settings: Settings) 
         await expect_no_answer(second)
         await answers(here)
 
-    run_scene(settings, act, count=1)
+    run_shared(act)
 
 
 @pytest.mark.parametrize("secret", ["", SECRET[:-1], SECRET + " ", SECRET.upper()])
-def test_a_wrong_secret_gets_no_answer(settings: Settings, secret: str) -> None:
+def test_a_wrong_secret_gets_no_answer(run_shared: Callable[[Act], None], secret: str) -> None:
     async def act(here: Scene) -> None:
         reader, writer = await connect_to(here)
         nonce = await reader.readexactly(NONCE_BYTES)
@@ -135,10 +158,10 @@ def test_a_wrong_secret_gets_no_answer(settings: Settings, secret: str) -> None:
         await expect_no_answer((reader, writer))
         assert len(here.replicas[0]._connections) == 1
 
-    run_scene(settings, act, count=1)
+    run_shared(act)
 
 
-def test_a_truncated_or_changed_handshake_gets_no_answer(settings: Settings) -> None:
+def test_a_truncated_or_changed_handshake_gets_no_answer(run_shared: Callable[[Act], None]) -> None:
     """At every byte; only a flipped bit of the client's own nonce is valid."""
 
     async def act(here: Scene) -> None:
@@ -157,10 +180,10 @@ def test_a_truncated_or_changed_handshake_gets_no_answer(settings: Settings) -> 
         await answers(here)
         assert len(here.replicas[0]._connections) == 1
 
-    run_scene(settings, act, count=1)
+    run_shared(act)
 
 
-def test_a_flood_of_half_open_connections_does_not_block_the_ingress(settings: Settings) -> None:
+def test_a_flood_of_half_open_connections_does_not_block_the_ingress(run_shared: Callable[[Act], None]) -> None:
     async def act(here: Scene) -> None:
         flood = [await connect_to(here) for _ in range(3 * strangers.MAX_UNAUTHENTICATED)]
         for _, writer in flood[::2]:
@@ -174,11 +197,11 @@ def test_a_flood_of_half_open_connections_does_not_block_the_ingress(settings: S
         for _, writer in flood:
             writer.close()
 
-    run_scene(settings, act, count=1)
+    run_shared(act)
 
 
 def test_a_burst_leaves_no_more_connections_open_than_the_bound(
-    settings: Settings, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    run_shared: Callable[[Act], None], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     """All connect before a task of the first connection runs, so each has to be counted as closed at once."""
     monkeypatch.setattr(replica_module, "AUTHENTICATION_TIMEOUT_S", 600)
@@ -205,7 +228,7 @@ def test_a_burst_leaves_no_more_connections_open_than_the_bound(
                 end.cancel()
         await answers(here)
 
-    run_scene(settings, act, count=1)
+    run_shared(act)
 
 
 def test_a_flood_writes_one_line_a_second(caplog: pytest.LogCaptureFixture) -> None:
@@ -217,7 +240,7 @@ def test_a_flood_writes_one_line_a_second(caplog: pytest.LogCaptureFixture) -> N
     assert said == ["", "2 more since the last line", "1 more since the last line"]
 
 
-def test_a_slow_handshake_ends(settings: Settings, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_slow_handshake_ends(run_shared: Callable[[Act], None], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(replica_module, "AUTHENTICATION_TIMEOUT_S", 0.2)
 
     async def act(here: Scene) -> None:
@@ -227,7 +250,7 @@ def test_a_slow_handshake_ends(settings: Settings, monkeypatch: pytest.MonkeyPat
         await expect_no_answer((reader, writer))
         assert not here.replicas[0]._unauthenticated
 
-    run_scene(settings, act, count=1)
+    run_shared(act)
 
 
 # An ingress that sends invalid frames
@@ -265,7 +288,7 @@ INVALID_FRAMES: list[Any] = [
 
 
 @pytest.mark.parametrize("frame", INVALID_FRAMES, ids=lambda frame: str(frame)[:80])
-def test_a_replica_closes_a_connection_with_invalid_frames(settings: Settings, frame: Any) -> None:
+def test_a_replica_closes_a_connection_with_invalid_frames(run_shared: Callable[[Act], None], frame: Any) -> None:
     async def act(here: Scene) -> None:
         reader, writer = await connect_with_secret(here)
         writer.write(encode_frame(frame))
@@ -273,7 +296,7 @@ def test_a_replica_closes_a_connection_with_invalid_frames(settings: Settings, f
         await answers(here)
         assert here.replicas[0].queued_tokens == 0
 
-    run_scene(settings, act, count=1)
+    run_shared(act)
 
 
 async def until_closed(reader: asyncio.StreamReader) -> None:
@@ -325,7 +348,7 @@ WRONG += [
 
 
 @pytest.mark.parametrize("wrong", range(len(WRONG)))
-def test_an_invalid_request_fails_alone(settings: Settings, wrong: int) -> None:
+def test_an_invalid_request_fails_alone(run_shared: Callable[[Act], None], wrong: int) -> None:
     """Every ticket gets its last event."""
 
     async def act(here: Scene) -> None:
@@ -347,7 +370,7 @@ def test_an_invalid_request_fails_alone(settings: Settings, wrong: int) -> None:
         assert not here.replicas[0].failure_reasons()
         await here.until(lambda: here.replicas[0].queued_tokens == 0)
 
-    run_scene(settings, act, count=1)
+    run_shared(act)
 
 
 def recorded() -> list[bytes]:
@@ -378,7 +401,7 @@ def corrupted(data: bytes, chance: random.Random) -> bytes:
             return struct.pack(">I", len(body)) + bytes(body)
 
 
-def test_corrupted_frames_do_not_stop_a_replica(settings: Settings) -> None:
+def test_corrupted_frames_do_not_stop_a_replica(run_shared: Callable[[Act], None]) -> None:
     async def act(here: Scene) -> None:
         chance, [replica] = random.Random(24), here.replicas
         for _ in range(200):
@@ -396,7 +419,7 @@ def test_corrupted_frames_do_not_stop_a_replica(settings: Settings) -> None:
         assert not replica.failure_reasons()
         await answers(here)
 
-    run_scene(settings, act, count=1)
+    run_shared(act)
 
 
 # A replica that sends invalid frames
@@ -437,11 +460,14 @@ class InvalidReplica:
 
 
 def run_with_invalid_replica(
-    settings: Settings, frames: Iterable[Any], act: Callable[[Scene, InvalidReplica], Awaitable[None]], **named: Any
+    run: Callable[[Act], None],
+    frames: Iterable[Any],
+    act: Callable[[Scene, InvalidReplica], Awaitable[None]],
+    **named: Any,
 ) -> None:
-    """Run `act` with one valid replica and one that sends invalid frames."""
+    """Run `act` with one valid replica, that of a scene, and one that sends invalid frames."""
 
-    async def run(here: Scene) -> None:
+    async def with_both(here: Scene) -> None:
         way, version, _, seen, *rest = await here.replicas[0].hello_message()
         hello = (way, version, "invalid", seen, *rest)
         invalid = InvalidReplica(named.get("changed", lambda words: words)(hello), frames, named.get("secret", SECRET))
@@ -451,9 +477,10 @@ def run_with_invalid_replica(
             await act(here, invalid)
         finally:
             here.list("replica-0")
+            del here.addresses["invalid"]
             invalid.server.close()
 
-    run_scene(settings, run, count=1)
+    run(with_both)
 
 
 def model_in(hello: tuple[Any, ...], **changes: Any) -> Model:
@@ -498,8 +525,11 @@ WRONG_VALUES: list[Any] = [
 ]
 
 
+@pytest.mark.usefixtures("short_pauses")
 @pytest.mark.parametrize("frame", range(len(WRONG_VALUES)))
-def test_a_connection_with_invalid_frames_is_opened_again_and_others_go_on(settings: Settings, frame: int) -> None:
+def test_a_connection_with_invalid_frames_is_opened_again_and_others_go_on(
+    run_shared: Callable[[Act], None], frame: int
+) -> None:
     words = WRONG_VALUES[frame]
     words = ("watched", 1, GeneratedToken(1)) if words == ("watched", 1, object) else words
 
@@ -511,14 +541,14 @@ def test_a_connection_with_invalid_frames_is_opened_again_and_others_go_on(setti
         await here.until(lambda: here.fleet.replicas.ready_counts()["chat"] == 1)
         await answers(here)
 
-    run_with_invalid_replica(settings, [words], act)
+    run_with_invalid_replica(run_shared, [words], act)
 
 
 TOKEN = pack(GeneratedToken(1))
 
 
 def test_the_pause_grows_with_each_invalid_frame_of_a_replica(
-    settings: Settings, monkeypatch: pytest.MonkeyPatch
+    run_shared: Callable[[Act], None], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(replica_connection, "MIN_FAULT_RETRY_S", 3600.0)
 
@@ -531,7 +561,7 @@ def test_the_pause_grows_with_each_invalid_frame_of_a_replica(
         connection._opened_at -= FAULTLESS_S + 1  # as after a long time without a lie
         assert connection._next_fault_pause() == 3600.0
 
-    run_with_invalid_replica(settings, [("dance",)], act)
+    run_with_invalid_replica(run_shared, [("dance",)], act)
 
 
 CHANGED: dict[str, Callable[[tuple[Any, ...]], tuple[Any, ...]]] = {
@@ -550,17 +580,18 @@ CHANGED: dict[str, Callable[[tuple[Any, ...]], tuple[Any, ...]]] = {
 }
 
 
+@pytest.mark.usefixtures("short_pauses")
 @pytest.mark.parametrize("change", CHANGED)
-def test_a_replica_with_an_invalid_hello_gets_no_requests(settings: Settings, change: str) -> None:
+def test_a_replica_with_an_invalid_hello_gets_no_requests(run_shared: Callable[[Act], None], change: str) -> None:
     async def act(here: Scene, invalid: InvalidReplica) -> None:
         await here.until(lambda: invalid.connection_count > 1)
         assert here.fleet.replicas.ready_counts()["chat"] == 1
         await answers(here)
 
-    run_with_invalid_replica(settings, [], act, changed=CHANGED[change])
+    run_with_invalid_replica(run_shared, [], act, changed=CHANGED[change])
 
 
-def test_models_that_are_not_in_the_settings_are_ignored(settings: Settings) -> None:
+def test_models_that_are_not_in_the_settings_are_ignored(run_shared: Callable[[Act], None]) -> None:
     def renamed(hello: tuple[Any, ...]) -> tuple[Any, ...]:
         model = replace(unpack(hello[4][0][1]), name="stranger")
         return (*hello[:4], (*hello[4], pack_model(model)), *hello[5:])
@@ -569,7 +600,7 @@ def test_models_that_are_not_in_the_settings_are_ignored(settings: Settings) -> 
         await here.until(lambda: here.fleet.replicas.ready_counts()["chat"] == 2)
         assert "stranger" not in await here.page()
 
-    run_with_invalid_replica(settings, [], act, changed=renamed)
+    run_with_invalid_replica(run_shared, [], act, changed=renamed)
 
 
 def event_frame(*events: Any) -> Callable[[Any], Any]:
@@ -599,8 +630,9 @@ EVENTS: list[tuple[Any, ...]] = [
 ]
 
 
+@pytest.mark.usefixtures("short_pauses")
 @pytest.mark.parametrize("events", range(len(EVENTS)))
-def test_an_invalid_answer_fails_or_is_sent_to_another_replica(settings: Settings, events: int) -> None:
+def test_an_invalid_answer_fails_or_is_sent_to_another_replica(run_shared: Callable[[Act], None], events: int) -> None:
     async def act(here: Scene, invalid: InvalidReplica) -> None:
         await here.until(lambda: here.fleet.replicas.ready_counts()["chat"] == 2)
         here.list("invalid")  # it gets all new requests; the other one gets those that are sent again
@@ -615,7 +647,7 @@ def test_an_invalid_answer_fails_or_is_sent_to_another_replica(settings: Setting
         await answers(here)
         assert here.fleet.tokens == 0
 
-    run_with_invalid_replica(settings, [event_frame(*EVENTS[events])], act)
+    run_with_invalid_replica(run_shared, [event_frame(*EVENTS[events])], act)
 
 
 def test_events_of_unknown_tickets_change_nothing(settings: Settings) -> None:
@@ -628,19 +660,20 @@ def test_events_of_unknown_tickets_change_nothing(settings: Settings) -> None:
         here.list("replica-0")
         assert await read_events(here.generate(range(3, 9), 20)) == expected
 
-    run_with_invalid_replica(settings, frames, act)
+    run_with_invalid_replica(partial(run_scene, settings, count=1), frames, act)
 
 
-def test_a_replica_without_the_secret_gets_no_frames(settings: Settings) -> None:
+@pytest.mark.usefixtures("short_pauses")
+def test_a_replica_without_the_secret_gets_no_frames(run_shared: Callable[[Act], None]) -> None:
     async def act(here: Scene, invalid: InvalidReplica) -> None:
         await here.until(lambda: invalid.connection_count > 1)
         assert here.fleet.replicas.ready_counts()["chat"] == 1
         await answers(here)
 
-    run_with_invalid_replica(settings, [], act, secret="guessed")
+    run_with_invalid_replica(run_shared, [], act, secret="guessed")
 
 
-def test_models_without_a_connection_are_forgotten(tiny_generator: Path, settings: Settings) -> None:
+def test_models_without_a_connection_are_forgotten(tiny_generator: Path, run_shared: Callable[[Act], None]) -> None:
     async def act(here: Scene) -> None:
         [model] = [model for model in here.fleet.models() if model.name == "chat"]
         circle = ConnectionContext(SECRET, here.fleet)
@@ -651,7 +684,7 @@ def test_models_without_a_connection_are_forgotten(tiny_generator: Path, setting
         with pytest.raises(FrameError, match="does not match its digest"):
             await circle.decode_model("0" * 32, *pack_model(model)[1:])
 
-    run_scene(settings, act, count=1)
+    run_shared(act)
 
 
 def test_every_frame_rejects_fields_of_other_types() -> None:

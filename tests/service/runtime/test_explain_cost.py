@@ -2,14 +2,13 @@
 
 import re
 from dataclasses import replace
-from pathlib import Path
 from typing import Any, Self, get_args
 
 import pytest
 from torch.utils.flop_counter import FlopCounterMode
 from torch.utils.module_tracker import ModuleTracker
 
-from polyhead.models.checkpoint import load
+from polyhead.models.checkpoint import Checkpoint, load
 from polyhead.models.explain import ExplanationRequest, InputTokens, Method, estimate_operations, explain
 from polyhead.models.explain import cost_estimate as estimate
 from polyhead.models.network.model_config import ModelConfig
@@ -39,15 +38,22 @@ QWEN = ModelConfig(
 LIMIT = Settings().explain_gflop * GIGA
 
 
+@pytest.fixture(scope="module", params=KINDS)
+def explained(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> tuple[str, Any, Checkpoint]:
+    """A kind of network, a network that is explained, and its checkpoint."""
+    folder = tmp_path_factory.mktemp("explained")
+    _, watched = both(request.param, folder)
+    return request.param, watched, load(str(folder))
+
+
 @pytest.mark.parametrize("method", METHODS)
-@pytest.mark.parametrize("kind", KINDS)
 def test_operations_are_those_that_torch_counts(
-    kind: str, method: Method, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    explained: tuple[str, Any, Checkpoint], method: Method, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Torch counts nothing for a CPU's fused attention, so its count may be lower."""
     monkeypatch.setattr(estimate, "LAYER_OVERHEAD", 0)
-    _, watched = both(kind, tmp_path)
-    loaded, text = load(str(tmp_path)), InputTokens(tuple(range(5, 5 + ROWS)))
+    kind, watched, loaded = explained
+    text = InputTokens(tuple(range(5, 5 + ROWS)))
     goals = () if method in SHOWING else (((0, 1),), ((0, 0),))
     asked = ExplanationRequest(
         text, method, goals, steps=5, baseline=0, window=3, compared_text=text if kind == "bert-vector" else None

@@ -120,19 +120,32 @@ def test_the_tokenizer_of_a_served_model_is_checked_again_only_if_its_files_chan
     serving({"judge": folder}, act)
 
 
-def test_the_thread_of_a_cancelled_load_does_not_wait_for_its_turn(tiny_classifier: Path, tiny_ranker: Path) -> None:
+def test_the_thread_of_a_cancelled_load_does_not_wait_for_its_turn(
+    tiny_classifier: Path, tiny_ranker: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The number of threads would not show it: others begin and end meanwhile."""
+    checking, real = list[threading.Thread](), tokenizer_check.TokenizerCheck.check_folder
+
+    def check_folder(*given: Any, **named: Any) -> None:
+        checking.append(threading.current_thread())
+        real(*given, **named)
+
+    monkeypatch.setattr(tokenizer_check.TokenizerCheck, "check_folder", check_folder)
+
     async def act(served: ModelRegistry) -> None:
         await served.load_all()
-        threads = threading.active_count()
+        checking.clear()
         with served._loader.tokenizer_check._lock:  # as if another tokenizer were checked
             for number in range(10):
                 operation = served.load(f"new{number}", str(tiny_ranker))
                 async with asyncio.timeout(PATIENCE_S):
-                    while threading.active_count() == threads:
+                    while not checking:
                         await asyncio.sleep(0.002)
+                    thread = checking.pop()
+                    assert thread is not threading.current_thread()
                     await served.unload(f"new{number}", 0).wait()
                     await operation.wait()
-                    while threading.active_count() > threads:
+                    while thread.is_alive():
                         await asyncio.sleep(0.002)
 
     serving({"judge": tiny_classifier}, act, model_root=str(tiny_ranker.parent))

@@ -40,20 +40,11 @@ def test_a_million_chunks_of_one_byte_cost_as_much_as_one_body(server: Process) 
     assert server.resident("VmHWM") - before < COUNT / 2**20 + 1, "MiB beyond the body"
 
 
-LOW = """
-import resource, sys
-resource.setrlimit(resource.RLIMIT_NOFILE, (200, 200))
-sys.argv[1:1] = ["serve"]
-from polyhead.service.cli.main import main
-main()
-"""
-
-
 def test_with_few_file_descriptors_requests_are_still_answered(tiny_generator: Path) -> None:
     """Three hundred silent connections where two hundred files may be open: requests are answered, meanwhile and
     afterwards.
     """
-    process = Process(f"chat={tiny_generator}", "--cache-tokens", "4096", entry=("-c", LOW))
+    process = Process(f"chat={tiny_generator}", "--cache-tokens", "4096", open_files=200)
     process.ready()
     port = int(process.url.rpartition(":")[2])
     try:
