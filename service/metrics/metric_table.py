@@ -273,6 +273,7 @@ SECTIONS: Mapping[str, tuple[Metric, ...]] = {
             "Population stability index of the confidence in recent calibrated answers, against the answers that the "
             "calibration was fitted for; above 0.25 calibrate again. 0 before 200 answers.",
         ),
+        gauge("batches_open", (), "batches", "Batches that have not ended (/v1/batches)."),
         gauge(
             "draining_seconds",
             (),
