@@ -6,6 +6,7 @@ An error has the format of the dialect that owns the path (`DIALECTS`), wherever
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
 from functools import partial
+from pathlib import Path
 
 from fastapi import FastAPI, Request
 from fastapi.exceptions import RequestValidationError
@@ -31,8 +32,14 @@ from ..metrics import EarlyOutcome
 from ..metrics.history import MetricHistory
 from .access.app_state import AppState
 from .access.middleware import AccessMiddleware, ErrorResponder
+from .access.own_calls import OwnCalls
 from .access.request_context import RequestContext
+from .batches.batch_runner import BatchRunner
+from .batches.batch_store import BatchStore
+from .batches.file_store import FileStore, StoreLimits
 from .dialects.anthropic import routes as anthropic
+from .dialects.batches import routes as batches
+from .dialects.batches.wire import read_line
 from .dialects.decisions import routes as decisions
 from .dialects.explain import routes as explain
 from .dialects.hf import routes as hf
@@ -60,6 +67,7 @@ DIALECTS: tuple[Dialect, ...] = (
     anthropic.DIALECT,
     responses.DIALECT,
     moderations.DIALECT,
+    batches.DIALECT,
     systemone.DIALECT,
     decisions.DIALECT,
     openai.DIALECT,
@@ -92,6 +100,7 @@ def build_app(server: AppState, lifespan: Lifespan | None = None) -> FastAPI:
     )
     app.state.server = server
     app.state.history = MetricHistory(server.metrics)
+    app.state.batches = build_batches(app, server)
     server.metrics.watch_in_flight(lambda: server.admission.unfinished)
     server.metrics.watch_engine(server.engine)
     server.metrics.watch_drain(server.admission.drain_elapsed_s, server.settings.drain_seconds)
@@ -112,6 +121,17 @@ def build_app(server: AppState, lifespan: Lifespan | None = None) -> FastAPI:
     app.openapi = partial(describe_app, app, app.openapi, find_dialect)  # type: ignore[method-assign]
     app.state.description = web_pages.CachedDocument(app.openapi)
     return app
+
+
+def build_batches(app: FastAPI, server: AppState) -> BatchRunner | None:
+    """What answers batches; None if there is no folder for them.  Raises SettingsError if it cannot be used."""
+    settings = server.settings
+    if not settings.files_dir:
+        return None
+    limits = StoreLimits(settings.files_mib << 20, settings.key_share)
+    store = BatchStore(FileStore(Path(settings.files_dir).expanduser(), limits, server.keys.owners))
+    server.metrics.watch_batches(lambda: len(store.unfinished()))
+    return BatchRunner(store, OwnCalls(app, server.keys), read_line)
 
 
 def add_error_handlers(app: FastAPI, error_response: ErrorResponder, routes: Sequence[BaseRoute]) -> None:

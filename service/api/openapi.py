@@ -18,6 +18,7 @@ from ..core.errors import (
     Forbidden,
     ForeignOrigin,
     InsufficientMemory,
+    InsufficientStorage,
     MethodNotAllowed,
     MisdirectedRequest,
     NotFound,
@@ -27,6 +28,7 @@ from ..core.errors import (
     UnreadableRequest,
 )
 from .access.auth import required_access
+from .access.model_paths import is_below
 from .shared.dialect import Dialect
 from .shared.streaming import JSON_LINES
 
@@ -40,6 +42,7 @@ MEDIA_TYPES: Mapping[str, Sequence[str]] = {
     "/api/chat": ("application/json", JSON_LINES),
     "/api/generate": ("application/json", JSON_LINES),
     "/v1/systemone": ("application/json", JSON_LINES),
+    "/content": (OCTET_STREAM,),
     "/metrics": (PLAIN_TEXT, "application/openmetrics-text"),
 }
 PROBE_PATHS = frozenset(
@@ -47,7 +50,9 @@ PROBE_PATHS = frozenset(
 )
 # Errors that no client receives, or that belong to no operation.
 UNDOCUMENTED_ERRORS = frozenset({ClientGone, MethodNotAllowed, UnreadableRequest})
-ADMIN_ERRORS = frozenset({Conflict, InsufficientMemory})  # raised only by operations that change the served models
+ADMIN_ERRORS = frozenset({Conflict, InsufficientMemory})  # of operations that change the served models
+FILE_ERRORS = frozenset({Conflict, InsufficientStorage})  # of operations on files and batches
+FILE_PATHS = ("/v1/files", "/v1/batches")
 # Errors of GET routes.
 GET_ERRORS = frozenset(
     {BadRequest, Unauthorized, Forbidden, ForeignOrigin, NotFound, MisdirectedRequest, Unavailable, PolyheadError}
@@ -70,7 +75,8 @@ def describe_app(app: FastAPI, make: Callable[[], Json], owner: Callable[[str], 
 def complete_operation(path: str, method: str, operation: Json, dialect: Dialect) -> None:
     names = re.findall(r"\{(\w+)\}", path)
     text = {"type": "string", "minLength": 1}
-    operation["parameters"] = [{"name": name, "in": "path", "required": True, "schema": text} for name in names]
+    query = [given for given in operation.get("parameters", ()) if given["in"] == "query"]
+    operation["parameters"] = [{"name": name, "in": "path", "required": True, "schema": text} for name in names] + query
     public = required_access(path, method) == "public"
     operation["security"] = [] if public else [{"key": []}]
     operation["responses"] = success_responses(path, operation)
@@ -92,8 +98,8 @@ def success_responses(path: str, operation: Json) -> Json:
 
 def body_fields(operation: Json) -> set[str]:
     """The field names that the request body may have."""
-    body = operation.get("requestBody", {"content": {"application/json": {"schema": {}}}})
-    schema = body["content"]["application/json"]["schema"]
+    body = operation.get("requestBody", {"content": {}})
+    schema = body["content"].get("application/json", {"schema": {}})["schema"]
     return {name for each in schema.get("anyOf", [schema]) for name in each.get("properties", ())}
 
 
@@ -102,8 +108,15 @@ def error_kinds(path: str, method: str) -> Iterator[type[PolyheadError]]:
     for kind in walk_subclasses(PolyheadError):
         if kind in UNDOCUMENTED_ERRORS or (method == "GET" and kind not in GET_ERRORS):
             continue
-        if kind not in ADMIN_ERRORS or required_access(path, method) == "admin":
+        if kind not in ADMIN_ERRORS | FILE_ERRORS or kind in own_errors(path, method):
             yield kind
+
+
+def own_errors(path: str, method: str) -> frozenset[type[PolyheadError]]:
+    """Error classes that only some routes may return."""
+    if required_access(path, method) == "admin":
+        return ADMIN_ERRORS
+    return FILE_ERRORS if any(is_below(path, prefix) for prefix in FILE_PATHS) else frozenset()
 
 
 def walk_subclasses(kind: type[PolyheadError]) -> Iterator[type[PolyheadError]]:

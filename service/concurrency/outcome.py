@@ -96,3 +96,10 @@ async def wait_for_error(work: Coroutine[Any, Any, None]) -> BaseException | Non
     outcome = outcomes[0]
     ends = isinstance(outcome, Exception | asyncio.CancelledError | KeyboardInterrupt | SystemExit)
     return outcome if outcome is None or ends else as_exception(outcome)
+
+
+async def cancel_tasks(*tasks: asyncio.Task[Any]) -> None:
+    """Cancel `tasks` and wait until they have cleaned up."""
+    for task in tasks:
+        task.cancel()
+    await asyncio.gather(*tasks, return_exceptions=True)

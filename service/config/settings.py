@@ -237,6 +237,14 @@ class Settings(ParallelSettings):
     )
     max_body_bytes: int = Field(8 << 20, ge=1024, le=1 << 30, description="Largest body of a request.")
     max_batch_texts: int = Field(16384, ge=1, le=100_000, description="Texts in one request, at most.")
+    files_dir: str = Field(
+        "",
+        description="Folder for the files of batches (/v1/files, /v1/batches), of this server alone; empty: none are "
+        "kept.",
+    )
+    files_mib: int = Field(
+        1024, ge=1, le=1 << 30, description="MiB of all files in files_dir, at most; of one key its key_share of them."
+    )
     tokenizer_threads: int = Field(2, ge=1, le=64, description="Threads that turn text into tokens.")
     drain_seconds: int = Field(30, ge=0, le=3600, description="How long a stopping server finishes what it has begun.")
     api_key: ApiKey = Field(
@@ -312,7 +320,7 @@ class Settings(ParallelSettings):
     def expand_model_dir(cls, value: Path) -> Path:
         return expand_home(value)
 
-    @field_validator("model_root", "keys_file", "tls_cert", "tls_key")
+    @field_validator("model_root", "files_dir", "keys_file", "tls_cert", "tls_key")
     @classmethod
     def check_home(cls, value: str) -> str:
         expand_home(Path(value))

@@ -27,7 +27,8 @@ PolyheadError
 ├── Unavailable         503  loading, draining or broken; `retry_after` seconds
 ├── Stopped             503  the engine ended before this request did
 ├── Expired             504  the deadline passed
-└── InsufficientMemory  507  a model does not fit in the free memory
+├── InsufficientMemory  507  a model does not fit in the free memory
+└── InsufficientStorage 507  a file does not fit where files are kept, or the disk cannot be used
 """
 
 import re
@@ -191,6 +192,10 @@ class Expired(PolyheadError):
 
 class InsufficientMemory(PolyheadError):
     status, code = 507, "insufficient_memory"
+
+
+class InsufficientStorage(PolyheadError):
+    status, code = 507, "insufficient_storage"
 
 
 def redact_locations(text: str, *folders: str) -> str:

@@ -38,7 +38,10 @@ def assemble_ingress(
 
     @asynccontextmanager
     async def lifespan(_: FastAPI) -> AsyncGenerator[None]:
-        works = (find(fleet), trim_heap_forever(), watch_keys_file(telemetry.keys), sample_forever(app.state.history))
+        works = [find(fleet), trim_heap_forever(), watch_keys_file(telemetry.keys), sample_forever(app.state.history)]
+        if app.state.batches is not None:
+            await app.state.batches.open()
+            works.append(app.state.batches.run())
         aside = [start_background_task(work) for work in works]
         yield
         for task in aside:

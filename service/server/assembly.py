@@ -72,7 +72,10 @@ def assemble(
     async def lifespan(_: FastAPI) -> AsyncGenerator[None]:
         engine.start()
         loading = asyncio.create_task(load_models(registry, server.text, on_settled))
-        aside = (trim_heap_forever(), watch_keys_file(telemetry.keys), sample_forever(app.state.history))
+        aside = [trim_heap_forever(), watch_keys_file(telemetry.keys), sample_forever(app.state.history)]
+        if app.state.batches is not None:
+            await app.state.batches.open()
+            aside.append(app.state.batches.run())
         tasks = [start_background_task(work) for work in aside]
         yield
         for task in (loading, *tasks):

@@ -12,12 +12,13 @@ import httpx
 import pytest
 import transformers as tf
 
+from polyhead.service.api.batches.file_store import StoredFile
 from polyhead.service.core.errors import BadRequest
 from tests.service.api.operations.test_admin import KEY, Client, serving
 from tests.service.api.shared.test_fields import ROWS, SECTIONS, body_of
 from tests.support import checkpoints, translators
 from tests.support.edits import edited
-from tests.support.odd_values import ROUTES, UNHASHABLE, VALUES, Place, Route, inside, is_named, places, replaced
+from tests.support.odd_values import BATCH, ROUTES, UNHASHABLE, VALUES, Place, Route, inside, is_named, places, replaced
 
 ANSWERS = ("contradiction", "neutral", "entailment")
 LEAST = 4000  # bodies over HTTP
@@ -108,13 +109,15 @@ def odd_requests(route: Route, *, full: bool) -> Iterator[tuple[str, Place, Any]
 
 
 @pytest.mark.timeout(600)
-def test_no_route_answers_a_value_with_a_server_error(folders: dict[str, Path], full: bool) -> None:
+def test_no_route_answers_a_value_with_a_server_error(folders: dict[str, Path], tmp_path: Path, full: bool) -> None:
     wrong, sent, known = list[str](), 0, set[str]()
 
     async def act(client: Client) -> None:
         nonlocal sent
         paths = (await client.ask("GET", "/openapi.json")).json()["paths"]
-        known.update(path for path, methods in paths.items() for each in methods.values() if "requestBody" in each)
+        for path, methods in paths.items():
+            bodies = [each["requestBody"]["content"] for each in methods.values() if "requestBody" in each]
+            known.update(path for body in bodies if "application/json" in body)
         for route in ROUTES:
             first = next(iter(route.addresses.values()))
             for path, place, body in odd_requests(route, full=full):
@@ -125,10 +128,19 @@ def test_no_route_answers_a_value_with_a_server_error(folders: dict[str, Path], 
                 if error := error_of(answer, place, path == first):
                     wrong.append(f"{path} {place} {inside(body, place)!r:.60}: {error:.300}")
 
-    serving(act, folders, explain_tokens=48)
+    keep_file(tmp_path / "files", BATCH["input_file_id"])
+    serving(act, folders, explain_tokens=48, files_dir=str(tmp_path))
     assert not wrong, f"{len(wrong)}: " + "\n".join(wrong[:60])
     assert known == {address for route in ROUTES for address in route.addresses}
     assert sent >= LEAST, sent
+
+
+def keep_file(folder: Path, file_id: str) -> None:
+    """A file as if it had been uploaded before the server was started."""
+    folder.mkdir()
+    file = StoredFile(id=file_id, owner="", created_at=1, filename="requests.jsonl", purpose="batch")
+    (folder / f"{file_id}.json").write_text(file.model_dump_json())
+    (folder / f"{file_id}.content").touch()
 
 
 def error_of(answer: httpx.Response, place: Place, first: bool) -> str:

@@ -111,6 +111,8 @@ OF_TASKS = ("/models/{name}", "/models/{name}/pipeline/{task}", "/pipeline/{task
 ASKED = {"model": "chat", "state": {"a": "b"}}
 DECIDED = {"model": "chat", "input": "a", "questions": [{"type": "predicate", "instructions": "a"}]}
 
+BATCH = {"input_file_id": f"file-{0:024x}", "endpoint": "/v1/embeddings", "completion_window": "24h"}
+KEPT = {"anchor": "created_at", "seconds": 3600}
 ROUTES: tuple[Route, ...] = (
     of_named(
         "/v1/completions",
@@ -184,6 +186,7 @@ ROUTES: tuple[Route, ...] = (
             },
         ),
     ),
+    route("/v1/batches", bodies=(BATCH | {"metadata": {"a": "b"}, "output_expires_after": KEPT},)),
     of_named("/v1/moderations", "judge", bodies=({"model": "judge", "input": [TEXT], "thresholds": {}},)),
     route(
         "/api/chat",

@@ -49,6 +49,8 @@ ACCESS_RULES: Mapping[str, Access] = {
     "/admin": "admin",
     "/v1": "inference",
     "GET /v1": "models",
+    "GET /v1/files": "inference",
+    "GET /v1/batches": "inference",
     "/v2": "inference",
     "GET /v2": "models",
     "/v2/health": "public",

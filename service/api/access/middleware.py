@@ -27,6 +27,7 @@ from .admission import Permit
 from .app_state import AppState
 from .auth import is_anthropic_path, read_authorization, required_access
 from .origins import check_content_type
+from .own_calls import OWN_CALL
 from .rate_limit import anthropic_headers, openai_headers
 from .request_context import IGNORED_HEADER, TIMEOUT_HEADER, RequestContext, read_timeout
 
@@ -102,20 +103,23 @@ class AccessMiddleware:
         """
         try:
             headers, origins = Headers(scope=scope), self.server.origins
-            origins.check_host(headers, scope)
-            origins.check_origin(scope["method"], headers)
-            if preflight := origins.preflight_headers(scope["method"], headers):
-                await Response(status_code=204, headers=preflight)(scope, receive, send)
-                return
             scope_name = self.server.keys.apply_rule(context.access)
-            context.key = self.server.keys.authenticate(scope_name, read_authorization(headers, scope["path"]))
+            if (own_call := scope.get(OWN_CALL)) is not None:
+                context.key, context.priority = own_call.key, own_call.priority
+            else:
+                origins.check_host(headers, scope)
+                origins.check_origin(scope["method"], headers)
+                if preflight := origins.preflight_headers(scope["method"], headers):
+                    await Response(status_code=204, headers=preflight)(scope, receive, send)
+                    return
+                context.key = self.server.keys.authenticate(scope_name, read_authorization(headers, scope["path"]))
             self.server.keys.authorize(context.key, scope_name)
             context.is_counted = is_admin = scope_name == "admin"  # admin requests are not counted as model requests
             if scope["method"] in ("GET", "HEAD", "OPTIONS"):
                 context.admitted = time.perf_counter()
                 await self.app(scope, receive, send)
                 return
-            check_content_type(headers)
+            check_content_type(headers, scope["path"])
             decoder = make_decoder(headers.getlist("content-encoding"))
             if scope_name == "inference":
                 self.server.quotas.quota_of(context.key).take_request()

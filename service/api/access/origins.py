@@ -24,7 +24,9 @@ LOCAL_NAME = "localhost"
 DEFAULT_PORTS = {"http": ":80", "https": ":443"}
 MAX_QUOTED_CHARS = 100  # characters of a header that an error repeats
 # What a page may send to another origin without a preflight (CORS-safelisted types).
-FORM_TYPES = frozenset({"text/plain", "application/x-www-form-urlencoded", "multipart/form-data"})
+MULTIPART_TYPE = "multipart/form-data"
+FORM_TYPES = frozenset({"text/plain", "application/x-www-form-urlencoded", MULTIPART_TYPE})
+FILES_PATH = "/v1/files"
 ALLOWED_METHODS = "GET, HEAD, POST, PUT, DELETE"
 MAX_AGE_S = 7200  # how long a preflight may be cached; Chromium's maximum
 # see service.api.access.rate_limit
@@ -124,13 +126,15 @@ class OriginPolicy:
         return bool(origin) and (self._allows_any or origin in self._origins)
 
 
-def check_content_type(headers: Headers) -> None:
+def check_content_type(headers: Headers, path: str) -> None:
     """Raises UnsupportedType for a content type that any web page could send without a preflight.
 
-    A body without a type passes: a browser sends such a body only with an Origin, which is checked.
+    A body without a type passes: a browser sends such a body only with an Origin, which is checked. So does the form
+    with a file, where files are sent.
     """
     for given in headers.getlist("content-type"):
-        if given.partition(";")[0].strip().lower() in FORM_TYPES:
+        kind = given.partition(";")[0].strip().lower()
+        if kind in FORM_TYPES and (path, kind) != (FILES_PATH, MULTIPART_TYPE):
             raise UnsupportedType(
                 f"Content-Type: {given[:MAX_QUOTED_CHARS]!r} is not accepted, since any web page can send it; send "
                 "JSON as application/json (curl: add -H 'Content-Type: application/json')",

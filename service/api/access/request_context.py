@@ -34,6 +34,7 @@ class RequestContext:
     arrived: float = field(default_factory=perf_counter)
     access: Access = "inference"  # the rule of its path
     key: Key = ANONYMOUS  # the client's key, where one is required
+    priority: int = 0  # of its engine requests, unless the body has one
     trace_id: str = ""  # 32 hex digits; empty if the request is not traced
     deadline: float = math.inf  # on `time.perf_counter`
     model: str = ""  # the name and the task of the model, once they are known
@@ -56,7 +57,7 @@ class RequestContext:
     @property
     def terms(self) -> Terms:
         """The request terms that the headers give; a body may add more (`dialect.read_terms`)."""
-        return Terms(self.owner, 0, self.deadline, self.trace_id)
+        return Terms(self.owner, self.priority, self.deadline, self.trace_id)
 
     def limit_time(self, seconds: float) -> None:
         """Limit the time of the request to `seconds` from its arrival; a shorter limit stays."""

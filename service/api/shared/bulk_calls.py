@@ -13,10 +13,11 @@ from typing import Any
 
 from fastapi import Request
 
+from ...concurrency.outcome import cancel_tasks
 from ...core.errors import EmptyInput, Overloaded, TooMany
 from .dialect import request_context, server
 from .json_body import Bytes, receive_body
-from .streaming import LineStream, cancel_tasks
+from .streaming import LineStream
 
 CALLS_AHEAD = 32  # calls of one body at a time
 CHARACTERS_AHEAD = 1 << 16  # characters that the calls of one body have the model read at a time, or one longer call

@@ -345,7 +345,7 @@ def read_terms(request: Request, wire: "EngineRequest") -> Terms:
     context = request_context(request)
     if wire.timeout:
         context.limit_time(wire.timeout)
-    return replace(context.terms, priority=wire.priority)
+    return replace(context.terms, priority=wire.priority or context.priority)
 
 
 Count = Annotated[int, between(1, (1 << 31) - 1)]  # the default 0 means that it was not given

@@ -19,7 +19,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
-from ...concurrency.outcome import as_exception
+from ...concurrency.outcome import as_exception, cancel_tasks
 from ...concurrency.time_slices import split_in_slices
 from ...core.errors import ClientGone, PolyheadError
 
@@ -134,13 +134,6 @@ async def run_while_connected(request: Request, work: Coroutine[Any, Any, Respon
 async def wait_disconnect(receive: Receive) -> None:
     while (await receive())["type"] != "http.disconnect":
         pass
-
-
-async def cancel_tasks(*tasks: asyncio.Task[Any]) -> None:
-    """Cancel `tasks` and wait until they have cleaned up."""
-    for task in tasks:
-        task.cancel()
-    await asyncio.gather(*tasks, return_exceptions=True)
 
 
 def encode_event(content: Any) -> bytes:

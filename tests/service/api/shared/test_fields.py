@@ -15,6 +15,7 @@ import ollama._types as ollama_types
 import pytest
 from anthropic.types import message_count_tokens_params, message_create_params
 from openai.types import (
+    batch_create_params,
     completion_create_params,
     decision_create_params,
     embedding_create_params,
@@ -25,6 +26,7 @@ from openai.types.responses import response_create_params
 
 from polyhead.service.api.dialects.anthropic import read as anthropic_read
 from polyhead.service.api.dialects.anthropic import wire as anthropic_wire
+from polyhead.service.api.dialects.batches import wire as batches_wire
 from polyhead.service.api.dialects.decisions import read as decisions_read
 from polyhead.service.api.dialects.decisions import wire as decisions_wire
 from polyhead.service.api.dialects.hf import wire as hf_wire
@@ -202,6 +204,14 @@ SECTIONS: Mapping[str, Section] = {
         {"input": "a"},
         moderations.read_moderation,
         official=typed(moderation_create_params.ModerationCreateParams),
+    ),
+    "OpenAI: batches": Section(
+        batches_wire.BatchRequest,
+        {"input_file_id": "f", "endpoint": "/v1/embeddings", "completion_window": "24h"},
+        official=typed(batch_create_params.BatchCreateParams),
+    ),
+    "OpenAI: a line of a batch": Section(
+        batches_wire.LineRequest, {"custom_id": "a", "method": "POST", "url": "/v1/embeddings", "body": {}}
     ),
     "OpenAI: decisions": Section(
         decisions_wire.DecisionsRequest,

@@ -1,0 +1,50 @@
+"""A batch: requests in a file, which are answered in the background, into a file of answers and one of errors."""
+
+from typing import Literal
+
+from pydantic import BaseModel, ConfigDict, Field
+
+from .record_folder import Record
+
+Status = Literal["validating", "failed", "in_progress", "finalizing", "completed", "expired", "cancelling", "cancelled"]
+ENDED: frozenset[Status] = frozenset({"failed", "completed", "expired", "cancelled"})
+WINDOW_S = 24 * 3600  # in which a batch is answered; what is not answered by then is not answered at all
+
+
+class BatchError(BaseModel):
+    """Why a batch failed as a whole: what is wrong with a line of its file."""
+
+    model_config = ConfigDict(frozen=True, strict=True)
+
+    code: str
+    message: str
+    line: int = 0  # from 1; 0: no line
+    param: str = ""
+
+
+class Batch(Record):
+    """`output_file` and `error_file` are there from the first request on; clients learn of them at the end."""
+
+    endpoint: str
+    input_file: str
+    status: Status = "validating"
+    metadata: dict[str, str] = Field(default_factory=dict)
+    output_seconds: int = 0  # for which the files that it writes are kept; 0: until they are deleted
+    times: dict[Status, int] = Field(default_factory=dict)  # when it came to each status
+    total: int = 0  # requests
+    completed: int = 0
+    failed: int = 0
+    errors: list[BatchError] = Field(default_factory=list)
+    output_file: str = ""
+    error_file: str = ""
+
+    @property
+    def expires_at(self) -> int:
+        return self.created_at + WINDOW_S
+
+    @property
+    def has_ended(self) -> bool:
+        return self.status in ENDED
+
+    def with_status(self, status: Status, now: float) -> "Batch":
+        return self.model_copy(update={"status": status, "times": self.times | {status: int(now)}})

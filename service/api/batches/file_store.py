@@ -1,0 +1,218 @@
+"""The files of batches: what clients upload, and what batches write.  They are kept in one folder:
+
+    FOLDER/lock                held by the server that uses the folder
+    FOLDER/files/ID.json       a `StoredFile`
+    FOLDER/files/ID.content    its bytes
+
+Every file belongs to the key that made it, and is found by that key only.  Files of batches that are not finished are
+not found by anyone.  Reads and writes run on threads; the list of files belongs to the event loop.
+"""
+
+import math
+import os
+import time
+from collections.abc import Callable, Collection, Iterator
+from contextlib import suppress
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Annotated, Literal
+
+from pydantic import Field
+
+from ...config.settings import SettingsError
+from ...core.errors import Conflict, InsufficientStorage, NotFound, PolyheadError, TooMany
+from .record_folder import Record, RecordFolder, append_whole, new_id, on_disk, read_whole_lines, write_file
+
+try:
+    import fcntl
+except ImportError:  # Windows, where nothing keeps two servers from one folder
+    fcntl = None  # type: ignore[assignment]
+
+Purpose = Literal["batch", "batch_output"]
+MAX_FILES = 10_000
+
+
+class StoredFile(Record):
+    filename: str
+    purpose: Purpose
+    bytes: Annotated[int, Field(ge=0)] = 0
+    expires_at: int = 0  # 0: never
+    is_complete: bool = True  # otherwise a batch still writes it
+
+
+@dataclass(frozen=True)
+class StoreLimits:
+    """Bytes of all files together; one owner may have the fraction `share` of them."""
+
+    bytes: int
+    share: float = 1.0
+
+
+class FileStore:
+    """All files.  `open` must be called before anything else.
+
+    If there are several `owners`, each may use its share of the limit; the collection may change.
+    """
+
+    def __init__(
+        self,
+        folder: Path,
+        limits: StoreLimits,
+        owners: Collection[str] = (),
+        clock: Callable[[], float] = time.time,
+    ) -> None:
+        """Raises SettingsError if the folder cannot be used, or another server uses it."""
+        self.folder, self.limits, self.clock = folder, limits, clock
+        self._owners = owners
+        self._records = RecordFolder(folder / "files", StoredFile)
+        self._files: dict[str, StoredFile] = {}
+        self._uses: dict[str, int] = {}  # by file: how many batches read or write it
+        self._lock = lock_folder(folder)
+
+    async def open(self) -> None:
+        """Read what is known of all files.  Raises InsufficientStorage if the folder cannot be read."""
+        self._files = {file.id: file for file in await self._records.read_all()}
+
+    def close(self) -> None:
+        if self._lock >= 0:
+            os.close(self._lock)
+            self._lock = -1
+
+    def find(self, file_id: str, owner: str) -> StoredFile:
+        """Raises NotFound."""
+        file = self._files.get(file_id)
+        if file is None or file.owner != owner or not file.is_complete or self._is_expired(file):
+            raise NotFound(f"there is no file {file_id[:60]!r}")
+        return file
+
+    def list_files(self, owner: str) -> Iterator[StoredFile]:
+        """The newest first."""
+        for file in reversed(self._files.values()):
+            if file.owner == owner and file.is_complete and not self._is_expired(file):
+                yield file
+
+    def content_path(self, file_id: str) -> Path:
+        return self._records.folder / f"{file_id}.content"
+
+    async def add(self, owner: str, filename: str, content: bytes | bytearray, seconds: int = 0) -> StoredFile:
+        """Keep an uploaded file, for `seconds` if they are given.  Raises InsufficientStorage and TooMany."""
+        file = self._new_file(owner, filename, "batch", seconds)
+        grown = file.model_copy(update={"bytes": len(content)})
+        self._check_room(owner, len(content))
+        self._files[file.id] = grown.model_copy(update={"is_complete": False})  # its bytes are counted from now on
+        try:
+            await on_disk(partial(write_file, self.content_path(file.id), content))
+            await self._records.write(grown)
+        except PolyheadError:
+            await self._forget(file.id)
+            raise
+        self._files[file.id] = grown
+        return grown
+
+    async def start_output(self, owner: str, filename: str) -> str:
+        """Begin an empty file that a batch writes, and return its id."""
+        file = self._new_file(owner, filename, "batch_output", 0).model_copy(update={"is_complete": False})
+        self._files[file.id] = file
+        await on_disk(partial(write_file, self.content_path(file.id), b""))
+        await self._records.write(file)
+        return file.id
+
+    async def continue_output(self, file_id: str) -> bytes:
+        """What a file has that a batch did not finish, in whole lines; a line that was cut off is removed."""
+        content = await on_disk(partial(read_whole_lines, self.content_path(file_id)))
+        self._files[file_id] = self._files[file_id].model_copy(update={"bytes": len(content)})
+        return content
+
+    async def append(self, file_id: str, lines: bytes) -> None:
+        """Write lines to the end of a file.  Raises InsufficientStorage, and then nothing of them is kept."""
+        file = self._files[file_id]
+        self._check_room(file.owner, len(lines))
+        await on_disk(partial(append_whole, self.content_path(file_id), file.bytes, lines))
+        self._files[file_id] = file.model_copy(update={"bytes": file.bytes + len(lines)})
+
+    async def finish_output(self, file_id: str, seconds: int) -> bool:
+        """Let its owner find a file, for `seconds` if they are given.  An empty one is removed; returns whether it is
+        kept.
+        """
+        file = self._files[file_id]
+        if not file.bytes:
+            await self._forget(file_id)
+            return False
+        now = int(self.clock())
+        file = file.model_copy(update={"is_complete": True, "expires_at": now + seconds if seconds else 0})
+        self._files[file_id] = file
+        with suppress(InsufficientStorage):  # what is on the disk is found incomplete by the next server
+            await self._records.write(file)
+        return True
+
+    async def delete(self, file_id: str, owner: str) -> None:
+        """Raises NotFound, and Conflict while a batch reads the file."""
+        self.find(file_id, owner)
+        if self._uses.get(file_id):
+            raise Conflict(f"the file {file_id!r} is read by a batch; cancel the batch first")
+        await self._forget(file_id)
+
+    def hold(self, file_id: str) -> None:
+        """Keep a file from being deleted until `release` is called as often."""
+        self._uses[file_id] = self._uses.get(file_id, 0) + 1
+
+    def release(self, file_id: str) -> None:
+        self._uses[file_id] -= 1
+        if not self._uses[file_id]:
+            del self._uses[file_id]
+
+    def contains(self, file_id: str) -> bool:
+        """Whether the file exists, complete or not."""
+        return file_id in self._files
+
+    async def remove_expired(self) -> None:
+        for file in [file for file in self._files.values() if self._is_expired(file)]:
+            if not self._uses.get(file.id):
+                await self._forget(file.id)
+
+    def _is_expired(self, file: StoredFile) -> bool:
+        return bool(file.expires_at) and self.clock() >= file.expires_at
+
+    def _new_file(self, owner: str, filename: str, purpose: Purpose, seconds: int) -> StoredFile:
+        if len(self._files) >= MAX_FILES:
+            raise TooMany(f"the server keeps {MAX_FILES} files at most, and has as many; delete some")
+        now = int(self.clock())
+        expires_at = now + seconds if seconds else 0
+        file_id = new_id("file-")
+        return StoredFile(
+            id=file_id, owner=owner, created_at=now, filename=filename, purpose=purpose, expires_at=expires_at
+        )
+
+    def _check_room(self, owner: str, size: int) -> None:
+        of_owner = sum(file.bytes for file in self._files.values() if file.owner == owner)
+        of_all = sum(file.bytes for file in self._files.values())
+        share = math.floor(self.limits.bytes * (self.limits.share if len(self._owners) > 1 else 1.0))
+        if of_all + size > self.limits.bytes or of_owner + size > share:
+            most, used = (share, of_owner) if of_owner + size > share else (self.limits.bytes, of_all)
+            whose = "the files of a key" if most < self.limits.bytes else "all files"
+            raise InsufficientStorage(
+                f"{size} bytes do not fit: {whose} may have {most} bytes together (files_mib), and have {used}; "
+                "delete some"
+            )
+
+    async def _forget(self, file_id: str) -> None:
+        await on_disk(partial(self.content_path(file_id).unlink, missing_ok=True))
+        await self._records.remove(file_id)
+        self._files.pop(file_id, None)
+
+
+def lock_folder(folder: Path) -> int:
+    """Make `folder` if it is missing, and lock it.  Returns the descriptor of the lock.  Raises SettingsError."""
+    try:
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        lock = os.open(folder / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    except OSError as error:
+        raise SettingsError(f"files_dir: {folder} cannot be used: {error.strerror}") from None
+    try:
+        if fcntl:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:
+        os.close(lock)
+        raise SettingsError(f"files_dir: {folder} is used by another server; give each a folder of its own") from None
+    return lock

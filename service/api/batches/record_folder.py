@@ -1,0 +1,115 @@
+"""Folders of small JSON files, one for each record, and the reads and writes of the disk, which run on threads."""
+
+import logging
+import os
+import re
+import secrets
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from typing import Annotated, Generic, TypeVar
+
+from pydantic import BaseModel, ConfigDict, Field
+
+from ...concurrency.outcome import run_on_thread
+from ...core.errors import InsufficientStorage, first_line
+
+MAX_RECORD_BYTES = 64 << 10
+ID_PATTERN = re.compile(r"[a-z]+[-_][0-9a-f]{24}")
+ID_BYTES = 12
+T = TypeVar("T")
+
+log = logging.getLogger("polyhead.batches")
+
+
+class Record(BaseModel):
+    """What is known of a file or a batch.  Its JSON file is called after its id."""
+
+    model_config = ConfigDict(frozen=True, strict=True, extra="forbid", allow_inf_nan=False)
+
+    id: Annotated[str, Field(pattern=f"^{ID_PATTERN.pattern}$")]
+    owner: str  # the name of the key; empty if the server requires none
+    created_at: int  # seconds since 1970, as all times
+
+
+R = TypeVar("R", bound=Record)
+
+
+class RecordFolder(Generic[R]):
+    """A folder of records of one kind.  Raises InsufficientStorage where the disk cannot be used."""
+
+    def __init__(self, folder: Path, kind: type[R]) -> None:
+        self.folder, self.kind = folder, kind
+
+    async def read_all(self) -> list[R]:
+        """All records, the oldest first.  One that cannot be read is left where it is, and logged."""
+        return await on_disk(self._read_all)
+
+    def _read_all(self) -> list[R]:
+        self.folder.mkdir(mode=0o700, exist_ok=True)
+        found = []
+        for path in self.folder.glob("*.json"):
+            try:
+                with path.open("rb") as file:
+                    record = self.kind.model_validate_json(file.read(MAX_RECORD_BYTES))
+            except (OSError, ValueError) as error:
+                log.warning("%s is not read: %s", path, first_line(error))
+                continue
+            if record.id == path.stem:
+                found.append(record)
+            else:
+                log.warning("%s is not read: it is the record of %s", path, record.id)
+        return sorted(found, key=lambda record: record.created_at)
+
+    async def write(self, record: R) -> None:
+        """Replace a record: afterwards, or if the machine stops meanwhile, its file has the old one or the new one."""
+        content = record.model_dump_json().encode()
+        await on_disk(partial(replace_file, self.folder / f"{record.id}.json", content))
+
+    async def remove(self, record_id: str) -> None:
+        await on_disk(partial((self.folder / f"{record_id}.json").unlink, missing_ok=True))
+
+
+async def on_disk(work: Callable[[], T]) -> T:
+    """What `work` returns, which runs on a thread.  Raises InsufficientStorage instead of OSError."""
+    try:
+        return await run_on_thread(work)
+    except OSError as error:
+        log.error("the folder of files cannot be used: %s", error)
+        raise InsufficientStorage(f"the disk with the files cannot be used: {error.strerror}") from None
+
+
+def new_id(prefix: str) -> str:
+    return prefix + secrets.token_hex(ID_BYTES)
+
+
+def write_file(path: Path, content: bytes | bytearray) -> None:
+    with open(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "wb") as file:
+        file.write(content)
+
+
+def replace_file(path: Path, content: bytes) -> None:
+    new = path.with_suffix(".new")
+    write_file(new, content)
+    new.replace(path)
+
+
+def append_whole(path: Path, size: int, lines: bytes) -> None:
+    """Write `lines` at `size`, the end of the file.  If the disk is full, the file is as before."""
+    with path.open("r+b") as file:
+        try:
+            file.seek(size)
+            file.write(lines)
+            file.flush()
+        except OSError:
+            file.truncate(size)
+            raise
+
+
+def read_whole_lines(path: Path) -> bytes:
+    """The content up to its last line break; what follows it is removed from the file."""
+    with path.open("r+b") as file:
+        content = file.read()
+        content = content[: content.rfind(b"\n") + 1]
+        file.truncate(len(content))
+    return content

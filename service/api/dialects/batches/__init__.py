@@ -1,0 +1,1 @@
+"""OpenAI's files and batches: /v1/files, /v1/batches."""

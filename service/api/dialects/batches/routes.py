@@ -1,0 +1,151 @@
+"""Files and batches in OpenAI's format.  Each key sees its own."""
+
+from collections.abc import Iterator
+from itertools import islice
+from operator import attrgetter
+from typing import Annotated, Any, Literal, TypeVar
+
+from fastapi import APIRouter, Query, Request
+from starlette.responses import FileResponse, Response
+
+from ....core.errors import BadRequest, NotFound
+from ...batches.batch import Batch
+from ...batches.batch_runner import BatchRunner
+from ...batches.file_store import FileStore, StoredFile
+from ...batches.record_folder import new_id
+from ...shared.dialect import Dialect, describe_body, read_body, request_context
+from ...shared.openai_errors import write_openai_error
+from ...shared.streaming import JsonResponse
+from .upload import read_upload
+from .wire import BatchRequest, write_batch, write_file, write_list
+
+MAX_LISTED_FILES, MAX_LISTED_BATCHES, LISTED_BATCHES = 10_000, 100, 20
+UPLOAD: dict[str, Any] = {
+    "requestBody": {
+        "required": True,
+        "content": {
+            "multipart/form-data": {
+                "schema": {
+                    "type": "object",
+                    "required": ["file", "purpose"],
+                    "properties": {
+                        "file": {"type": "string", "format": "binary"},
+                        "purpose": {"const": "batch"},
+                        "expires_after[anchor]": {"const": "created_at"},
+                        "expires_after[seconds]": {"type": "integer", "minimum": 3600, "maximum": 2592000},
+                    },
+                }
+            }
+        },
+    }
+}
+router = APIRouter(tags=["OpenAI"])
+T = TypeVar("T", Batch, StoredFile)
+
+
+def runner(request: Request) -> BatchRunner:
+    """Raises NotFound if this server keeps no files."""
+    found: BatchRunner | None = request.app.state.batches
+    if found is None:
+        raise NotFound("files and batches are not kept here; the server needs a folder for them (--files-dir FOLDER)")
+    return found
+
+
+def files(request: Request) -> FileStore:
+    return runner(request).store.files
+
+
+def owner(request: Request) -> str:
+    return request_context(request).owner
+
+
+@router.post("/v1/files", openapi_extra=UPLOAD, summary="Upload a file of requests.")
+async def upload_file(request: Request) -> Response:
+    store, upload = files(request), await read_upload(request)
+    return JsonResponse(write_file(await store.add(owner(request), upload.filename, upload.content, upload.seconds)))
+
+
+@router.get("/v1/files", summary="The files of the key.")
+async def list_files(
+    request: Request,
+    after: str = "",
+    limit: Annotated[int, Query(ge=1, le=MAX_LISTED_FILES)] = MAX_LISTED_FILES,
+    order: Literal["asc", "desc"] = "desc",
+    purpose: str = "",
+) -> Response:
+    found = [file for file in files(request).list_files(owner(request)) if purpose in ("", file.purpose)]
+    page, has_more = cut_page(iter(found if order == "desc" else reversed(found)), after, limit)
+    return JsonResponse(write_list([write_file(file) for file in page], has_more=has_more))
+
+
+@router.get("/v1/files/{file_id}", summary="What is known of a file.")
+async def show_file(request: Request, file_id: str) -> Response:
+    return JsonResponse(write_file(files(request).find(file_id, owner(request))))
+
+
+@router.get("/v1/files/{file_id}/content", summary="The content of a file.")
+async def send_content(request: Request, file_id: str) -> Response:
+    file = files(request).find(file_id, owner(request))
+    path = files(request).content_path(file.id)
+    return FileResponse(path, media_type="application/octet-stream", filename=file.filename)
+
+
+@router.delete("/v1/files/{file_id}", summary="Delete a file.")
+async def delete_file(request: Request, file_id: str) -> Response:
+    await files(request).delete(file_id, owner(request))
+    return JsonResponse({"id": file_id, "object": "file", "deleted": True})
+
+
+@router.post("/v1/batches", openapi_extra=describe_body(BatchRequest), summary="Answer a file of requests.")
+async def create_batch(request: Request) -> Response:
+    batches, wire = runner(request), await read_body(request, BatchRequest)
+    batch = Batch(
+        id=new_id("batch_"),
+        owner=owner(request),
+        created_at=int(batches.store.clock()),
+        endpoint=wire.endpoint,
+        input_file=wire.input_file_id,
+        metadata=wire.metadata,
+        output_seconds=wire.output_expires_after.seconds if wire.output_expires_after else 0,
+    )
+    if files(request).find(batch.input_file, batch.owner).purpose != "batch":
+        message = "input_file_id: must be an uploaded file, got one that a batch has written"
+        raise BadRequest(message, param="input_file_id")
+    return JsonResponse(write_batch(await batches.begin(batch)))
+
+
+@router.get("/v1/batches", summary="The batches of the key.")
+async def list_batches(
+    request: Request, after: str = "", limit: Annotated[int, Query(ge=1, le=MAX_LISTED_BATCHES)] = LISTED_BATCHES
+) -> Response:
+    page, has_more = cut_page(runner(request).store.list_batches(owner(request)), after, limit)
+    return JsonResponse(write_list([write_batch(batch) for batch in page], has_more=has_more))
+
+
+@router.get("/v1/batches/{batch_id}", summary="How far a batch is.")
+async def show_batch(request: Request, batch_id: str) -> Response:
+    return JsonResponse(write_batch(runner(request).store.find(batch_id, owner(request))))
+
+
+@router.post("/v1/batches/{batch_id}/cancel", summary="Answer no more requests of a batch.")
+async def cancel_batch(request: Request, batch_id: str) -> Response:
+    async for _ in request.stream():  # clients send no body, or an empty one
+        pass
+    return JsonResponse(write_batch(await runner(request).cancel(batch_id, owner(request))))
+
+
+def cut_page(items: Iterator[T], after: str, limit: int) -> tuple[list[T], bool]:
+    """Up to `limit` items behind the one with the id `after`, and whether there are more.  Raises BadRequest."""
+    if after and not any(item.id == after for item in items):
+        raise BadRequest(f"after: there is no {after[:60]!r} in this list", param="after")
+    page = list(islice(items, limit + 1))
+    return page[:limit], len(page) > limit
+
+
+DIALECT = Dialect(
+    name="OpenAI batches",
+    prefixes=("/v1/files", "/v1/batches"),
+    error=write_openai_error,
+    status=attrgetter("status"),
+    router=router,
+)

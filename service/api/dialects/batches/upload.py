@@ -1,0 +1,83 @@
+"""Reads an uploaded file: a form of the type multipart/form-data."""
+
+import re
+from dataclasses import dataclass
+from typing import Any
+
+from fastapi import Request
+from starlette.datastructures import UploadFile
+from starlette.formparsers import MultiPartException, MultiPartParser
+from starlette.requests import ClientDisconnect
+
+from ....core.errors import BadRequest, ClientGone
+from .wire import KeptFor
+
+FIELDS = ("file", "purpose", "expires_after[anchor]", "expires_after[seconds]")
+MAX_FIELD_BYTES = 1024
+MAX_NAME_CHARS = 255
+CONTROL_CHARACTERS = re.compile(r"[\x00-\x1f\x7f]")
+
+
+class InMemoryParser(MultiPartParser):
+    """Keeps the file in memory, where the body is counted; its library would write it to a temporary file."""
+
+    spool_max_size = 1 << 40
+
+
+@dataclass(frozen=True)
+class Upload:
+    filename: str
+    content: bytes
+    seconds: int = 0  # for which it is kept; 0: until it is deleted
+
+
+async def read_upload(request: Request) -> Upload:
+    """Raises BadRequest, and ClientGone."""
+    if not request.headers.get("content-type", "").lower().startswith("multipart/form-data"):
+        raise BadRequest("the body: must be a form of the type multipart/form-data with file and purpose")
+    parser = InMemoryParser(
+        request.headers, request.stream(), max_files=1, max_fields=len(FIELDS), max_part_size=MAX_FIELD_BYTES
+    )
+    try:
+        form = await parser.parse()
+    except MultiPartException as error:
+        raise BadRequest(f"the body: {error.message}") from None
+    except ClientDisconnect:
+        raise ClientGone("the connection closed before the body was complete") from None
+    try:
+        return await read_form(form.multi_items())
+    finally:
+        await form.close()
+
+
+async def read_form(items: list[tuple[str, str | UploadFile]]) -> Upload:
+    fields: dict[str, Any] = {}
+    for name, value in items:
+        if name not in FIELDS:
+            raise BadRequest(f"{name[:60]}: is not a known field; there are {', '.join(FIELDS)}", param=name[:60])
+        if name in fields:
+            raise BadRequest(f"{name}: is there twice", param=name)
+        fields[name] = value
+    file, purpose = fields.get("file"), fields.get("purpose")
+    if not isinstance(file, UploadFile):
+        raise BadRequest("file: is required, as a file with a name", param="file")
+    if purpose != "batch":
+        got = "nothing" if purpose is None else f"{str(purpose)[:60]!r}"
+        raise BadRequest(f"purpose: must be 'batch', the only use of files here, got {got}", param="purpose")
+    filename = file.filename or ""
+    if not 0 < len(filename) <= MAX_NAME_CHARS or CONTROL_CHARACTERS.search(filename):
+        raise BadRequest(f"file: its name must have 1 to {MAX_NAME_CHARS} printable characters", param="file")
+    return Upload(filename, await file.read(), read_kept(fields))
+
+
+def read_kept(fields: dict[str, Any]) -> int:
+    """The seconds for which a file is kept; 0: until it is deleted."""
+    given = {name: fields.get(f"expires_after[{name}]") for name in ("anchor", "seconds")}
+    if not any(given.values()):
+        return 0
+    seconds = str(given["seconds"])
+    given["seconds"] = int(seconds) if seconds.isascii() and seconds.isdecimal() and len(seconds) < 10 else seconds
+    try:
+        return KeptFor.read(given).seconds
+    except BadRequest as error:
+        raise BadRequest(f"expires_after.{error.message}", param=f"expires_after.{error.param}") from None

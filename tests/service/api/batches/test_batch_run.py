@@ -1,0 +1,322 @@
+"""Batches with a server that is a function: room, loading models, time, a full disk, files that were changed."""
+
+import asyncio
+import errno
+import json
+from collections import Counter
+from collections.abc import Callable, Coroutine
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from polyhead.service.api.access.own_calls import OwnAnswer
+from polyhead.service.api.batches import batch_run
+from polyhead.service.api.batches.batch import WINDOW_S, Batch
+from polyhead.service.api.batches.batch_runner import BatchRunner
+from polyhead.service.api.batches.batch_store import MAX_UNFINISHED, BatchStore
+from polyhead.service.api.batches.file_store import FileStore, StoreLimits
+from polyhead.service.api.batches.record_folder import new_id
+from polyhead.service.api.dialects.batches.wire import read_line
+from polyhead.service.config.settings import SettingsError
+from polyhead.service.core.errors import InsufficientStorage, NotFound, TooMany
+
+ENDPOINT = "/v1/embeddings"
+Call = Callable[[str, str, bytes], Coroutine[Any, Any, OwnAnswer]]
+
+
+class Clock:
+    now = 1_000_000.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+def lines(count: int, mark: int = 0) -> bytes:
+    request = {"method": "POST", "url": ENDPOINT}
+    bodies = [{"n": number, "mark": mark} for number in range(count)]
+    named = [{**request, "custom_id": str(body["n"]), "body": body} for body in bodies]
+    return b"".join(json.dumps(line).encode() + b"\n" for line in named)
+
+
+class Batches:
+    """A runner in `folder` whose requests are answered by `call`."""
+
+    def __init__(self, folder: Path, call: Call, size: int = 1 << 20) -> None:
+        self.clock = Clock()
+        self.files = FileStore(folder, StoreLimits(size), clock=self.clock)
+        self.store = BatchStore(self.files, self.clock)
+        self.runner = BatchRunner(self.store, call, read_line)
+
+    async def start(self) -> None:
+        await self.runner.open()
+        self.task = asyncio.create_task(self.runner.run())
+        await asyncio.sleep(0)
+
+    async def stop(self) -> None:
+        self.task.cancel()
+        await asyncio.gather(self.task, return_exceptions=True)
+
+    async def begin(self, content: bytes) -> str:
+        file = await self.files.add("me", "requests.jsonl", content)
+        now = int(self.clock())
+        batch = Batch(id=new_id("batch_"), owner="me", created_at=now, endpoint=ENDPOINT, input_file=file.id)
+        return (await self.runner.begin(batch)).id
+
+    async def end(self, batch_id: str) -> Batch:
+        while not self.store[batch_id].has_ended:
+            await asyncio.sleep(0.001)
+        return self.store[batch_id]
+
+    def written(self, file_id: str) -> dict[str, Any]:
+        found = map(json.loads, self.files.content_path(file_id).read_text().splitlines())
+        return {line["custom_id"]: line for line in found}
+
+
+async def succeed(owner: str, path: str, body: bytes) -> OwnAnswer:
+    return OwnAnswer(200, body)
+
+
+@pytest.fixture(autouse=True)
+def no_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(batch_run, "MIN_PAUSE_S", 0.0)
+    monkeypatch.setattr(batch_run, "MAX_PAUSE_S", 0.001)
+
+
+def test_a_request_is_sent_again_until_there_is_room(tmp_path: Path) -> None:
+    tries = Counter[bytes]()
+
+    async def call(owner: str, path: str, body: bytes) -> OwnAnswer:
+        assert (owner, path) == ("me", ENDPOINT)
+        tries[body] += 1
+        return OwnAnswer((429, 503, 429, 200)[tries[body] - 1], body, headers={"retry-after": "9"})
+
+    async def run() -> None:
+        batches = Batches(tmp_path, call)
+        await batches.start()
+        batch = await batches.end(await batches.begin(lines(40)))
+        assert (batch.status, batch.completed, batch.failed, batch.error_file) == ("completed", 40, 0, "")
+        assert {line["response"]["body"]["n"] for line in batches.written(batch.output_file).values()} == set(range(40))
+        assert set(tries.values()) == {4}
+        await batches.stop()
+
+    asyncio.run(run())
+
+
+def test_a_model_that_never_comes_is_an_error_of_its_requests(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(batch_run, "MAX_NOT_READY_S", 0.01)
+
+    async def call(owner: str, path: str, body: bytes) -> OwnAnswer:
+        return OwnAnswer(503, b'{"error":1}')
+
+    async def run() -> None:
+        batches = Batches(tmp_path, call)
+        await batches.start()
+        batch = await batches.end(await batches.begin(lines(3)))
+        assert (batch.status, batch.completed, batch.failed, batch.output_file) == ("completed", 0, 3, "")
+        assert batches.written(batch.error_file)["0"]["response"]["status_code"] == 503
+        await batches.stop()
+
+    asyncio.run(run())
+
+
+def test_what_is_not_answered_in_time_is_listed(tmp_path: Path) -> None:
+    begun = asyncio.Event()
+
+    async def call(owner: str, path: str, body: bytes) -> OwnAnswer:
+        if json.loads(body)["n"] < 5:
+            return OwnAnswer(200, body)
+        batches.clock.now += WINDOW_S
+        begun.set()
+        await asyncio.Event().wait()
+        raise AssertionError
+
+    batches = Batches(tmp_path, call)
+
+    async def run() -> None:
+        await batches.start()
+        batch_id = await batches.begin(lines(30))
+        await begun.wait()
+        batch = await batches.end(batch_id)
+        assert (batch.status, batch.completed, batch.failed) == ("expired", 5, 25)
+        errors = batches.written(batch.error_file)
+        assert len(errors) == 25
+        assert {line["error"]["code"] for line in errors.values()} == {"batch_expired"}
+        await batches.stop()
+
+    asyncio.run(run())
+
+
+def test_a_full_disk_fails_the_batch_and_keeps_what_was_written(tmp_path: Path) -> None:
+    content = lines(50)
+
+    async def run() -> None:
+        batches = Batches(tmp_path, succeed, size=len(content) + 1000)
+        await batches.start()
+        batch = await batches.end(await batches.begin(content))
+        assert batch.status == "failed"
+        assert [error.code for error in batch.errors] == ["insufficient_storage"]
+        assert 0 < len(batches.written(batch.output_file)) < 50
+        with pytest.raises(InsufficientStorage, match="all files may have"):
+            await batches.files.add("me", "another", content)
+        await batches.stop()
+
+    asyncio.run(run())
+
+
+def test_a_key_that_is_gone_fails_the_batch(tmp_path: Path) -> None:
+    async def call(owner: str, path: str, body: bytes) -> OwnAnswer:
+        raise NotFound("the key 'me' exists no more")
+
+    async def run() -> None:
+        batches = Batches(tmp_path, call)
+        await batches.start()
+        batch = await batches.end(await batches.begin(lines(2)))
+        assert (batch.status, batch.errors[0].message) == ("failed", "the key 'me' exists no more")
+        await batches.stop()
+
+    asyncio.run(run())
+
+
+def test_batches_of_one_key_run_one_after_the_other(tmp_path: Path) -> None:
+    running, most = Counter[int](), 0
+
+    async def call(owner: str, path: str, body: bytes) -> OwnAnswer:
+        nonlocal most
+        mark = json.loads(body)["mark"]
+        running[mark] += 1
+        assert sum(count > 0 for count in running.values()) == 1
+        most = max(most, running[mark])
+        await asyncio.sleep(0.001)
+        running[mark] -= 1
+        return OwnAnswer(200, body)
+
+    async def run() -> None:
+        batches = Batches(tmp_path, call)
+        await batches.start()
+        begun = [await batches.begin(lines(20, mark)) for mark in range(3)]
+        assert [(await batches.end(batch)).completed for batch in begun] == [20, 20, 20]
+        assert most == batch_run.CALLS_AHEAD
+        assert [batch.id for batch in batches.store.list_batches("me")] == begun[::-1]
+        await batches.stop()
+
+    asyncio.run(run())
+
+
+def test_a_fault_of_the_server_fails_the_batch_and_the_next_one_runs(tmp_path: Path) -> None:
+    async def call(owner: str, path: str, body: bytes) -> OwnAnswer:
+        if json.loads(body)["mark"] == 0:
+            raise ZeroDivisionError
+        return OwnAnswer(200, body)
+
+    async def run() -> None:
+        batches = Batches(tmp_path, call)
+        await batches.start()
+        first, second = [await batches.begin(lines(3, mark)) for mark in range(2)]
+        assert [error.code for error in (await batches.end(first)).errors] == ["internal_error"]
+        assert (await batches.end(second)).status == "completed"
+        await batches.stop()
+
+    asyncio.run(run())
+
+
+def test_a_disk_that_is_full_ends_the_batch_in_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def call(owner: str, path: str, body: bytes) -> OwnAnswer:
+        monkeypatch.setattr("polyhead.service.api.batches.record_folder.write_file", refuse)
+        return OwnAnswer(200, body)
+
+    def refuse(path: Path, content: bytes) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device", str(path), len(content))
+
+    async def run() -> None:
+        batches = Batches(tmp_path, call)
+        await batches.start()
+        batch = await batches.end(await batches.begin(lines(2)))
+        assert (batch.status, batch.completed) == ("completed", 2)
+        with pytest.raises(InsufficientStorage, match="No space left on device"):
+            await batches.begin(lines(2))
+        await batches.stop()
+
+    asyncio.run(run())
+
+
+def test_a_key_has_so_many_batches_at_most(tmp_path: Path) -> None:
+    async def call(owner: str, path: str, body: bytes) -> OwnAnswer:
+        await asyncio.Event().wait()
+        raise AssertionError
+
+    async def run() -> None:
+        batches = Batches(tmp_path, call)
+        await batches.start()
+        for _ in range(MAX_UNFINISHED):
+            await batches.begin(lines(1))
+        with pytest.raises(TooMany, match=f"{MAX_UNFINISHED} batches of this key have not ended"):
+            await batches.begin(lines(1))
+        await batches.stop()
+
+    asyncio.run(run())
+
+
+def test_files_whose_time_is_over_are_deleted(tmp_path: Path) -> None:
+    async def run() -> None:
+        batches = Batches(tmp_path, succeed)
+        await batches.start()
+        file = await batches.files.add("me", "a", b"x", seconds=3600)
+        batches.clock.now += 3601
+        with pytest.raises(NotFound):
+            batches.files.find(file.id, "me")
+        await batches.files.remove_expired()
+        assert not batches.files.content_path(file.id).exists()
+        await batches.stop()
+
+    asyncio.run(run())
+
+
+def test_records_that_cannot_be_read_are_left_alone(tmp_path: Path) -> None:
+    """Nothing in the folder keeps the server from starting, and no record leads to a path outside of it."""
+
+    async def first() -> None:
+        batches = Batches(tmp_path, succeed)
+        await batches.start()
+        await batches.end(await batches.begin(lines(1)))
+        await batches.stop()
+
+    asyncio.run(first())
+    [batch] = (tmp_path / "batches").glob("*.json")
+    hostile = json.loads(batch.read_text())
+    for number, content in enumerate(
+        ("", "{", "[]", json.dumps(hostile | {"id": "../../etc/passwd"}), json.dumps(hostile | {"status": "none"}))
+    ):
+        (tmp_path / "batches" / f"batch_{number:024x}.json").write_text(content)
+
+    async def second() -> None:
+        batches = Batches(tmp_path, succeed)
+        await batches.start()
+        assert [found.id for found in batches.store.list_batches("me")] == [batch.stem]
+        await batches.stop()
+
+    asyncio.run(second())
+
+
+def test_a_batch_whose_input_is_gone_fails(tmp_path: Path) -> None:
+    async def run() -> None:
+        batches = Batches(tmp_path, succeed)
+        await batches.start()
+        file = await batches.files.add("me", "a", lines(1))
+        batches.files.content_path(file.id).unlink()
+        batch = Batch(id=new_id("batch_"), owner="me", created_at=0, endpoint=ENDPOINT, input_file=file.id)
+        batches.clock.now = 1.0
+        await batches.runner.begin(batch)
+        ended = await batches.end(batch.id)
+        assert (ended.status, ended.errors[0].code) == ("failed", "insufficient_storage")
+        await batches.stop()
+
+    asyncio.run(run())
+
+
+def test_two_servers_do_not_share_a_folder(tmp_path: Path) -> None:
+    first = FileStore(tmp_path, StoreLimits(1))
+    with pytest.raises(SettingsError, match="is used by another server"):
+        FileStore(tmp_path, StoreLimits(1))
+    first.close()
+    FileStore(tmp_path, StoreLimits(1)).close()
