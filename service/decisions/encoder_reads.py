@@ -37,14 +37,14 @@ class HeadRead:
     the mass of the labels.
 
     `cells` has for each option the input and the column that its score comes from; the text is the `text_index`-th of
-    its pair. `ignored` is the field of the question that the head does not read.
+    its pair. `ignored` are the fields of the question that the head does not read.
     """
 
     encoding: EncodingRequest
     score: Callable[[Table], Scored]
     cells: Sequence[Cell]
     text_index: int = 0
-    ignored: str = ""
+    ignored: tuple[str, ...] = ()
 
     def score_options(self, values: Sequence[Sequence[float]], usage: Usage = NO_USAGE) -> OptionScores:
         """The probabilities from the head's outputs for the inputs, in their order."""
@@ -119,9 +119,11 @@ def read_own_labels(model: Model, state: str, field: str, question: Question, _:
         mass = float(shares.sum())
         return shares / mass if mass else np.full(len(shares), 1 / len(shares)), min(mass, 1.0)
 
-    ignored = f"{question.field}.instructions" if question.kind != "predicate" and question.instructions else ""
+    ignored = ("instructions",) if question.kind != "predicate" and question.instructions else ()
+    ignored += (question.options_field,) if question.has_descriptions else ()
     cells = [(0, columns[index % len(columns)]) for index in range(len(question.options))]
-    return HeadRead(EncodingRequest(field=field, inputs=(state,)), score, cells, ignored=ignored)
+    fields = tuple(f"{question.field}.{name}" for name in ignored)
+    return HeadRead(EncodingRequest(field=field, inputs=(state,)), score, cells, ignored=fields)
 
 
 def find_label(model: Model, name: str, question: Question) -> int:
@@ -149,8 +151,11 @@ def read_given_labels(_: Model, state: str, field: str, question: Question, orde
     def score(table: Table) -> Scored:
         return compare(with_zero(table[0]) if question.kind == "predicate" else table[0, np.argsort(order)])
 
+    is_dropped = question.kind == "predicate" and question.has_descriptions
+    ignored = (f"{question.field}.{question.options_field}",) if is_dropped else ()
     cells = [(0, order.index(index) % len(labels)) for index in range(len(question.options))]
-    return HeadRead(EncodingRequest(field=field, inputs=(text,), labels=labels, raw=True), score, cells)
+    encoding = EncodingRequest(field=field, inputs=(text,), labels=labels, raw=True)
+    return HeadRead(encoding, score, cells, ignored=ignored)
 
 
 def read_choices(_: Model, state: str, field: str, question: Question, __: Order) -> HeadRead:

@@ -32,7 +32,7 @@ class Question:
 
     Options of a predicate are yes and no, in this order; those of a score are its levels, the lowest first. The
     probabilities are averaged over `permutations` orders in which the model reads the options. With `explain` the
-    chosen option is explained.
+    chosen option is explained. `options_field` is the name of the field with the options and their descriptions.
     """
 
     field: str
@@ -42,11 +42,16 @@ class Question:
     options: tuple[Option, ...]
     permutations: int = 1
     explain: ExplainParameters | None = None
+    options_field: str = "criteria"
 
     @property
     def is_statement(self) -> bool:
         """Whether it is a yes or no of which neither is described: its instructions alone are asked."""
-        return self.kind == "predicate" and not any(option.description for option in self.options)
+        return self.kind == "predicate" and not self.has_descriptions
+
+    @property
+    def has_descriptions(self) -> bool:
+        return any(option.description for option in self.options)
 
 
 @dataclass(frozen=True, slots=True)

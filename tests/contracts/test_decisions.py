@@ -191,12 +191,26 @@ def test_equal_inputs_of_a_head_are_computed_once(server: Process) -> None:
     assert usage == ask(server, model="judge", state="a fox", questions={"q0": one["q0"]})["usage"]
 
 
-def test_instructions_that_a_head_does_not_read_are_named(server: Process) -> None:
+def test_fields_that_a_head_does_not_read_are_named(server: Process) -> None:
     labels = httpx.get(f"{server.url}/v1/models/judge").json()["labels"]
-    questions = {"q": {"type": "choice", "instructions": "Which?", "criteria": dict.fromkeys(labels)}}
-    body = {"model": "judge", "state": "a fox", "questions": questions}
-    reply = httpx.post(f"{server.url}/v1/systemone", json=body, timeout=60)
-    assert reply.headers["X-Polyhead-Ignored"] == "questions.q.instructions"
+    described = {"true": "praise", "false": "blame"}
+    for question, ignored in (
+        ({"type": "choice", "instructions": "Which?", "criteria": dict.fromkeys(labels)}, "questions.q.instructions"),
+        ({"type": "choice", "criteria": dict.fromkeys(labels, "praise")}, "questions.q.criteria"),
+        ({"type": "noul", "instructions": labels[0], "criteria": described}, "questions.q.criteria"),
+        ({"type": "choice", "criteria": dict.fromkeys(labels)}, None),
+    ):
+        body = {"model": "judge", "state": "a fox", "questions": {"q": question}}
+        reply = httpx.post(f"{server.url}/v1/systemone", json=body, timeout=60)
+        assert reply.headers.get("X-Polyhead-Ignored") == ignored
+    choices = [{"value": label, "description": "praise"} for label in labels]
+    asked = {
+        "model": "judge",
+        "input": "a fox",
+        "questions": [{"type": "choice", "choices": choices, "instructions": "?"}],
+    }
+    reply = httpx.post(f"{server.url}/v1/decisions", json=asked, timeout=60)
+    assert reply.headers["X-Polyhead-Ignored"] == "questions[0].instructions, questions[0].choices"
 
 
 @pytest.mark.parametrize("model", ["chat", "nli"])

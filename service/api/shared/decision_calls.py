@@ -80,7 +80,7 @@ def check_batch(request: Request, model: Model, decision: DecisionRequest) -> No
     check_questions(request, model, decision)
     if model.task in HEAD_READS:
         reads = read_heads(model, decision)
-        request_context(request).ignored += [read.ignored for orders in reads for read in orders if read.ignored]
+        record_ignored(request, reads)
     elif model.task == "generate":
         check_read_count(decision)
 
@@ -97,8 +97,7 @@ async def ask_heads(
     request: Request, wire: EngineRequest, model: Model, decision: DecisionRequest
 ) -> list[OptionScores]:
     reads = read_heads(model, decision)
-    context = request_context(request)
-    context.ignored += [read.ignored for orders in reads for read in orders if read.ignored]
+    record_ignored(request, reads)
     outputs = await compute_heads(request, wire, model, [read.encoding for orders in reads for read in orders])
     found = list[OptionScores]()
     for question, orders in zip(decision.questions, reads, strict=True):
@@ -109,6 +108,11 @@ async def ask_heads(
             scores = replace(scores, explanation=await compute_explanation(explain_call, subject))
         found.append(scores)
     return found
+
+
+def record_ignored(request: Request, reads: Sequence[Sequence[HeadRead]]) -> None:
+    """Name the fields of the questions that the head does not read in a header of the response."""
+    request_context(request).ignored += [field for first, *_ in reads for field in first.ignored]
 
 
 async def compute_heads(

@@ -1,6 +1,7 @@
 """Converts the items and questions of OpenAI's decisions API."""
 
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 
 from ....core.errors import BadRequest, EmptyInput
 from ....decisions.question import DecisionRequest, Option, Question
@@ -61,12 +62,13 @@ def read_question(field: str, wire: WireQuestion) -> Question:
         raise EmptyInput(f"{field}.instructions: is empty, there is nothing to ask", param=f"{field}.instructions")
     match wire:
         case PredicateQuestion():
-            options = YES_OR_NO
+            options, options_field = YES_OR_NO, ""
         case ChoiceQuestion(choices=choices):
-            options = tuple(name_options(f"{field}.choices", choices))
+            options, options_field = tuple(name_options(f"{field}.choices", choices)), "choices"
         case ScoreQuestion(levels=levels):
-            options = tuple(Option(level.label, level.description) for level in levels)
-    return Question(field, wire.name, wire.type, instructions, options, wire.permutations, wire.explain_parameters)
+            options, options_field = tuple(Option(level.label, level.description) for level in levels), "levels"
+    asked = Question(field, wire.name, wire.type, instructions, options, wire.permutations, wire.explain_parameters)
+    return replace(asked, options_field=options_field)
 
 
 def name_options(field: str, choices: Sequence[ChoiceOption]) -> Iterator[Option]:
