@@ -19,6 +19,7 @@ import sys
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass
+from pathlib import Path
 
 import httpx
 
@@ -39,6 +40,7 @@ COLUMNS = {
 }
 ALONE = "polyhead_generation"
 MARGIN = 64  # tokens of room beside a prompt and what is made of it
+BUILD_LIMIT_S = 4 * 3600.0
 LLAMA_SERVER = BENCH / "llamacpp" / "server"  # folder
 
 
@@ -155,9 +157,16 @@ def install() -> None:
     for environment, packages in SERVERS.items():
         words = [python(environment), "-m", "pip", "install", "-q", *packages]
         print(f"{environment}: {called(words, {})[1] or 'installed'}", flush=True)
+    build_llama_server()
+
+
+def build_llama_server() -> None:
+    """Compile llama.cpp's own server, unless it is there. It needs no environment but its folder."""
     if not LLAMA_SERVER.exists():
-        words = [python("llamacpp"), "-m", f"{RUNS}.build_llama_server", str(LLAMA_SERVER)]
-        print(f"llama.cpp's own server: {called(words, {})[1] or 'built'}", flush=True)
+        LLAMA_SERVER.parent.mkdir(parents=True, exist_ok=True)
+        its = python("llamacpp")
+        words = [its if Path(its).exists() else sys.executable, "-m", f"{RUNS}.build_llama_server", str(LLAMA_SERVER)]
+        print(f"llama.cpp's own server: {called(words, {}, BUILD_LIMIT_S)[1] or 'built'}", flush=True)
 
 
 def main() -> None:
