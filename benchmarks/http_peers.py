@@ -16,6 +16,7 @@ import socket
 import statistics
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -114,13 +115,16 @@ def started(server: Server, threads: int) -> Iterator[str]:
         port = free.getsockname()[1]
     room = STREAMS * (PROMPT + NEW + MARGIN)
     words = command(server.words, server.environment, port=port, threads=threads, streams=STREAMS, room=room)
-    quiet, given = subprocess.DEVNULL, {**os.environ, **running(server.environment, threads)}
-    process = subprocess.Popen(words, stdout=quiet, stderr=quiet, env=given)
+    given = {**os.environ, **running(server.environment, threads)}
+    errors = tempfile.TemporaryFile("a+")  # noqa: SIM115  # no pipe: it would be full one day, and the server wait
+    process = subprocess.Popen(words, stdout=subprocess.DEVNULL, stderr=errors, env=given)
     url, end = f"http://127.0.0.1:{port}", time.monotonic() + server.ready_s
     try:
         while not ready(url + server.ready):
             if process.poll() is not None or time.monotonic() > end:
-                raise SystemExit(f"{server.name} did not become ready")
+                errors.seek(0)
+                said = errors.read().strip().splitlines() or ["nothing"]
+                raise SystemExit(f"{server.name} did not become ready; its last line: {said[-1][:160]}")
             time.sleep(0.1)
         yield url
     finally:
@@ -128,6 +132,7 @@ def started(server: Server, threads: int) -> Iterator[str]:
         with contextlib.suppress(subprocess.TimeoutExpired):
             process.wait(15)
         process.kill()
+        errors.close()
 
 
 def ready(url: str) -> bool:
