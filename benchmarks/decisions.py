@@ -91,7 +91,7 @@ def bits(options: Options) -> Iterator[Row]:
         Kind("classifier float32", sources["sentiment"], "float32", label),
     )
     texts = texts_of(generator, 200, 60)
-    for kind in kinds:
+    for kind in (kind for kind in kinds if is_named(kind.name, options.models)):
         yield decision_bits.check(kind, texts, -(-options.repeats // len(kinds)), options.threads)
 
 
@@ -383,7 +383,7 @@ def asked(words: Sequence[str] | None = None) -> Options:
     parser.add_argument("--texts", type=int, default=0, help="of each labelled set; 0: 200, or 12")
     parser.add_argument("--sets", nargs="*", default=list(decision_sets.SETS), choices=list(decision_sets.SETS))
     parser.add_argument("--words", type=int, default=WORDS, help="of a labelled text; the rest is cut")
-    parser.add_argument("--models", nargs="*", default=[""], help="parts of names of models, in any case")
+    parser.add_argument("--models", nargs="*", default=[""], help="parts of names of models, or of kinds for bits")
     parser.add_argument("--only", nargs="*", default=[""], help="parts of names of servers")
     parser.add_argument("--json", type=Path, default=None)
     parser.add_argument("--keep", type=Path, default=None, help="a folder for the probabilities of labelled texts")
