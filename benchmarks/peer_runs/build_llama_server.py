@@ -2,8 +2,8 @@
 
     python -m benchmarks.peer_runs.build_llama_server FOLDER
 
-Of the same version as what runs in process, else of the newest, and with the same instructions. Takes an hour of one
-core; what an interrupted run compiled stays beside FOLDER, and the next run continues there.
+Of the same version as what runs in process, else of the newest, and with the same instructions. Takes minutes, on a
+busy machine an hour. What an interrupted run compiled stays beside FOLDER, and the next run continues there.
 """
 
 import os
