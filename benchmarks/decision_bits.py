@@ -20,7 +20,7 @@ from benchmarks.serving import Running, serve
 
 STORED = "stored"  # the salt of the prefix that is in the cache
 COMPANY = 32  # clients
-TOGETHER = 4  # repeats at a time in company
+TOGETHER = 16  # repeats at a time in company
 CASES = {  # whether the prefix is stored, and whether there is company
     "alone, prefix stored": (True, False),
     "alone, prefix not stored": (False, False),

