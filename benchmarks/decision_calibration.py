@@ -2,15 +2,15 @@
 
 A part of benchmarks.decisions (`--figures accuracy`). Texts are split into halves, and maps are fitted, as
 `polyhead calibrate` does it. Each half is calibrated by the map of the other one, so all texts are held out: the
-calibration error by chance is smaller than that of a half. Rows `auto` are the map that the command would choose. The
-last row is of a map that the server does not have:
+calibration error by chance is smaller than that of a half. Rows `auto` are the map that the command would choose with
+`--by question`:
 
 | map | parameters |
 |---|---|
 | none | |
 | temperature | one for all options |
 | platt, isotonic | a function of one option's probability, the same for each option |
-| temperature and biases | a temperature, and an addend to the logarithm of each option (Alexandari et al. 2020) |
+| bias | a temperature, and an addend to the logarithm of each option of a choice (Alexandari et al. 2020) |
 
 Only the last one can take away a model's preference for an option, where there are more than two.
 """
@@ -21,13 +21,10 @@ from functools import partial
 from typing import Any
 
 import numpy as np
-import torch
-from torch import Tensor
-from torch.nn.functional import cross_entropy
 
 from benchmarks.decision_sets import LabelledSet
 from polyhead.service.core.calibration import CalibrationMethod
-from polyhead.service.decisions.calibration import FLOOR, Table
+from polyhead.service.decisions.calibration import Table
 from polyhead.service.decisions.calibration_fit import (
     FITS,
     MIN_ANSWERS,
@@ -43,7 +40,6 @@ from polyhead.service.decisions.question import OptionScores, QuestionKind
 Row = dict[str, Any]
 Fitting = Callable[[LabelledAnswers], Table]  # the calibrated probabilities of the answers that are held out
 KINDS: dict[str, QuestionKind] = {"noul": "predicate", "choice": "choice", "score": "score"}
-ITERATIONS = 200
 
 
 def compare_maps(labelled: LabelledSet, found: Sequence[OptionScores]) -> Iterator[Row]:
@@ -61,9 +57,8 @@ def compare_maps(labelled: LabelledSet, found: Sequence[OptionScores]) -> Iterat
     chosen = dict.fromkeys(choose_map(each)[0] for each in halves(answers))
     fittings: dict[str, Fitting] = {
         "none": lambda it: it.part(held_out=True)[0],
-        **{method: partial(apply_method, method) for method in allowed_methods(kind)},
+        **{method: partial(apply_method, method) for method in allowed_methods(kind, of_one_question=True)},
         f"auto: {', '.join(chosen)}": lambda it: choose_map(it)[1],
-        "temperature and biases": add_biases,
     }
     for title, fitting in fittings.items():
         yield {"map": title, "held out": len(found), **measure_halves(answers, fitting)}
@@ -89,29 +84,6 @@ def apply_method(method: CalibrationMethod, answers: LabelledAnswers) -> Table:
 
 def choose_map(answers: LabelledAnswers) -> tuple[str, Table]:
     """The method that `polyhead calibrate` chooses, and what it makes of the answers that are held out."""
-    fit = fit_answers(answers, None, allowed_methods(answers.kind))
+    fit = fit_answers(answers, None, allowed_methods(answers.kind, of_one_question=True))
     name = fit.map.method if fit.map else "none"
     return name, apply_fit(answers.kind, fit.map, answers.part(held_out=True)[0])
-
-
-def add_biases(answers: LabelledAnswers) -> Table:
-    """By the temperature and the biases with the lowest log loss."""
-    inverse, biases = torch.ones((), dtype=torch.float64), torch.zeros(answers.shares.shape[1], dtype=torch.float64)
-    parameters = [inverse.requires_grad_(), biases.requires_grad_()]
-    optimizer = torch.optim.LBFGS(parameters, max_iter=ITERATIONS, line_search_fn="strong_wolfe")
-    shares, labels = answers.part(held_out=False)
-    target = torch.tensor(labels)
-
-    def logits(table: Table) -> Tensor:
-        return torch.tensor(np.log(np.maximum(table, FLOOR))) * inverse + biases  # [N, K]
-
-    def loss() -> Tensor:
-        optimizer.zero_grad()
-        found = cross_entropy(logits(shares), target)
-        found.backward()
-        return found
-
-    optimizer.step(loss)
-    with torch.no_grad():
-        result: Table = logits(answers.part(held_out=True)[0]).softmax(dim=1).numpy()
-    return result

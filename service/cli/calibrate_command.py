@@ -157,7 +157,9 @@ def describe_output(path: Path, used: Sequence[FileMap], url: str) -> str:
 
 def check_arguments(arguments: CalibrateArguments) -> None:
     """Raise ModelError for what can be known before the model is asked."""
-    if arguments.method in ("platt", "isotonic") and not HAS_SKLEARN:
+    if arguments.method == "bias" and arguments.grouping != "question":
+        raise ModelError("--method: bias is for the options of one question; add --by question")
+    if arguments.method in ("platt", "isotonic", "bias") and not HAS_SKLEARN:
         raise ModelError(f"--method: {arguments.method} needs an extra: {INSTALL}")
     for precision in arguments.precisions:
         if not 0 < precision <= 1:
@@ -305,11 +307,10 @@ def fit_group(
         row[: len(shares[number])] = shares[number]
     members = [*group.numbers]
     answers = LabelledAnswers(group.kind, table, labelled.labels[members], labelled.held_out[members])
-    return fit_answers(answers, group.asked, choose_methods(group.kind, arguments))
+    return fit_answers(answers, group.asked, choose_methods(group, arguments))
 
 
-def choose_methods(kind: QuestionKind, arguments: CalibrateArguments) -> Sequence[CalibrationMethod]:
-    """The methods to try; for a score only a temperature is known."""
-    if arguments.method == "auto" or kind == "score":
-        return allowed_methods(kind)
-    return (arguments.method,)
+def choose_methods(group: QuestionGroup, arguments: CalibrateArguments) -> Sequence[CalibrationMethod]:
+    """The methods to try: the one that was asked for, where this group can have it."""
+    allowed = allowed_methods(group.kind, of_one_question=group.asked is not None)
+    return (arguments.method,) if arguments.method in allowed else allowed

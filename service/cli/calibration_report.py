@@ -9,6 +9,8 @@ from ..decisions.calibration_measures import find_threshold, lower_bound
 from . import plotting as canvas
 from .plotting import HAS_MATPLOTLIB
 
+MAX_SHOWN_BIASES = 10
+
 if HAS_MATPLOTLIB:
     from matplotlib.figure import Figure
 
@@ -44,6 +46,10 @@ def describe_map(fit: Fit) -> str:
         return "no method has a lower log loss on the held-out half, so probabilities stay as they are"
     if fit.map.method == "isotonic":
         return f"isotonic, {len(fit.map.x)} knots"
+    if fit.map.method == "bias":
+        biases = ", ".join(f"{bias:.3g}" for bias in fit.map.biases[:MAX_SHOWN_BIASES])
+        more = ", ..." if len(fit.map.biases) > MAX_SHOWN_BIASES else ""
+        return f"bias, temperature {fit.map.temperature:.4g}, biases of the options {biases}{more}"
     if fit.map.method == "temperature" and fit.map.temperature > 0.99 * MAX_TEMPERATURE:
         return f"temperature {MAX_TEMPERATURE:g}, the highest: the probabilities tell nothing about the right answers"
     names = ("temperature",) if fit.map.method == "temperature" else ("slope", "intercept")

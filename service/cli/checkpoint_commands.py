@@ -163,7 +163,7 @@ def calibrate(
     ],
     questions: Annotated[Path | None, typer.Option(help="A YAML file of questions for rows without their own.")] = None,
     method: Annotated[
-        Literal["auto", "temperature", "platt", "isotonic"],
+        Literal["auto", "temperature", "platt", "isotonic", "bias"],
         typer.Option(help="The method; auto: the one with the lowest cross-validated log loss."),
     ] = "auto",
     by: Annotated[Literal["type", "question"], typer.Option(help="What gets a calibration of its own.")] = "type",

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Literal
 
-CalibrationMethod = Literal["temperature", "platt", "isotonic"]
+CalibrationMethod = Literal["temperature", "platt", "isotonic", "bias"]
 CONFIDENCE_BINS = 10  # of equal width, from 0 to 1
 
 
@@ -40,9 +40,9 @@ class CalibrationMap:
     `name` is what answers call it. `question` is the digest of the question's content, `question_name` its name for
     people; both are empty if the map is for the whole kind.
     `parameters` are the temperature; or the slope and the intercept of a logistic function (Platt); or the knots of a
-    piecewise linear function (isotonic), all x before all y. `confidences` has the share of labelled answers whose
-    calibrated confidence is in each of CONFIDENCE_BINS bins. `before` and `after` are measures of the held-out answers
-    without the map and with it.
+    piecewise linear function (isotonic), all x before all y; or a temperature and a bias for each option.
+    `confidences` has the share of labelled answers whose calibrated confidence is in each of CONFIDENCE_BINS bins.
+    `before` and `after` are measures of the held-out answers without the map and with it.
     """
 
     name: str

@@ -1,7 +1,7 @@
 """Applies a calibration to the probabilities of a question's options.
 
-Every map is increasing, so of a choice or a score the likeliest option stays the likeliest. Of a predicate the
-probability of yes may cross one half.
+Every map is increasing, so of a choice or a score the likeliest option stays the likeliest; except a map with biases,
+which takes a model's preference for an option away. Of a predicate the probability of yes may cross one half.
 """
 
 import hashlib
@@ -35,7 +35,10 @@ def find_map(calibration: Calibration, question: Question) -> CalibrationMap | N
     """The map of this very question, else that of its kind."""
     maps = calibration.by_target
     digest = digest_question(question) if calibration.has_questions else ""
-    return maps.get((question.kind, digest)) or maps.get((question.kind, ""))
+    own = maps.get((question.kind, digest))
+    if own is not None and own.method == "bias" and len(own.parameters) != 1 + len(question.options):
+        own = None  # a file that was changed by hand
+    return own or maps.get((question.kind, ""))
 
 
 def digest_question(question: Question) -> str:
@@ -56,7 +59,8 @@ def map_probabilities(
     the last columns are NaN, and stay it.
 
     Platt and isotonic maps are of one option against the rest: of a predicate that of yes, of a choice each, after
-    which their sum is made 1 (Zadrozny and Elkan 2002). Temperature: Guo et al. 2017.
+    which their sum is made 1 (Zadrozny and Elkan 2002). Temperature: Guo et al. 2017. Biases are of the options of one
+    question (Alexandari et al. 2020).
     """
     logs = MAPS[method](np.clip(shares, FLOOR, 1 - FLOOR), parameters)  # of shares that do not sum to 1 yet
     if kind == "predicate" and method != "temperature":
@@ -81,8 +85,18 @@ def interpolate_knots(shares: Table, parameters: Sequence[float]) -> Table:
     return np.asarray(np.log(np.interp(shares, parameters[:count], parameters[count:])))
 
 
+def add_biases(shares: Table, parameters: Sequence[float]) -> Table:
+    temperature, *biases = parameters
+    return np.asarray(np.log(shares) / temperature + np.array(biases))
+
+
 def logits_of(shares: Table) -> Table:
     return np.asarray(np.log(shares) - np.log1p(-shares))
 
 
-MAPS = {"temperature": scale_by_temperature, "platt": scale_by_logistic, "isotonic": interpolate_knots}
+MAPS = {
+    "temperature": scale_by_temperature,
+    "platt": scale_by_logistic,
+    "isotonic": interpolate_knots,
+    "bias": add_biases,
+}

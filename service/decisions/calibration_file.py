@@ -31,6 +31,7 @@ RELIABILITY_BINS = 15  # bins of a reliability diagram, each with as many answer
 MIN_KNOTS, MAX_KNOTS = 2, 256  # knots of an isotonic map
 MIN_TEMPERATURE, MAX_TEMPERATURE = 0.01, 100.0
 MAX_SLOPE, MAX_INTERCEPT = 100.0, 1000.0
+MAX_BIAS, MAX_BIASES = 50.0, 255  # of one option; options of a question
 MIN_SHARE = 1e-6  # the least probability at a knot
 SUM_TOLERANCE = 1e-6  # of shares that sum to 1
 
@@ -92,6 +93,20 @@ class Isotonic(FileObject):
         return self
 
 
+class Bias(FileObject):
+    """Log-probabilities are divided by a temperature, and each option of the question has an addend."""
+
+    method: Literal["bias"] = "bias"
+    temperature: Annotated[float, Field(ge=MIN_TEMPERATURE, le=MAX_TEMPERATURE)]
+    biases: Annotated[
+        list[Annotated[float, Field(ge=-MAX_BIAS, le=MAX_BIAS)]], Field(min_length=2, max_length=MAX_BIASES)
+    ]
+
+    @property
+    def parameters(self) -> tuple[float, ...]:
+        return self.temperature, *self.biases
+
+
 class FileBin(FileObject):
     """Answers of similar confidence: their mean confidence, and the share of them that is right."""
 
@@ -141,7 +156,7 @@ class FileMap(FileObject):
 
     kind: Literal["predicate", "choice", "score"]
     question: AskedQuestion | None = None  # none: all questions of the kind
-    map: Annotated[Temperature | Platt | Isotonic, Field(discriminator="method")]
+    map: Annotated[Temperature | Platt | Isotonic | Bias, Field(discriminator="method")]
     fitted_answers: Count
     held_out_answers: Count
     before: Measures
@@ -158,6 +173,8 @@ class FileMap(FileObject):
                 raise ValueError(f"{title}.bins must have as many answers as held_out_answers, {self.held_out_answers}")
         if self.kind == "score" and self.map.method != "temperature":
             raise ValueError(f"levels of a score are calibrated by a temperature, not by the method {self.map.method}")
+        if self.map.method == "bias" and (self.question is None or self.kind != "choice"):
+            raise ValueError("biases are those of the options of one question, a choice")
         return self
 
 

@@ -2,7 +2,8 @@
 
 Half of the texts is for fitting, the other half for measuring. The method is chosen by cross-validation within the
 first half, so figures of the second half are of texts that had no part in anything. A calibration that has no lower log
-loss on the second half is not used. Platt and isotonic fits are scikit-learn's, from the extra `calibrate`.
+loss on the second half is not used. Platt and isotonic fits are scikit-learn's, from the extra `calibrate`; biases are
+found by SciPy, which comes with it.
 """
 
 import hashlib
@@ -16,6 +17,7 @@ import numpy as np
 from ..core.calibration import CalibrationMethod
 from .calibration import FLOOR, Table, logits_of, map_probabilities
 from .calibration_file import (
+    MAX_BIAS,
     MAX_INTERCEPT,
     MAX_KNOTS,
     MAX_SLOPE,
@@ -23,6 +25,7 @@ from .calibration_file import (
     MIN_SHARE,
     MIN_TEMPERATURE,
     AskedQuestion,
+    Bias,
     FileMap,
     Isotonic,
     Measures,
@@ -45,6 +48,7 @@ from .question import QuestionKind
 
 HAS_SKLEARN = find_spec("sklearn") is not None
 if HAS_SKLEARN:
+    from scipy.optimize import minimize
     from sklearn.isotonic import IsotonicRegression
     from sklearn.linear_model import LogisticRegression
 
@@ -54,7 +58,7 @@ STEPS = 60  # of the search for a temperature; each halves the interval
 MIN_SLOPE = 1e-3  # of a Platt map
 LINEAR_SHARE = 1e-3  # of an isotonic map: a line, so that it increases everywhere
 
-FittedMap = Temperature | Platt | Isotonic
+FittedMap = Temperature | Platt | Isotonic | Bias
 ChosenMethod = CalibrationMethod | Literal["none"]
 
 
@@ -120,9 +124,11 @@ def split_texts(texts: Sequence[str]) -> Truth:
     return np.array([text in held_out for text in texts], np.bool_)
 
 
-def allowed_methods(kind: QuestionKind) -> tuple[CalibrationMethod, ...]:
-    """The methods for a kind of question that can be fitted here."""
-    return ("temperature", "platt", "isotonic") if HAS_SKLEARN and kind != "score" else ("temperature",)
+def allowed_methods(kind: QuestionKind, *, of_one_question: bool) -> tuple[CalibrationMethod, ...]:
+    """The methods for a kind of question that can be fitted here; some are for the options of one question."""
+    if not HAS_SKLEARN or kind == "score":
+        return ("temperature",)
+    return ("temperature", "platt", "isotonic", *(("bias",) if kind == "choice" and of_one_question else ()))
 
 
 def fit_answers(answers: LabelledAnswers, question: AskedQuestion | None, methods: Sequence[CalibrationMethod]) -> Fit:
@@ -237,8 +243,31 @@ def fit_isotonic(kind: QuestionKind, shares: Table, labels: Labels) -> Isotonic:
     return Isotonic(x=x.tolist(), y=y.tolist())
 
 
+def fit_bias(_: QuestionKind, shares: Table, labels: Labels) -> Bias:
+    """The temperature and the biases with the lowest log loss. A small penalty on the squares of biases, as of one
+    answer, keeps that of an option that is never right finite.
+    """
+    logs = np.log(np.clip(shares, FLOOR, 1 - FLOOR))
+    right, count = one_hot(shares, labels), len(labels)
+
+    def loss(parameters: Vector) -> tuple[float, Vector]:
+        logits = parameters[0] * logs + parameters[1:]
+        logits -= logits.max(axis=1, keepdims=True)
+        found = logits - np.log(np.exp(logits).sum(axis=1, keepdims=True))
+        error, biases = np.exp(found) - right, parameters[1:]
+        slopes = np.concatenate([[(error * logs).sum()], error.sum(axis=0) + biases])
+        return float((biases @ biases / 2 - found[right > 0].sum()) / count), slopes / count
+
+    start = np.zeros(1 + shares.shape[1])
+    start[0] = 1.0
+    bounds = [(1 / MAX_TEMPERATURE, 1 / MIN_TEMPERATURE), *[(-MAX_BIAS, MAX_BIAS)] * shares.shape[1]]
+    inverse, *biases = minimize(loss, start, jac=True, method="L-BFGS-B", bounds=bounds).x.tolist()
+    return Bias(temperature=float(np.clip(1 / inverse, MIN_TEMPERATURE, MAX_TEMPERATURE)), biases=biases)
+
+
 FITS: Mapping[CalibrationMethod, Callable[[QuestionKind, Table, Labels], FittedMap]] = {
     "temperature": fit_temperature,
     "platt": fit_platt,
     "isotonic": fit_isotonic,
+    "bias": fit_bias,
 }

@@ -120,3 +120,24 @@ def test_names_of_a_predicates_options_do_not_count() -> None:
     renamed = replace(asked, options=(Option("true"), Option("false")))
     described = replace(asked, options=(Option("yes", "it holds"), Option("no")))
     assert digest_question(renamed) == digest_question(asked) != digest_question(described)
+
+
+def test_biases_are_of_one_question() -> None:
+    asked = question("choice", 3)
+    digest, scores = digest_question(asked), OptionScores((0.6, 0.3, 0.1), 1.0)
+    applied = calibration("bias", (1.0, -2.0, 0.0, 0.0), "choice", digest)
+    found = apply_calibration(applied, asked, scores)
+    assert sum(found.probabilities) == pytest.approx(1)
+    assert found.probabilities[1] == max(found.probabilities)
+    assert found.probabilities[1] / found.probabilities[2] == pytest.approx(3)
+    assert not apply_calibration(applied, question("choice", 2), OptionScores((0.6, 0.4), 1.0)).calibration
+
+
+def test_biases_for_another_number_of_options_are_not_applied() -> None:
+    """As in a file that was changed by hand; the map of the kind is applied instead."""
+    asked = question("choice", 3)
+    own = calibration("bias", (1.0, -2.0, 0.0), "choice", digest_question(asked))
+    [of_kind] = calibration("temperature", (2.0,), "choice").maps
+    both = Calibration((*own.maps, of_kind))
+    assert apply_calibration(own, asked, OptionScores((0.6, 0.3, 0.1), 1.0)).calibration == ""
+    assert apply_calibration(both, asked, OptionScores((0.6, 0.3, 0.1), 1.0)).calibration == "choice:temperature"

@@ -16,23 +16,26 @@ from polyhead.service.decisions.calibration_file import (
 )
 from tests.support.calibrations import HIGH_BINS, LOW_BIN, MEASURES, one_map, whole
 
+BIASES = {"method": "bias", "temperature": 1.5, "biases": [-1.0, 0.0, 1.0]}
+ASKED = {"name": "q", "digest": "0" * 32}
 KNOTS = {"method": "isotonic", "x": [0, 0.5, 1], "y": [0.1, 0.2, 0.9]}
 
 
 def test_a_file_is_read_as_it_was_written(tmp_path: Path) -> None:
     asked = {"name": "refund?", "digest": "a" * 32}
     maps = (one_map(), one_map(kind="predicate", map=KNOTS), one_map(question=asked, map=KNOTS))
-    content = CalibrationFile.model_validate(whole(*maps))
+    content = CalibrationFile.model_validate(whole(*maps, one_map(question=ASKED, map=BIASES)))
     write_calibration_file(tmp_path / "c.json", content)
     assert read_calibration_file(tmp_path / "c.json") == content
     assert [path.name for path in tmp_path.iterdir()] == ["c.json"]
-    first, second, third = content.as_calibration().maps
+    first, second, third, fourth = content.as_calibration().maps
     assert first.parameters == (1.5,)
     assert [(each.confidence, each.accuracy, each.answers) for each in first.after.bins] == [
         (0.5, 0.5, 20),
         (0.62, 0.6, 30),
     ]
     assert second.parameters == (0, 0.5, 1, 0.1, 0.2, 0.9)
+    assert (fourth.method, fourth.parameters) == ("bias", (1.5, -1.0, 0.0, 1.0))
     assert (third.question, third.question_name) == ("a" * 32, "refund?")
     assert [each.name.rpartition(":")[0] for each in (first, second, third)] == [
         "choice:temperature",
@@ -73,6 +76,10 @@ def test_another_fit_has_another_name() -> None:
         (whole(one_map(map={"method": "platt", "slope": -1, "intercept": 0})), "slope"),
         (whole(one_map(map={"method": "platt", "slope": 1, "intercept": 2000})), "intercept"),
         (whole(one_map(map={"method": "magic"})), "magic"),
+        (whole(one_map(map=BIASES)), "options of one question"),
+        (whole(one_map(map=BIASES, kind="predicate", question=ASKED)), "options of one question"),
+        (whole(one_map(map=BIASES | {"biases": [0.0] * 256}, question=ASKED)), "at most 255"),
+        (whole(one_map(map=BIASES | {"biases": [0.0, 1e9]}, question=ASKED)), "biases"),
         (whole(one_map(map=KNOTS | {"x": [0, 1]})), "x has 2 knots and y 3"),
         (whole(one_map(map=KNOTS | {"x": [0, 0, 1]})), "must increase"),
         (whole(one_map(map=KNOTS | {"y": [0.9, 0.2, 0.1]})), "must increase"),

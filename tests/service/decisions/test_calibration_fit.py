@@ -9,11 +9,12 @@ from hypothesis import strategies as st
 
 from polyhead.service.decisions import calibration_fit as fits
 from polyhead.service.decisions.calibration import Table, map_probabilities
-from polyhead.service.decisions.calibration_file import MAX_KNOTS, Isotonic, Platt
+from polyhead.service.decisions.calibration_file import MAX_KNOTS, AskedQuestion, Bias, Isotonic, Platt
 from polyhead.service.decisions.calibration_fit import (
     LabelledAnswers,
     allowed_methods,
     fit_answers,
+    fit_bias,
     fit_temperature,
     split_texts,
 )
@@ -93,13 +94,13 @@ def test_halves_are_of_different_texts_and_do_not_depend_on_their_order() -> Non
 
 
 def test_scores_have_a_temperature_only() -> None:
-    assert allowed_methods("score") == ("temperature",)
+    assert allowed_methods("score", of_one_question=False) == ("temperature",)
 
 
 @needs_sklearn
 def test_a_shifted_predicate_needs_an_intercept() -> None:
     labelled = answers("predicate", 2, 3.0, 2.0)
-    found = fit_answers(labelled, None, allowed_methods("predicate"))
+    found = fit_answers(labelled, None, allowed_methods("predicate", of_one_question=False))
     assert found.losses.keys() == {"none", "temperature", "platt", "isotonic"}
     assert isinstance(found.map, Platt)
     assert found.map.slope == pytest.approx(1 / 3, rel=0.15)
@@ -140,7 +141,29 @@ def test_rows_with_fewer_options_are_fitted_with_the_others() -> None:
     shares[::2, 3] = np.nan
     shares /= np.nansum(shares, axis=1, keepdims=True)
     labels = np.where(np.isnan(shares[np.arange(600), labelled.labels]), 0, labelled.labels)
-    for method in allowed_methods("choice"):
+    for method in allowed_methods("choice", of_one_question=False):
         found = fit_answers(LabelledAnswers("choice", shares, labels, labelled.held_out), None, (method,))
         assert found.after.log_loss < found.before.log_loss
         assert found.map is not None
+
+
+@needs_sklearn
+def test_the_preference_for_an_option_is_found_and_taken_away() -> None:
+    labelled = answers("choice", 4, factor=2.0, shift=3.0)
+    found = fit_bias("choice", labelled.shares, labelled.labels)
+    assert found.temperature == pytest.approx(2.0, rel=0.15)
+    relative = [bias - found.biases[1] for bias in found.biases]
+    assert relative == pytest.approx([-1.5, 0, 0, 0], abs=0.2)
+    methods = allowed_methods("choice", of_one_question=True)
+    fit = fit_answers(labelled, AskedQuestion(name="q", digest="0" * 32), methods)
+    assert isinstance(fit.map, Bias)
+    assert fit.after.accuracy > fit.before.accuracy + 0.05
+    assert fit.after.log_loss < min(loss for method, loss in fit.losses.items() if method != "bias")
+
+
+@needs_sklearn
+def test_the_bias_of_an_option_that_is_never_right_is_finite() -> None:
+    shares = np.tile([[0.6, 0.3, 0.1], [0.2, 0.3, 0.5]], (50, 1))
+    found = fit_bias("choice", shares, np.tile([0, 2], 50).astype(np.int64))
+    assert max(map(abs, found.biases)) < 20
+    assert found.biases[1] < min(found.biases[0], found.biases[2])
