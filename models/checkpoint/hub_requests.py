@@ -47,7 +47,7 @@ def open_answer(url: str, start: int = 0) -> Iterator[Any]:
     library's errors, and CheckpointError for an answer that is compressed or leads to ever more redirects."""
     headers = request_headers() | ({"Range": f"bytes={start}-"} if start else {})
     session = huggingface_hub.get_session()
-    request = session.build_request("GET", url, headers=headers, timeout=TIMEOUT_SECONDS)
+    request: Any = session.build_request("GET", url, headers=headers, timeout=TIMEOUT_SECONDS)
     for _ in range(MAX_REDIRECTS):
         answer = session.send(request, stream=True, follow_redirects=False)
         try:

@@ -13,11 +13,12 @@ import torch
 import transformers as tf
 
 from polyhead.models.architectures.family import MAX_HEAD_WIDTH, MAX_LAYERS, MAX_SHARED_LAYERS
-from polyhead.models.checkpoint import describe_source, load
+from polyhead.models.checkpoint import describe_source, description, load
 from polyhead.models.checkpoint import folder as folder_of
 from polyhead.models.checkpoint import tensor_files as tensors
-from polyhead.models.checkpoint.description import build_on_meta
+from polyhead.models.checkpoint.description import build_on_meta, invalid_fields
 from polyhead.models.core.errors import CheckpointError, ModelError, UnsupportedError
+from polyhead.models.network.model_config import ModelConfig
 from tests.support import checkpoints
 from tests.support.edits import edited, with_tensors
 
@@ -108,6 +109,23 @@ def test_tables_of_a_network_without_its_weights_are_small(tiny_generator: Path,
         assert sum(table.nbytes for table in network.buffers() if not table.is_meta) <= 4 * MAX_HEAD_WIDTH
 
 
+@pytest.mark.parametrize(
+    ("position", "changes", "field"),
+    [
+        ("alibi", {"heads": 2**20, "kv_heads": 2**20}, "heads"),
+        ("closed-sines-cosines", {"position_offset": 2**30}, "max_positions"),
+    ],
+)
+def test_computed_positions_are_bounded_before_they_are_computed(
+    position: Any, changes: dict[str, int], field: str
+) -> None:
+    """Rates of linear biases and sinusoids are computed when a network is built without memory."""
+    sizes = dict.fromkeys(("vocab_size", "depth", "heads", "kv_heads", "mlp_width", "max_positions"), 2)
+    config = ModelConfig(**sizes, width=4, head_width=2, causal=True, position=position)
+    assert not list(invalid_fields(config))
+    assert [name for name, _ in invalid_fields(replace(config, **changes))] == [field]
+
+
 def test_layers_with_shared_tensors_may_be_many(tmp_path: Path) -> None:
     """ALBERT has one set of tensors for all layers; its large models have more layers than this set has tensors."""
     config = tf.AlbertConfig(vocab_size=400, hidden_size=32, num_hidden_layers=24, num_attention_heads=4)
@@ -138,6 +156,16 @@ def test_missing_tensors_are_listed_and_counted(tiny_classifier: Path, tmp_path:
         load(str(with_tensors(tiny_classifier, tmp_path / "c", remove)))
     assert raised.value.tensor.startswith("bert.encoder.layer.1.")
     assert raised.value.file.endswith("model.safetensors")
+
+
+def test_only_tensors_that_are_named_are_looked_up(monkeypatch: pytest.MonkeyPatch, tiny_classifier: Path) -> None:
+    """Each look-up compares a name with those of all tensors: thousands of experts would take hours."""
+    looked_up = list[str]()
+    monkeypatch.setattr(description, "checkpoint_name", lambda name, _: looked_up.append(name) or name)
+    described = describe_source(str(tiny_classifier))
+    with pytest.raises(CheckpointError, match=r"100 tensors are missing: a0, .* and 95 more"):
+        description.check_missing(described, [f"a{number}" for number in range(100)], {})
+    assert len(looked_up) == description.MAX_NAMED
 
 
 @pytest.mark.parametrize("value", [float("nan"), float("inf"), float("-inf")])
