@@ -518,7 +518,7 @@ def translate_shape(
     """The tensors that an entry becomes, with shapes only; `whole`: a tensor of its shape without memory."""
     try:
         return description.translate(name, torch.empty(entry.shape, device="meta") if whole is None else whole)
-    except (RuntimeError, ValueError) as error:  # wrong number of dimensions, or a size that cannot be divided
+    except (RuntimeError, ValueError, IndexError) as error:  # wrong number of sides, or one that does not divide
         reason = str(error).splitlines()[0]
         raise CheckpointError(
             f"its shape {list(entry.shape)} is not that of such a tensor ({reason})", file=str(entry.file), tensor=name

@@ -215,6 +215,19 @@ def test_a_fused_tensor_that_does_not_divide(tmp_path: Path) -> None:
         load(str(with_tensors(folder, tmp_path / "f", flatten)))
 
 
+def test_a_convolution_with_one_side_is_refused(tmp_path: Path) -> None:
+    """Its side of one element is removed, which a tensor of one side does not have."""
+    sizes = {"hidden_size": 32, "intermediate_size": 48, "num_attention_heads": 4, "num_key_value_heads": 2}
+    config = tf.Lfm2Config(vocab_size=384, num_hidden_layers=1, layer_types=["conv"], **sizes)
+    folder = checkpoints.save(tf.Lfm2ForCausalLM(config), checkpoints.byte_level_bpe(), tmp_path / "c")
+
+    def flatten(tensors: dict[str, torch.Tensor]) -> None:
+        tensors["model.layers.0.conv.conv.weight"] = torch.zeros(96)
+
+    with pytest.raises(CheckpointError, match=r"conv\.conv\.weight.*\[96\] is not that of such a tensor"):
+        load(str(with_tensors(folder, tmp_path / "f", flatten)))
+
+
 def test_an_unknown_tensor_is_refused(tiny_classifier: Path, tmp_path: Path) -> None:
     def add(tensors: dict[str, torch.Tensor]) -> None:
         tensors["bert.encoder.layer.0.attention.self.gate.weight"] = torch.zeros(3)
