@@ -78,6 +78,7 @@ MIN_DISTANCES = 4  # buckets: near and far ones, before and after
 MAX_EXPERTS = 1 << 16  # of all layers; published networks have 25,000
 MAX_CONVOLUTION = 63  # tokens of a convolution's kernel; each is a copy of the states
 MAX_STATE = 1 << 30  # numbers of the recurrent state of a sequence; published networks have 200 million at most
+MAX_BIASED_HEADS = 1 << 14  # heads with linear biases, whose rates are computed before shapes are compared
 MAX_SINUSOIDS = 1 << 24  # numbers of sinusoidal positions, which are computed and not limited by a file
 # With the special tokens around a text and around a pair.
 PROBE_TEXTS: tuple[Text, ...] = ("", "word", ("word", "word"))
@@ -301,8 +302,14 @@ def invalid_fields(config: ModelConfig) -> Iterator[tuple[str, str]]:
         name = "embedding_width" if config.embedding_width else "width"
         if (width := getattr(config, name)) % 2:
             yield name, "even, for sinusoidal positions"
-        if config.max_positions * width > MAX_SINUSOIDS:
-            yield "max_positions", f"{MAX_SINUSOIDS // width} at most, for sinusoidal positions so wide"
+        if (config.max_positions + config.position_offset) * width > MAX_SINUSOIDS:
+            most, offset = MAX_SINUSOIDS // width, config.position_offset
+            yield (
+                "max_positions",
+                f"{most} at most, for sinusoidal positions so wide, with the {offset} before the first",
+            )
+    if config.position == "alibi" and config.heads > MAX_BIASED_HEADS:
+        yield "heads", f"{MAX_BIASED_HEADS} at most, for linear biases, which have a computed rate for each"
     if config.convolution and (
         config.convolution % 2 == 0 or config.convolution > MAX_CONVOLUTION or config.norm_order != "post"
     ):
@@ -511,7 +518,7 @@ def translate_shape(
     """The tensors that an entry becomes, with shapes only; `whole`: a tensor of its shape without memory."""
     try:
         return description.translate(name, torch.empty(entry.shape, device="meta") if whole is None else whole)
-    except (RuntimeError, ValueError) as error:  # wrong number of dimensions, or a size that cannot be divided
+    except (RuntimeError, ValueError, IndexError) as error:  # wrong number of sides, or one that does not divide
         reason = str(error).splitlines()[0]
         raise CheckpointError(
             f"its shape {list(entry.shape)} is not that of such a tensor ({reason})", file=str(entry.file), tensor=name
@@ -520,7 +527,8 @@ def translate_shape(
 
 def check_missing(description: Description, missing: list[str], sources: Mapping[str, str]) -> None:
     if missing:
-        names = [checkpoint_name(name, sources) for name in missing]
+        named = [checkpoint_name(name, sources) for name in missing[:MAX_NAMED]]  # each is compared with all sources
+        names = [*named, *missing[MAX_NAMED:]]
         files = sorted({str(entry.file) for entry in description.entries.values()}) or [description.file]
         message = f"{len(names)} tensors are missing: {join_names(names)}; {description.file} asks for them"
         raise CheckpointError(message, file=", ".join(files[:MAX_NAMED]), tensor=names[0])

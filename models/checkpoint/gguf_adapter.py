@@ -133,7 +133,7 @@ def locate_tensors(adapter: GgufAdapter, base: Description) -> dict[str, str]:
     for tensor, (_, b) in adapter.pairs.items():
         try:
             pieces = rename_tensor(dialect, base.config, tensor, torch.empty(b.shape, device="meta"))
-        except (RuntimeError, ValueError) as error:  # rows that cannot be divided among heads
+        except (RuntimeError, ValueError, IndexError) as error:  # rows that cannot be divided among heads
             reason = str(error).splitlines()[0]
             message = f"its shape {list(b.shape)} is not that of such a tensor ({reason})"
             raise CheckpointError(message, file=str(adapter.path), tensor=b.name) from None

@@ -135,7 +135,7 @@ def checkpoint_names(parts: FolderParts, our_names: tuple[str, ...]) -> dict[str
     for name, entry in parts.entries.items():
         try:
             pieces = rename_weight(parts.family, parts.spec.renames, name, torch.empty(entry.shape, device="meta"))
-        except (RuntimeError, ValueError):  # a shape that is refused when all tensors are matched
+        except (RuntimeError, ValueError, IndexError):  # a shape that is refused when all tensors are matched
             continue
         found.update({ours: name for ours, _ in pieces if ours in our_names})
     return found

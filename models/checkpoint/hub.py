@@ -14,12 +14,13 @@ the cache is loaded.
 
 import os
 import re
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, replace
 from importlib.util import find_spec
 from logging import getLogger
 from pathlib import Path
 from typing import Any
+from urllib.parse import quote
 
 from ..core.errors import CheckpointError, UnsupportedError, show_value
 from .folder_files import read_json
@@ -35,7 +36,8 @@ from .hub_files import (
     unread_weights_error,
     usable_names,
 )
-from .hub_transfer import Progress, Repository, download_files, library_part, remember_revision
+from .hub_requests import library_part, read_description
+from .hub_transfer import Progress, Repository, download_files, remember_revision
 from .unread_formats import INDEX
 
 # No part begins with a dot and none is empty: names and revisions are looked up as paths in the cache.
@@ -53,8 +55,6 @@ MAX_LISTED = 100_000  # files of a repository
 log = getLogger(__name__)
 
 HAS_HUB_LIBRARY = find_spec("huggingface_hub") is not None
-if HAS_HUB_LIBRARY:
-    import huggingface_hub
 
 
 def ignore_progress(done: int, total: int) -> None:
@@ -162,26 +162,33 @@ def explain(error: Exception) -> str:
 
 
 def ask_hub(source: str, wanted: HubSource) -> tuple[Repository, list[HubFile]]:
-    """The repository at the wanted revision, and its files. Raises the library's errors."""
-    api = huggingface_hub.HfApi(library_name="polyhead")
-    answer = api.model_info(wanted.name, revision=wanted.revision or None, files_metadata=True)
-    commit, siblings = answer.sha, answer.siblings or []
+    """The repository at the wanted revision, and its files. Raises the library's errors, and CheckpointError for a
+    description that is none."""
+    revision = f"/revision/{quote(wanted.revision, safe='')}" if wanted.revision else ""
+    url = f"{library_part('constants').ENDPOINT}/api/models/{wanted.name}{revision}?blobs=true"
+    answer = read_description(url)
+    commit, siblings = answer.get("sha"), answer.get("siblings") or []
     if not isinstance(commit, str) or not COMMIT.fullmatch(commit):
         raise CheckpointError(f"the hub names the commit {show_value(commit)}, which is none")
+    if not isinstance(siblings, list) or not all(map(is_file_entry, siblings)):
+        raise CheckpointError("the hub's description should have a list of files with names")
     if len(siblings) > MAX_LISTED:
         raise CheckpointError(f"the repository has {len(siblings)} files; {MAX_LISTED} are the most")
-    usable = set(usable_names(sibling.rfilename for sibling in siblings))
-    files = [read_file_entry(sibling) for sibling in siblings if sibling.rfilename in usable]
+    usable = set(usable_names(sibling["rfilename"] for sibling in siblings))
+    files = [read_file_entry(sibling) for sibling in siblings if sibling["rfilename"] in usable]
     return Repository(wanted.name, commit, storage_of(wanted.name), source), files
 
 
-def read_file_entry(sibling: Any) -> HubFile:
-    """A file as the hub lists it. What is no digest is left out: the library then downloads the file. A size that is
-    none is -1."""
-    large = sibling.lfs
-    digest = (large.sha256 if large is not None else sibling.blob_id) or ""
-    size = sibling.size if isinstance(sibling.size, int) and sibling.size >= 0 else -1
-    return HubFile(sibling.rfilename, size, digest if COMMIT.fullmatch(digest) else "")
+def is_file_entry(sibling: Any) -> bool:
+    return isinstance(sibling, dict) and isinstance(sibling.get("rfilename"), str)
+
+
+def read_file_entry(sibling: Mapping[str, Any]) -> HubFile:
+    """A file as the hub lists it. What is no digest is left out. A size that is none is -1."""
+    large, size = sibling.get("lfs"), sibling.get("size")
+    digest = large.get("sha256") if isinstance(large, dict) else sibling.get("blobId")
+    known = isinstance(digest, str) and COMMIT.fullmatch(digest)
+    return HubFile(sibling["rfilename"], size if type(size) is int and size >= 0 else -1, str(digest) if known else "")
 
 
 def storage_of(name: str) -> Path:

@@ -22,6 +22,7 @@ from typing import Any, BinaryIO
 
 from ..core.errors import CheckpointError
 from .hub_files import HubFile
+from .hub_requests import library_part, open_answer
 
 try:
     import fcntl
@@ -37,8 +38,8 @@ CHUNK_BYTES = 1 << 20
 PARALLEL_FILES = 4
 RETRIES = 5  # attempts in a row that bring no byte
 RETRY_SECONDS = 1.0  # before the first further attempt; twice as long before each next one
-TIMEOUT_SECONDS = 30.0  # without a byte
 MAX_PLAIN_BYTES = 50_000_000_000  # the hub sends larger files by its own protocol only, which the library knows
+OWN_HUB = "https://huggingface.co"
 RESERVED_BYTES = 256 << 20  # bytes of the disk that a download leaves free
 LOG_SECONDS = 5.0  # between two lines of progress
 SHA256_DIGITS = 64
@@ -68,20 +69,14 @@ class Repository:
         return self.storage / "blobs" / file.digest
 
     def partial(self, file: HubFile) -> Path:
-        return self.storage / "blobs" / f"{file.digest}.incomplete"
+        name = file.digest or hashlib.sha256(f"{self.commit}/{file.name}".encode()).hexdigest()
+        return self.storage / "blobs" / f"{name}.incomplete"
 
     def bytes_left(self, file: HubFile) -> int:
         """Bytes of a file that are still to be downloaded."""
         if self.has(file) or (file.digest and self.blob(file).exists()):
             return 0
         return max(file.size - file_size(self.partial(file)), 0) if file.digest else file.size
-
-
-def library_part(name: str) -> Any:
-    """A module of huggingface_hub. Naming a class of the library imports them, and an HTTP client with them, so it is
-    done here and not at the top."""
-    _ = huggingface_hub.HfApi
-    return getattr(huggingface_hub, name)
 
 
 def file_size(path: Path) -> int:
@@ -154,19 +149,28 @@ def download_files(repository: Repository, files: Collection[HubFile], progress:
 
 def download_file(repository: Repository, file: HubFile, tally: Tally) -> None:
     """Download one file, or what is lacking of it, and link it into the snapshot."""
-    if not file.digest or file.size > MAX_PLAIN_BYTES:
-        huggingface_hub.hf_hub_download(
-            repository.name, file.name, revision=repository.commit, cache_dir=repository.storage.parent
-        )
+    if file.size > MAX_PLAIN_BYTES:
+        download_very_large(repository, file)
         tally.add(file.size)
         return
     blob = repository.blob(file)
-    if not blob.exists():
+    if not file.digest or not blob.exists():
         with open_locked(repository.partial(file)) as partial:
-            if not blob.exists():  # else another process has downloaded it meanwhile
-                fill(repository, file, partial, tally)
+            if not file.digest or not blob.exists():  # else another process has downloaded it meanwhile
+                blob = repository.storage / "blobs" / fill(repository, file, partial, tally)
                 os.replace(repository.partial(file), blob)
     link(repository.snapshot / file.name, blob)
+
+
+def download_very_large(repository: Repository, file: HubFile) -> None:
+    """Download a file by the library. It places a file where the hub's answer says, and compares neither its size nor
+    its digest, so it may do that with the hub itself only. CheckpointError for another one."""
+    if library_part("constants").ENDPOINT != OWN_HUB:
+        message = f"{file.name} has {show_bytes(file.size)}; files of more than {show_bytes(MAX_PLAIN_BYTES)}"
+        raise CheckpointError(f"{message} are downloaded from {OWN_HUB} only, and HF_ENDPOINT names another hub")
+    huggingface_hub.hf_hub_download(
+        repository.name, file.name, revision=repository.commit, cache_dir=repository.storage.parent
+    )
 
 
 @contextmanager
@@ -180,11 +184,13 @@ def open_locked(path: Path) -> Iterator[BinaryIO]:
         yield file
 
 
-def fill(repository: Repository, file: HubFile, partial: BinaryIO, tally: Tally) -> None:
-    """Write the rest of a file, with further attempts where the connection ends early. CheckpointError if the content
-    is not the expected one; then nothing of it is kept."""
+def fill(repository: Repository, file: HubFile, partial: BinaryIO, tally: Tally) -> str:
+    """Write the rest of a file, with further attempts where the connection ends early, and return its digest.
+    CheckpointError if the content is not the expected one; then nothing of it is kept."""
     digest = start_digest(file)
     at = 0
+    if not file.digest:  # a part of an earlier download could not be compared with anything
+        partial.truncate(0)
     while chunk := partial.read(CHUNK_BYTES):
         digest.update(chunk)
         at += len(chunk)
@@ -193,12 +199,12 @@ def fill(repository: Repository, file: HubFile, partial: BinaryIO, tally: Tally)
         began = at
         try:
             for chunk in read_remote(repository, file, at):
+                if at + len(chunk) > file.size:
+                    raise wrong_content(file, partial)
                 partial.write(chunk)
                 digest.update(chunk)
                 at += len(chunk)
                 tally.add(len(chunk))
-                if at > file.size:
-                    break
         except library_part("errors").HTTPError as error:
             failures = 0 if at > began else failures + 1
             if failures >= RETRIES or is_refusal(error):
@@ -211,9 +217,16 @@ def fill(repository: Repository, file: HubFile, partial: BinaryIO, tally: Tally)
             if failures >= RETRIES:
                 break
     partial.flush()
-    if at != file.size or digest.hexdigest() != file.digest:
-        partial.truncate(0)
-        raise CheckpointError(f"the content of {file.name} is not the one that the hub lists; load it again")
+    found: str = digest.hexdigest()
+    if at != file.size or (file.digest and found != file.digest):
+        raise wrong_content(file, partial)
+    return found
+
+
+def wrong_content(file: HubFile, partial: BinaryIO) -> CheckpointError:
+    """The error for a content that is not the expected one, of which nothing is kept."""
+    partial.truncate(0)
+    return CheckpointError(f"the content of {file.name} is not the one that the hub lists; load it again")
 
 
 def is_refusal(error: Exception) -> bool:
@@ -223,8 +236,9 @@ def is_refusal(error: Exception) -> bool:
 
 
 def start_digest(file: HubFile) -> Any:
-    """The digest of an empty beginning: SHA-256, or git's, which hashes the size first."""
-    if len(file.digest) == SHA256_DIGITS:
+    """The digest of an empty beginning: SHA-256, or git's, which hashes the size first. Where the hub names none, the
+    blob is named by its SHA-256."""
+    if len(file.digest) in (0, SHA256_DIGITS):
         return hashlib.sha256()
     return hashlib.sha1(b"blob %d\0" % file.size, usedforsecurity=False)
 
@@ -232,15 +246,9 @@ def start_digest(file: HubFile) -> Any:
 def read_remote(repository: Repository, file: HubFile, start: int) -> Iterator[bytes]:
     """The content of a file from byte `start` on. Raises the library's errors."""
     url = huggingface_hub.hf_hub_url(repository.name, file.name, revision=repository.commit)
-    # Contents are compared with their digests, so they must come as they are.
-    headers = library_part("utils").build_hf_headers(library_name="polyhead") | {"Accept-Encoding": "identity"}
-    if start:
-        headers["Range"] = f"bytes={start}-"
-    session = huggingface_hub.get_session()
-    with session.stream("GET", url, headers=headers, follow_redirects=True, timeout=TIMEOUT_SECONDS) as response:
-        library_part("utils").hf_raise_for_status(response)
+    with open_answer(url, start) as response:
         skipped = start if response.status_code == 200 else 0  # a server that knows no ranges sends all again
-        for chunk in response.iter_bytes():  # as they come: those of a fixed size are lost if the connection ends
+        for chunk in response.iter_raw():  # as they come: those of a fixed size are lost if the connection ends
             kept = chunk[skipped:]
             skipped = max(skipped - len(chunk), 0)
             if kept:

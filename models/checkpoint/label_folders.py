@@ -36,6 +36,7 @@ MAX_WIDTH = 1 << 14  # features of a word
 MAX_RECURRENCES = 16  # layers of an LSTM; published models have one
 MAX_SPAN_WIDTH = 128  # words of a span; published models have 12
 MAX_WORDS = 1 << 13  # of a text; published models have 384 to 2,048
+MAX_SPANS = 1 << 15  # of a text, which are scored in one step; published models have up to 24,576
 CLASSIFIED_TOKENS = 1024  # of a text and its labels: the default of gliclass
 SCORERS: Mapping[str, TextScorer] = {"simple": "dot", "mlp": "mlp", "weighted-dot": "weighted"}
 SPAN_NAMES: Mapping[str, str] = {  # the beginning of a tensor's name, and of ours
@@ -205,7 +206,10 @@ def span_label_head(parts: LabelFolder, config: ModelConfig) -> tuple[HeadDescri
     recurrences = read_size(parts, "num_rnn_layers", 1, MAX_RECURRENCES, least=0)
     if recurrences and width % 2:
         raise CheckpointError(f"hidden_size is {width}, which should be even for an LSTM", file=str(parts.file))
-    widest = read_size(parts, "max_width", 12, MAX_SPAN_WIDTH)
+    widest, longest = read_size(parts, "max_width", 12, MAX_SPAN_WIDTH), read_size(parts, "max_len", 384, MAX_WORDS)
+    if mode == "markerV0" and widest * longest > MAX_SPANS:
+        message = f"max_width is {widest}, which should be {MAX_SPANS // longest} at most for texts of {longest} words"
+        raise CheckpointError(message, file=str(parts.file))
     spec = SpanLabelSpec(
         width=width,
         projects=width != config.state_width,
@@ -218,7 +222,7 @@ def span_label_head(parts: LabelFolder, config: ModelConfig) -> tuple[HeadDescri
         label=token,
         separator=read_text(parts, "sep_token", "<<SEP>>"),
         label_id=read_label_id(parts, token),
-        max_words=read_size(parts, "max_len", 384, MAX_WORDS),
+        max_words=longest,
         max_width=spec.max_width,
         uses_last_piece=pooling == "last",
     )

@@ -34,10 +34,11 @@ from .tensor_files import (
 
 MAX_NODES = 1 << 18  # of a graph; one of 48 layers has 10,000
 MAX_INPUTS = 64  # inputs or outputs of a node; those of a product are two and one
-MAX_FIELDS = 1 << 22  # fields of a file that are looked at; those of a graph of 48 layers are 200,000
+MAX_FIELDS = 1 << 20  # fields of a file that are looked at; those of a graph of 48 layers are 200,000
 MAX_TEXT = 1 << 25  # bytes of all names; those of a graph of 48 layers are 3 MB
 MAX_PAIRS = 16  # of a tensor's place in another file; there are four kinds
 MAX_VARINT_BYTES = 10
+PIECE_BYTES = 1 << 12  # bytes in which numbers are looked for at a time
 VARINT, FIXED64, MESSAGE, FIXED32 = 0, 1, 2, 5  # how a field is stored
 MODEL_GRAPH = 7
 GRAPH_NODE, GRAPH_TENSOR = 1, 5
@@ -234,6 +235,7 @@ class MessageReader:
     def __init__(self, path: Path, file: BinaryIO) -> None:
         self.size = os.fstat(file.fileno()).st_size
         self._path, self._file, self._fields_left, self._text_left = path, file, MAX_FIELDS, MAX_TEXT
+        self._piece, self._piece_start = b"", 0
 
     def fields(self, start: int, end: int) -> Iterator[Field]:
         """The fields of the message in [start, end). Fields inside of them may be read meanwhile."""
@@ -281,9 +283,11 @@ class MessageReader:
 
     def _varint(self, place: int, end: int) -> tuple[int, int]:
         """The number of variable length at `place`, and the place behind it."""
-        self._file.seek(place)
-        raw, value = self._file.read(min(MAX_VARINT_BYTES, end - place)), 0
-        for count, byte in enumerate(raw):
+        at, value = place - self._piece_start, 0
+        if not 0 <= at <= len(self._piece) - MAX_VARINT_BYTES:
+            self._file.seek(place)
+            self._piece, self._piece_start, at = self._file.read(PIECE_BYTES), place, 0
+        for count, byte in enumerate(self._piece[at : at + min(MAX_VARINT_BYTES, end - place)]):
             value |= (byte & 0x7F) << 7 * count
             if byte < 0x80:
                 return value, place + count + 1

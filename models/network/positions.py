@@ -7,6 +7,8 @@ from torch import Tensor, nn
 
 from .model_config import ModelConfig, RopeScaling
 
+SINUSOID_ROWS = 1024  # rows of sinusoidal positions that are computed at a time
+
 
 class LearnedPositions(nn.Module):
     """A learned vector per position, added to the embeddings (Gehring et al. 2017, arXiv:1705.03122).
@@ -47,12 +49,16 @@ class SinusoidalPositions(nn.Module):
 
 
 def sinusoids(count: int, width: int, halves: bool, closed: bool = False) -> Tensor:
-    """[count, W] in float32, computed in float64 because an angle may be large."""
+    """[count, W] in float32, computed in float64 because an angle may be large, a few rows at a time."""
     span = max(width - 2, 1) if closed else width
     exponents = torch.arange(0, width, 2, device="cpu", dtype=torch.float64) / span
-    angles = torch.arange(count, device="cpu", dtype=torch.float64)[:, None] / 10_000.0**exponents  # [count, W / 2]
-    both = (angles.sin(), angles.cos())
-    return (torch.cat(both, dim=1) if halves else torch.stack(both, dim=2).flatten(1)).float()
+    table = torch.empty(count, width, device="cpu")
+    for rows in torch.split(torch.arange(count, device="cpu", dtype=torch.float64), SINUSOID_ROWS):
+        angles = rows[:, None] / 10_000.0**exponents  # [rows, W / 2]
+        both = (angles.sin(), angles.cos())
+        first = int(rows[0])
+        table[first : first + len(rows)] = torch.cat(both, dim=1) if halves else torch.stack(both, dim=2).flatten(1)
+    return table
 
 
 class DistanceBias(nn.Module):

@@ -16,7 +16,6 @@ import httpx
 import numpy as np
 from numpy.typing import NDArray
 
-from polyhead.models import checkpoint
 from polyhead.models.checkpoint.description import Description
 from polyhead.models.checkpoint.source_policy import ANY_SOURCE
 from polyhead.models.core.errors import ModelError
@@ -47,7 +46,7 @@ from ..runtime.placement import choose_placement
 from ..runtime.self_test import apply_known_cost
 from . import calibration_report as report
 from . import plotting as canvas
-from .checkpoint_source import resolve_source
+from .checkpoint_source import describe_checked, resolve_source
 from .client import error_message
 from .labelled_files import MAX_LISTED
 from .labelled_questions import LabelledState, read_labelled_states
@@ -128,7 +127,7 @@ def calibrate_model(
     with silence_logs():
         settings = defaults if arguments.url else read_settings({**LOCAL_SETTINGS, "models": {NAME: source}})
         shares, precision = asyncio.run(ask_all(arguments, settings, states, report_progress))
-        description = apply_known_cost(checkpoint.describe_source(source), settings)
+        description = apply_known_cost(describe_checked(source), settings)
         precision = precision or choose_precision(settings, description)
         fits = [fit_group(group, labelled, shares, arguments) for group in groups]
         weights = identify_weights(description, settings, lambda: None)

@@ -7,11 +7,13 @@ from pathlib import Path
 
 import torch
 
-from polyhead.models.checkpoint import Checkpoint, load
+from polyhead.models.checkpoint import Checkpoint, describe_source, ignore_progress, load_described
+from polyhead.models.checkpoint.description import Description
 
 from ..config.settings import read_settings
 from ..runtime import quickstart
 from ..runtime.placement import choose_placement
+from ..runtime.tokenizer_check import TokenizerCheck
 
 REFERENCE_SETTINGS = {"executor": "torch", "precision": "float32"}  # settings of these commands
 
@@ -24,7 +26,18 @@ def open_checkpoint(source: str) -> Checkpoint:
     settings = read_settings(REFERENCE_SETTINGS)
     placement = choose_placement(settings)
     torch.set_num_threads(placement.torch_threads)
-    return load(resolve_source(source, settings.model_dir), dtype=placement.dtype, device=placement.device)
+    source = resolve_source(source, settings.model_dir)
+    described = describe_checked(source)
+    return load_described(source, described, dtype=placement.dtype, device=placement.device, progress=ignore_progress)
+
+
+def describe_checked(source: str) -> Description:
+    """Describe a source whose tokenizer is tried in a child process first, as serve does.  Raises ModelError."""
+    check = TokenizerCheck()
+    try:
+        return describe_source(source, folder_check=check.check_folder)
+    finally:
+        check.close()
 
 
 def resolve_source(source: str, folder: Path) -> str:

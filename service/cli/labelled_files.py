@@ -13,6 +13,7 @@ from typing import Any, Literal, TextIO
 from polyhead.models.core.errors import ModelError
 
 JSON_SUFFIXES, DELIMITERS = (".jsonl", ".ndjson"), {".csv": ",", ".tsv": "\t"}
+MAX_DIGITS = 20  # of the number of a label; Python reads no number of thousands
 MAX_LISTED = 8  # labels, or other choices, that a message lists
 
 
@@ -53,7 +54,7 @@ class LabelledRow:
             if isinstance(value, bool):
                 raise ValueError
             return float(value)
-        except (TypeError, ValueError):
+        except (TypeError, ValueError, OverflowError):
             raise self.field_error(field, f"a number is expected, not {shorten_repr(value)}") from None
 
     def choices(self, field: str, names: tuple[str, ...]) -> list[int]:
@@ -74,7 +75,7 @@ class LabelledRow:
         if value in names:
             return names.index(str(value))
         spelled = str(value) if isinstance(value, str | int) else ""
-        if spelled.isdecimal() and int(spelled) < len(names):
+        if spelled.isdecimal() and len(spelled) <= MAX_DIGITS and int(spelled) < len(names):
             return int(spelled)
         known = ", ".join(names[:MAX_LISTED]) + (", ..." if len(names) > MAX_LISTED else "")
         raise self.field_error(

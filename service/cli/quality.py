@@ -35,7 +35,7 @@ from ..runtime.executor_choice import CacheSize, build_executor, executor_name, 
 from ..runtime.placement import Placement, choose_placement
 from ..runtime.self_test import TEXT_FILE
 from ..text.encoder_inputs import TOKEN_TASKS
-from .checkpoint_source import resolve_source
+from .checkpoint_source import describe_checked, resolve_source
 from .differences import Comparison, EncodedText, LayerErrors, ModelOutput, new_comparison
 
 MAX_CHARACTERS = 1 << 20  # of a text that are read
@@ -149,7 +149,7 @@ class QualityMeasurement:
     def __init__(self, source: str, settings: Settings) -> None:
         """Raises UnsupportedError before anything is computed if the model cannot be measured."""
         self.source, self.settings = source, settings
-        self.description = checkpoint.describe_source(source)
+        self.description = describe_checked(source)
         if self.description.head.task == "translate":
             message = "it reads one text and writes another; quality is measured of what continues or judges one text"
             raise UnsupportedError(message, file=self.description.file)

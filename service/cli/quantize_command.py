@@ -17,6 +17,8 @@ from polyhead.models.checkpoint.source_policy import ANY_SOURCE
 from polyhead.models.core.errors import ModelError, UnsupportedError
 from polyhead.models.quantization.quantize import Int4Matrix, calibrate
 
+from .checkpoint_source import describe_checked
+
 SEQUENCE_TOKENS, SEQUENCE_COUNT = 512, 50  # tokens of a calibration sequence, and their number
 CHARACTERS_PER_TOKEN = 16  # characters of text read per token; most tokens have fewer
 MIB = 1 << 20
@@ -53,7 +55,7 @@ def describe_source(source: str) -> Description:
             "only a safetensors folder can be quantised, no GGUF file or adapter; name the folder it was made from"
         )
         raise UnsupportedError(message, file=str(path))
-    description = checkpoint.describe_source(str(path))
+    description = describe_checked(str(path))
     if description.head.task == "translate":
         raise UnsupportedError("translation models are not quantised", file=description.file)
     return description

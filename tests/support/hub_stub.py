@@ -20,6 +20,7 @@ class HubStub:
     """`repositories` has the files by repository; `gated` and `failing` name repositories that are refused, or answered
     by a status of the server's fault. `cut_after` bytes of a content the connection ends, `cuts` times. `requests` are
     the method, the path and the header Range of all requests. `ranges`: whether ranges are answered.
+    `answers` are the status, the headers and the content of what is answered to a path, whatever else is there.
     """
 
     repositories: dict[str, dict[str, bytes]] = field(default_factory=dict)
@@ -30,6 +31,7 @@ class HubStub:
     cut_after: int = 0
     cuts: int = 0
     ranges: bool = True
+    answers: dict[str, tuple[int, dict[str, str], bytes]] = field(default_factory=dict)
     url: str = ""
     requests: list[tuple[str, str, str]] = field(default_factory=list)
     tokens: list[str] = field(default_factory=list)
@@ -60,6 +62,10 @@ def request_handler(stub: HubStub) -> type[BaseHTTPRequestHandler]:
             stub.requests.append(("GET", path, self.headers.get("Range", "")))
             stub.tokens.append(self.headers.get("Authorization", ""))
             name, revision, file = "", "", ""
+            if path in stub.answers:
+                status, headers, content = stub.answers[path]
+                self.answer(status, content, headers)
+                return
             if path.startswith("/api/models/"):
                 name, _, revision = path.removeprefix("/api/models/").partition("/revision/")
             elif "/resolve/" in path:

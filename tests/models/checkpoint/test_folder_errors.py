@@ -13,11 +13,12 @@ import torch
 import transformers as tf
 
 from polyhead.models.architectures.family import MAX_HEAD_WIDTH, MAX_LAYERS, MAX_SHARED_LAYERS
-from polyhead.models.checkpoint import describe_source, load
+from polyhead.models.checkpoint import describe_source, description, load
 from polyhead.models.checkpoint import folder as folder_of
 from polyhead.models.checkpoint import tensor_files as tensors
-from polyhead.models.checkpoint.description import build_on_meta
+from polyhead.models.checkpoint.description import build_on_meta, invalid_fields
 from polyhead.models.core.errors import CheckpointError, ModelError, UnsupportedError
+from polyhead.models.network.model_config import ModelConfig
 from tests.support import checkpoints
 from tests.support.edits import edited, with_tensors
 
@@ -108,6 +109,23 @@ def test_tables_of_a_network_without_its_weights_are_small(tiny_generator: Path,
         assert sum(table.nbytes for table in network.buffers() if not table.is_meta) <= 4 * MAX_HEAD_WIDTH
 
 
+@pytest.mark.parametrize(
+    ("position", "changes", "field"),
+    [
+        ("alibi", {"heads": 2**20, "kv_heads": 2**20}, "heads"),
+        ("closed-sines-cosines", {"position_offset": 2**30}, "max_positions"),
+    ],
+)
+def test_computed_positions_are_bounded_before_they_are_computed(
+    position: Any, changes: dict[str, int], field: str
+) -> None:
+    """Rates of linear biases and sinusoids are computed when a network is built without memory."""
+    sizes = dict.fromkeys(("vocab_size", "depth", "heads", "kv_heads", "mlp_width", "max_positions"), 2)
+    config = ModelConfig(**sizes, width=4, head_width=2, causal=True, position=position)
+    assert not list(invalid_fields(config))
+    assert [name for name, _ in invalid_fields(replace(config, **changes))] == [field]
+
+
 def test_layers_with_shared_tensors_may_be_many(tmp_path: Path) -> None:
     """ALBERT has one set of tensors for all layers; its large models have more layers than this set has tensors."""
     config = tf.AlbertConfig(vocab_size=400, hidden_size=32, num_hidden_layers=24, num_attention_heads=4)
@@ -138,6 +156,16 @@ def test_missing_tensors_are_listed_and_counted(tiny_classifier: Path, tmp_path:
         load(str(with_tensors(tiny_classifier, tmp_path / "c", remove)))
     assert raised.value.tensor.startswith("bert.encoder.layer.1.")
     assert raised.value.file.endswith("model.safetensors")
+
+
+def test_only_tensors_that_are_named_are_looked_up(monkeypatch: pytest.MonkeyPatch, tiny_classifier: Path) -> None:
+    """Each look-up compares a name with those of all tensors: thousands of experts would take hours."""
+    looked_up = list[str]()
+    monkeypatch.setattr(description, "checkpoint_name", lambda name, _: looked_up.append(name) or name)
+    described = describe_source(str(tiny_classifier))
+    with pytest.raises(CheckpointError, match=r"100 tensors are missing: a0, .* and 95 more"):
+        description.check_missing(described, [f"a{number}" for number in range(100)], {})
+    assert len(looked_up) == description.MAX_NAMED
 
 
 @pytest.mark.parametrize("value", [float("nan"), float("inf"), float("-inf")])
@@ -184,6 +212,19 @@ def test_a_fused_tensor_that_does_not_divide(tmp_path: Path) -> None:
         tensors["transformer.h.0.attn.c_attn.weight"] = torch.zeros(32, 96, 1)
 
     with pytest.raises(CheckpointError, match=r"c_attn\.weight.*\[32, 96, 1\]"):
+        load(str(with_tensors(folder, tmp_path / "f", flatten)))
+
+
+def test_a_convolution_with_one_side_is_refused(tmp_path: Path) -> None:
+    """Its side of one element is removed, which a tensor of one side does not have."""
+    sizes = {"hidden_size": 32, "intermediate_size": 48, "num_attention_heads": 4, "num_key_value_heads": 2}
+    config = tf.Lfm2Config(vocab_size=384, num_hidden_layers=1, layer_types=["conv"], **sizes)
+    folder = checkpoints.save(tf.Lfm2ForCausalLM(config), checkpoints.byte_level_bpe(), tmp_path / "c")
+
+    def flatten(tensors: dict[str, torch.Tensor]) -> None:
+        tensors["model.layers.0.conv.conv.weight"] = torch.zeros(96)
+
+    with pytest.raises(CheckpointError, match=r"conv\.conv\.weight.*\[96\] is not that of such a tensor"):
         load(str(with_tensors(folder, tmp_path / "f", flatten)))
 
 

@@ -1,5 +1,8 @@
 """Models by their name on the hub, from a hub on this machine that the library itself talks to."""
 
+import gzip
+import hashlib
+import json
 import logging
 from collections.abc import Iterator
 from pathlib import Path
@@ -7,7 +10,7 @@ from pathlib import Path
 import huggingface_hub.constants
 import pytest
 
-from polyhead.models.checkpoint import hub, hub_files, hub_transfer, load
+from polyhead.models.checkpoint import hub, hub_files, hub_requests, hub_transfer, load
 from polyhead.models.checkpoint.hub import DownloadOptions, HubSource, download
 from polyhead.models.checkpoint.hub_files import HubFile
 from polyhead.models.core.errors import CheckpointError, UnsupportedError
@@ -279,6 +282,72 @@ def test_files_without_a_size_are_not_downloaded(stub: HubStub) -> None:
         with pytest.raises(CheckpointError, match=r"the hub names no size of a-00002-of-00002\.gguf"):
             download("org/name", DownloadOptions(max_bytes=10))
     assert not stub.contents()
+
+
+def test_a_file_without_a_digest_stays_in_its_folder(stub: HubStub) -> None:
+    """The library would place it where the hub's header ETag says."""
+    content = b"short"
+    stub.repositories["org/name"] = {"a.gguf": content}
+    stub.answers["/api/models/org/name"] = described([{"rfilename": "a.gguf", "size": len(content), "blobId": "../x"}])
+    path = download("org/name")
+    assert path.read_bytes() == content
+    assert path.resolve().name == hashlib.sha256(content).hexdigest()
+    assert path.resolve().parent == path.parent.parent.parent / "blobs"
+    stub.answers["/api/models/org/name"] = described([{"rfilename": "b.gguf", "size": 3}])
+    stub.repositories["org/name"] = {"b.gguf": content}
+    with pytest.raises(CheckpointError, match=r"the content of b\.gguf is not the one that the hub lists"):
+        download("org/name")
+
+
+def test_another_hub_places_no_files_by_the_library(stub: HubStub, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(hub_transfer, "MAX_PLAIN_BYTES", 1000)
+    stub.repositories["org/name"] = {"a.gguf": LARGE}
+    with pytest.raises(CheckpointError, match=r"are downloaded from https://huggingface\.co only"):
+        download("org/name")
+    assert not stub.contents()
+
+
+def described(siblings: object) -> tuple[int, dict[str, str], bytes]:
+    return 200, {}, json.dumps({"sha": COMMIT, "siblings": siblings}).encode()
+
+
+@pytest.mark.parametrize(
+    ("status", "headers", "content", "message"),
+    [
+        (200, {"Content-Encoding": "gzip, gzip"}, b"", "answers in the encoding 'gzip, gzip'"),
+        (404, {"Content-Encoding": "br"}, b"", "answers in the encoding 'br'"),
+        (200, {}, b" " * 3000, "answer is longer than"),
+        (200, {}, b'{"a":[' + b"[]," * 500 + b"[]]}", "more than 100 values"),
+        (200, {}, b"[]", "should be an object, not a list"),
+        (200, {}, b"{", "is no JSON"),
+        (302, {"Location": "/api/models/org/name"}, b"", "redirects more than 10 times"),
+        (*described([{"rfilename": 5}]), "a list of files with names"),
+        (*described("a"), "a list of files with names"),
+        (404, {"X-Error-Code": "RepoNotFound"}, b"x" * 100_000, "there is no such repository"),
+    ],
+)
+def test_answers_of_a_hub_are_bounded(
+    stub: HubStub,
+    monkeypatch: pytest.MonkeyPatch,
+    status: int,
+    headers: dict[str, str],
+    content: bytes,
+    message: str,
+) -> None:
+    """The library decompresses answers and reads all of them."""
+    monkeypatch.setattr(hub_requests, "MAX_ANSWER_BYTES", 2000)
+    monkeypatch.setattr(hub_requests, "MAX_JSON_VALUES", 100)
+    stub.answers["/api/models/org/name"] = status, headers, content
+    with pytest.raises(CheckpointError, match=message):
+        download("org/name")
+
+
+def test_a_compressed_content_is_refused(stub: HubStub) -> None:
+    stub.repositories["org/name"] = {"a.gguf": LARGE}
+    bomb = gzip.compress(bytes(1 << 20))
+    stub.answers["/store/org/name/a.gguf"] = 200, {"Content-Encoding": "gzip"}, bomb
+    with pytest.raises(CheckpointError, match="answers in the encoding 'gzip'"):
+        download("org/name")
 
 
 def test_progress_is_logged(stub: HubStub, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:

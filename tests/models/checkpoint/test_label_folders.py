@@ -62,6 +62,11 @@ def test_folders_of_both_packages_are_read(finder: Path, classifier: Path) -> No
         ({"words_splitter_type": "spacy"}, UnsupportedError, "words_splitter_type is 'spacy'"),
         ({"max_width": 0}, CheckpointError, "max_width is 0, which should be a whole number from 1 to 128"),
         ({"max_len": 1 << 40}, CheckpointError, "max_len is 1099511627776, which should be a whole number"),
+        (
+            {"max_width": 128, "max_len": 2048},
+            CheckpointError,
+            "max_width is 128, which should be 16 at most",
+        ),
         ({"hidden_size": True}, CheckpointError, "hidden_size is True"),
         ({"hidden_size": 11}, CheckpointError, "hidden_size is 11, which should be even for an LSTM"),
         ({"num_rnn_layers": 99}, CheckpointError, "num_rnn_layers is 99"),

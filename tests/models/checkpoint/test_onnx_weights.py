@@ -4,14 +4,14 @@ import json
 import shutil
 import struct
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 import pytest
 import torch
 import transformers as tf
 
 from polyhead.models.checkpoint import describe_source, load, onnx_weights, save_folder, tensor_files
-from polyhead.models.checkpoint.onnx_weights import read_onnx
+from polyhead.models.checkpoint.onnx_weights import read_graph, read_onnx
 from polyhead.models.core.errors import CheckpointError, UnsupportedError
 from polyhead.models.network.ragged import RaggedBatch
 from tests.support import checkpoints, onnx_files
@@ -144,6 +144,30 @@ def test_names_are_bounded_together(tmp_path: Path, monkeypatch: pytest.MonkeyPa
         file.write_bytes(model(WEIGHT, node("Identity", "", ("a.weight",), outputs)))
         with pytest.raises(CheckpointError, match=problem):
             read_onnx(file)
+
+
+def test_millions_of_fields_are_refused_and_looked_for_in_pieces(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A field has two bytes at least, so that a small file may have as many as take minutes."""
+    file, reads = tmp_path / "model.onnx", list[int]()
+    file.write_bytes(number(2, 1) * 5000 + model(tensor("a.weight", (2, 3), FLOATS)))
+
+    class CountedFile:
+        def __init__(self, opened: BinaryIO) -> None:
+            self.opened, self.fileno, self.seek = opened, opened.fileno, opened.seek
+
+        def read(self, size: int) -> bytes:
+            reads.append(size)
+            return self.opened.read(size)
+
+    with file.open("rb") as opened:
+        reader = onnx_weights.MessageReader(file, CountedFile(opened))  # type: ignore[arg-type]
+        assert read_graph(file, reader)[1]["a.weight"].shape == (2, 3)
+    assert len(reads) < 100
+    monkeypatch.setattr(onnx_weights, "MAX_FIELDS", 5000)
+    with pytest.raises(CheckpointError, match="more than 5000 fields"):
+        read_onnx(file)
 
 
 def test_any_cut_file_is_refused_or_read(tiny_embedder: Path, tmp_path: Path) -> None:

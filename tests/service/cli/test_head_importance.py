@@ -232,6 +232,15 @@ def test_rank_correlation_is_spearman_s(tiny_embedder: Path, measured: Callable[
         ("tiny_classifier", '{"text": "fine", "label": "postive"}', r"label: 'postive' is none of .*negative, neutral"),
         ("tiny_classifier", '{"text": "fine", "label": 3}', "label: 3 is none of the model's labels: .*or 0 to 2"),
         ("tiny_classifier", '{"text": "fine", "label": true}', "label: True is none"),
+        pytest.param(
+            "tiny_classifier", f'{{"text": "fine", "label": "{"9" * 5000}"}}', "label: '999.* is none", id="long label"
+        ),
+        pytest.param(
+            "tiny_embedder",
+            f'{{"text": "a", "text_pair": "b", "score": {"9" * 400}}}',
+            "score: a number is expected, not 999",
+            id="long number",
+        ),
         ("tiny_classifier", '{"text": "", "label": 1}', "text: some text is expected, not ''"),
         ("tiny_classifier", '{"txt": "fine", "label": 1}', "text: is missing; there are: txt, label"),
         ("tiny_classifier", '{"text": "fine"', "is not JSON"),

@@ -10,12 +10,17 @@ from transformers import BertForMaskedLM, BertForQuestionAnswering, BertForToken
 from typer.testing import CliRunner
 
 from polyhead.models import checkpoint
-from polyhead.models.core.errors import ModelError
+from polyhead.models.core.errors import CheckpointError, ModelError
 from polyhead.models.native.library import runnable_targets
 from polyhead.service.cli import main as cli
 from polyhead.service.cli import quality
+from polyhead.service.cli.checkpoint_source import open_checkpoint
 from polyhead.service.cli.differences import EncodedText, LayerErrors, ModelOutput, ScoreComparison
+from polyhead.service.cli.quality import QualityMeasurement
+from polyhead.service.cli.quantize_command import quantize
+from polyhead.service.config.settings import read_settings
 from polyhead.service.runtime import quickstart
+from polyhead.service.runtime.tokenizer_check import TokenizerCheck
 from tests.support import checkpoints
 from tests.support.edits import with_tensors
 from tests.support.explained import both
@@ -250,6 +255,24 @@ def test_errors_are_one_message(tiny_generator: Path, tiny_classifier: Path, tmp
     assert f"--text: {text} cannot be read" in refused(tiny_generator, "--text", text)
     assert polyhead(tiny_generator, "--precision", "int3").exit_code == 2
     assert polyhead(tmp_path / "absent").exit_code == 1
+
+
+def test_a_tokenizer_is_tried_before_it_is_read(
+    tiny_generator: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each command that reads a model has a child process try its tokenizer first, as serve does."""
+
+    def refuse(_: TokenizerCheck, source: Path, __: object) -> None:
+        raise CheckpointError("the child process ended", file=str(source))
+
+    monkeypatch.setattr(TokenizerCheck, "check_folder", refuse)
+    for read in (
+        lambda: QualityMeasurement(str(tiny_generator), read_settings({})),
+        lambda: quantize(str(tiny_generator), tmp_path / "out", "int8", None, lambda *_: None),
+        lambda: open_checkpoint(str(tiny_generator)),
+    ):
+        with pytest.raises(CheckpointError, match="the child process ended"):
+            read()
 
 
 def test_an_encoder_decoder_is_rejected(tmp_path: Path) -> None:

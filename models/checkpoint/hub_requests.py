@@ -1,0 +1,106 @@
+"""Requests to a hub, whose answers are not trusted: the library's client sends them; what comes back is bounded here.
+
+The library reads answers of any length into memory and decompresses them, those of errors and redirects too: a few
+kilobytes become gigabytes. So answers are asked for as they are, compressed ones are refused, the content of a redirect
+is never read, and that of an error or of a description has a limit.
+"""
+
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from importlib.util import find_spec
+from typing import Any
+
+import orjson
+
+from ..core.errors import CheckpointError, show_value
+from ..core.files import MAX_JSON_VALUES
+
+if find_spec("huggingface_hub") is not None:
+    import huggingface_hub
+
+TIMEOUT_SECONDS = 30.0  # without a byte
+ANSWER_SECONDS = 120.0  # for a whole description
+MAX_ANSWER_BYTES = 64 << 20  # bytes of a description; one of 100,000 files has 40 MB
+MAX_ERROR_BYTES = 1 << 16  # bytes of an error; the rest is left out
+MAX_REDIRECTS = 10
+
+
+def library_part(name: str) -> Any:
+    """A module of huggingface_hub. Naming a class of the library imports them, and an HTTP client with them, so it is
+    done here and not at the top."""
+    _ = huggingface_hub.HfApi
+    return getattr(huggingface_hub, name)
+
+
+def request_headers() -> dict[str, str]:
+    """The headers of each request: contents as they are, and the user's token. The library's own headers would name
+    further programs on this machine, for which it asks the hub first."""
+    headers = {"User-Agent": "polyhead", "Accept-Encoding": "identity"}
+    token = None if library_part("constants").HF_HUB_DISABLE_IMPLICIT_TOKEN else huggingface_hub.get_token()
+    return headers | ({"Authorization": f"Bearer {token}"} if token else {})
+
+
+@contextmanager
+def open_answer(url: str, start: int = 0) -> Iterator[Any]:
+    """The answer to a request, from byte `start` on, whose content is not read yet. Redirects are followed. Raises the
+    library's errors, and CheckpointError for an answer that is compressed or leads to ever more redirects."""
+    headers = request_headers() | ({"Range": f"bytes={start}-"} if start else {})
+    session = huggingface_hub.get_session()
+    request: Any = session.build_request("GET", url, headers=headers, timeout=TIMEOUT_SECONDS)
+    for _ in range(MAX_REDIRECTS):
+        answer = session.send(request, stream=True, follow_redirects=False)
+        try:
+            request = answer.next_request
+            if request is not None:
+                continue
+            check_encoding(answer)
+            raise_for_status(answer)
+            yield answer
+            return
+        finally:
+            answer.close()
+    raise CheckpointError(f"the hub redirects more than {MAX_REDIRECTS} times")
+
+
+def check_encoding(answer: Any) -> None:
+    """CheckpointError for a compressed answer."""
+    encoding = answer.headers.get("Content-Encoding", "identity").strip().lower()
+    if encoding not in ("", "identity"):
+        raise CheckpointError(f"the hub answers in the encoding {show_value(encoding)}; it was asked for none")
+
+
+def raise_for_status(answer: Any) -> None:
+    """Raise the library's error for an answer that is one, with the beginning of its content."""
+    if answer.is_error:
+        content = bytearray()
+        for chunk in answer.iter_raw():
+            content += chunk[: MAX_ERROR_BYTES - len(content)]
+            if len(content) >= MAX_ERROR_BYTES:
+                break
+        answer = type(answer)(
+            answer.status_code, headers=answer.headers, content=bytes(content), request=answer.request
+        )
+    library_part("utils").hf_raise_for_status(answer)
+
+
+def read_description(url: str) -> dict[str, Any]:
+    """The JSON object at a URL. Raises as `open_answer` does, and CheckpointError for one that is too large, comes too
+    slowly, or is none."""
+    content, end = bytearray(), time.monotonic() + ANSWER_SECONDS
+    with open_answer(url) as answer:
+        for chunk in answer.iter_raw():
+            content += chunk
+            if len(content) > MAX_ANSWER_BYTES:
+                raise CheckpointError(f"the hub's answer is longer than {MAX_ANSWER_BYTES >> 20} MiB")
+            if time.monotonic() > end:
+                raise CheckpointError(f"the hub's answer takes more than {ANSWER_SECONDS:g} s")
+    if max(map(content.count, (b"[", b"{", b":"))) > MAX_JSON_VALUES:
+        raise CheckpointError(f"the hub's answer has more than {MAX_JSON_VALUES} values")
+    try:
+        found = orjson.loads(content)
+    except orjson.JSONDecodeError as error:
+        raise CheckpointError(f"the hub's answer is no JSON: {error}") from None
+    if not isinstance(found, dict):
+        raise CheckpointError(f"the hub's answer should be an object, not a {type(found).__name__}")
+    return found
