@@ -15,9 +15,10 @@ from dataclasses import dataclass, replace
 import numpy as np
 from numpy.typing import NDArray
 
-from ..core.errors import BadRequest
+from ..core.errors import BadRequest, TooMany
 from ..core.model import Model
 from ..core.request import Task
+from ..core.text_limits import check_characters
 from ..text.answer_delta import NO_USAGE, Usage
 from ..text.encoder_inputs import EncodingRequest
 from ..text.zero_shot import PLACEHOLDER, fill_hypothesis, find_entailment_label, softmax
@@ -29,6 +30,7 @@ Scored = tuple[NDArray[np.float64], float]  # probabilities of the options, and 
 Cell = tuple[int, int]  # an input and a column of its scores
 HYPOTHESIS = f"This example is {PLACEHOLDER}."
 MAX_SHOWN_LABELS = 20
+MAX_READ_OPTIONS = 1 << 16  # of all questions of a call, in all of their orders
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,18 +54,48 @@ class HeadRead:
         return OptionScores(tuple(probabilities.tolist()), mass, usage=usage)
 
 
-def read_heads(model: Model, request: DecisionRequest) -> list[list[HeadRead]]:
+def read_heads(model: Model, request: DecisionRequest, check: Callable[[], None]) -> list[list[HeadRead]]:
     """What the head reads for each question, once for each order of its options where the order changes its scores.
 
-    Raises BadRequest for a question that it cannot answer.
+    `check` is called before each question, and stops the work by raising. Raises BadRequest for a question that it
+    cannot answer.
     """
     state = "\n\n".join(filter(None, (request.instructions, request.state)))
     reads = list[list[HeadRead]]()
     for question in request.questions:
-        is_ordered = model.task == "label_texts" and question.kind != "predicate"
-        orders = choose_orders(len(question.options), question.permutations if is_ordered else 1)
+        check()
+        orders = choose_orders(len(question.options), count_orders(model, question))
         reads.append([HEAD_READS[model.task](model, state, request.field, question, order) for order in orders])
     return reads
+
+
+def count_orders(model: Model, question: Question) -> int:
+    """How many orders of the options are asked for, where the order changes the scores of the head."""
+    return question.permutations if model.task == "label_texts" and question.kind != "predicate" else 1
+
+
+def check_read_size(model: Model, request: DecisionRequest) -> None:
+    """Raise TooMany or TooLong for questions that make too many or too long texts, before any is made."""
+    check_characters(model, len(request.instructions) + len(request.state), request.field)
+    for question in request.questions:
+        check_characters(model, len(question.instructions), question.field)
+    count = sum(count_orders(model, question) * len(question.options) for question in request.questions)
+    if count > MAX_READ_OPTIONS:
+        message = f"they have {count} options in all orders, at most {MAX_READ_OPTIONS} a call are read"
+        raise TooMany(f"questions: {message}; ask fewer, or in fewer orders", param="questions")
+
+
+def count_written_characters(model: Model, request: DecisionRequest) -> int:
+    """Characters of all texts that `read_heads` makes, at most: a text holds the instructions and an option, which
+    takes each of their places, or the whole text and the instructions.
+    """
+    state = len(request.instructions) + len(request.state)
+    total = 0
+    for question in request.questions:
+        asked, places = len(question.instructions), 1 + question.instructions.count(PLACEHOLDER)
+        options = sum(len(HYPOTHESIS) + places * len(option.text) for option in question.options)
+        total += count_orders(model, question) * (state + asked * (1 + len(question.options)) + options)
+    return total
 
 
 def read_entailment(model: Model, state: str, field: str, question: Question, _: Order) -> HeadRead:
@@ -119,8 +151,8 @@ def read_own_labels(model: Model, state: str, field: str, question: Question, _:
         mass = float(shares.sum())
         return shares / mass if mass else np.full(len(shares), 1 / len(shares)), min(mass, 1.0)
 
-    ignored = ("instructions",) if question.kind != "predicate" and question.instructions else ()
-    ignored += (question.options_field,) if question.has_descriptions else ()
+    ignored = ["instructions"] if question.kind != "predicate" and question.instructions else []
+    ignored += [question.options_field] if question.has_descriptions else []
     cells = [(0, columns[index % len(columns)]) for index in range(len(question.options))]
     fields = tuple(f"{question.field}.{name}" for name in ignored)
     return HeadRead(EncodingRequest(field=field, inputs=(state,)), score, cells, ignored=fields)
@@ -153,7 +185,8 @@ def read_given_labels(_: Model, state: str, field: str, question: Question, orde
 
     is_dropped = question.kind == "predicate" and question.has_descriptions
     ignored = (f"{question.field}.{question.options_field}",) if is_dropped else ()
-    cells = [(0, order.index(index) % len(labels)) for index in range(len(question.options))]
+    places = np.argsort(order).tolist()  # of each option in the order
+    cells = [(0, place % len(labels)) for place in places]
     encoding = EncodingRequest(field=field, inputs=(text,), labels=labels, raw=True)
     return HeadRead(encoding, score, cells, ignored=ignored)
 

@@ -3,11 +3,13 @@
 import itertools
 import math
 import random
+from functools import lru_cache
 
 Order = tuple[int, ...]  # the option at each place
 
 
-def choose_orders(count: int, permutations: int) -> list[Order]:
+@lru_cache(maxsize=64)  # the questions of a call have few different numbers of options
+def choose_orders(count: int, permutations: int) -> tuple[Order, ...]:
     """So many different orders of `count` options, or all there are: as given, reversed, then others that depend on
     nothing else.
     """
@@ -20,4 +22,4 @@ def choose_orders(count: int, permutations: int) -> list[Order]:
     while len(orders) < wanted:
         source.shuffle(shuffled)
         orders[tuple(shuffled)] = None
-    return list(orders)[:wanted]
+    return tuple(orders)[:wanted]

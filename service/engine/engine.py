@@ -1,14 +1,14 @@
 """The engine: one thread that owns the arithmetic of one device.
 
-The event loop and the engine thread share an inbox of functions, which are run between steps in the order they were
-sent.  The results of a step go back in one `call_soon_threadsafe`.  Each attribute belongs to one of the two threads,
-as noted below.  Without work the thread sleeps.
+The event loop and the engine thread share an inbox of functions, which are run between steps (`service.engine.inbox`).
+The results of a step go back in one `call_soon_threadsafe`.  Each attribute belongs to one of the two threads, as noted
+below.  Without work the thread sleeps.
 """
 
 import asyncio
 import logging
 import threading
-from collections import Counter, deque
+from collections import Counter
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from functools import partial
@@ -19,12 +19,13 @@ import torch
 
 from ..concurrency.fair_share import FairScheduler
 from ..concurrency.outcome import Failure, attempt, resolve_future, run_on_thread, unwrap
-from ..concurrency.time_slices import SLICE_SIZE, iterate_in_slices
+from ..concurrency.time_slices import iterate_in_slices
 from ..core.errors import PolyheadError, Stopped, Unavailable
 from ..core.request import Failed, Request, WorkerTask
 from .background_throttle import BackgroundThrottle
 from .delivery import EventDelivery
 from .event_stream import StepCredits, Stream, StreamContext
+from .inbox import Inbox
 from .pause_detector import PauseDetector
 from .worker import Observer, RequestCounts, RequestEnd, StepResult, Worker, submission_error
 
@@ -33,7 +34,6 @@ __all__ = ["Engine", "Stream"]
 T = TypeVar("T")
 log = logging.getLogger(__name__)
 JOIN_TIMEOUT_S = 30.0  # how long the last step may take after draining
-INBOX_LIMIT = 2 * SLICE_SIZE  # functions and accepted streams that are run from the inbox between two steps
 SELF_TEST_INTERVAL_S = 5.0  # how often a failing model is tested again while the engine is idle
 
 
@@ -47,7 +47,7 @@ class Engine:
         self.steps = 0
         self._observer, self._threads = observer, threads
         self._thread = threading.Thread(target=self._run, name=f"engine-{name}", daemon=True)
-        self._inbox: deque[tuple[Callable[[], None], int]] = deque()  # with the cost of each; both threads
+        self._inbox = Inbox()  # both threads
         self._wake, self._step_credits = threading.Event(), StepCredits()  # both threads
         self._last_progress = 0.0  # when the engine last made progress; engine thread writes
         self._work_since = perf_counter()  # when the first of the open requests was submitted; loop thread writes
@@ -123,7 +123,7 @@ class Engine:
         self._raise_if_closed()
         future: asyncio.Future[object] = asyncio.get_running_loop().create_future()
         self._calls.add(future)
-        self._send(lambda: self._post_to_loop(partial(resolve_future, future, attempt(function))))
+        self._send_for_all(lambda: self._post_to_loop(partial(resolve_future, future, attempt(function))))
         try:
             return unwrap(cast(T | Failure, await future))
         finally:
@@ -157,13 +157,13 @@ class Engine:
     def add_worker(self, worker: Worker, weight: float = 1.0) -> None:
         """Add a worker.  Where several have work, their shares of the time are in proportion to `weight`."""
         self.add_adapter(worker, 0, worker.model, worker.task)
-        self._send(partial(self._fair_scheduler.add, worker, weight))
+        self._send_for_all(partial(self._fair_scheduler.add, worker, weight))
 
     def add_adapter(self, worker: Worker, adapter: int, model: str, task: WorkerTask) -> None:
         """Accept requests for an adapter of a worker, served under a model name of its own."""
 
         def send_to_worker(function: Callable[[Stream], None]) -> Callable[[Stream], None]:
-            return lambda stream: self._send(partial(function, stream))
+            return lambda stream: self._send(partial(function, stream), stream.request.terms.owner)
 
         resume = partial(self._resume, worker)
         context = StreamContext(
@@ -218,7 +218,8 @@ class Engine:
             self._tokens[stream.request.terms.owner] += stream.request.prompt_tokens
             stream.start()
         if streams:
-            self._send(partial(self._accept, worker, streams), len(streams))
+            owner = streams[0].request.terms.owner  # a call has one
+            self._send(partial(self._accept, worker, streams), owner, len(streams))
         return streams
 
     async def close(self, drain_s: float) -> None:
@@ -240,8 +241,12 @@ class Engine:
         if self._has_ended:
             raise Unavailable(self._restart_message)
 
-    def _send(self, function: Callable[[], None], work: int = 1) -> None:
-        self._inbox.append((function, work))
+    def _send(self, function: Callable[[], None], owner: str, work: int = 1) -> None:
+        self._inbox.send(function, owner, work)
+        self._wake.set()
+
+    def _send_for_all(self, function: Callable[[], None]) -> None:
+        self._inbox.send_for_all(function)
         self._wake.set()
 
     def _end_stream(self, stream: Stream, end: RequestEnd) -> None:
@@ -327,11 +332,10 @@ class Engine:
             self._self_test(worker)
 
     def _run_inbox(self) -> None:
-        """Run what was sent, in order, at most INBOX_LIMIT of it, so that the next step is not delayed for long."""
-        done = 0
-        while self._inbox and done < INBOX_LIMIT and not (self._stopping or self._fatal_error):
-            function, work = self._inbox.popleft()
-            done += work
+        """Run what was sent, as much as may be before the next step."""
+        for function in self._inbox.take_turn():
+            if self._stopping or self._fatal_error:  # all requests fail
+                break
             outcome = attempt(function)
             if isinstance(outcome, Failure):
                 log.error("a function sent to the engine failed", exc_info=outcome.error)

@@ -7,7 +7,9 @@ decoding sequence has one uncomputed token, a preempted sequence starts again at
 Order within a step, by rank: higher priority first, then earlier arrival.
   1. decoding sequences (one uncomputed token), in order of rank;
   2. the first prefilling sequence in rank, so that none waits forever;
-  3. the other prefilling sequences, fewest uncomputed tokens first: a short prompt overtakes a long one.
+  3. the other prefilling sequences: first those of the owner that has been served least, so that short prompts of one
+     owner do not keep the prompt of another waiting; then fewest uncomputed tokens first, so that a short prompt
+     overtakes a long one.
 No sequence gets more than `chunk` tokens in a step.  A prefilling sequence whose next block is computed in this step
 for another sequence waits for it, and finds it in the cache in the next step.
 
@@ -44,8 +46,9 @@ resumed.
 """
 
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from itertools import count
 from math import inf
 from operator import attrgetter
@@ -139,6 +142,11 @@ def number_rows(chunks: Iterable[Chunk]) -> None:
     for chunk in chunks:
         chunk.first_row, chunk.row_count = first, logits_row_count(chunk)
         first += chunk.row_count
+
+
+def prefill_order(next_line: LineKey | None, sequence: TokenSequence) -> tuple[bool, int]:
+    """The sort key of a prefilling sequence: those of the next line go first, then those with few uncomputed tokens."""
+    return sequence.line != next_line, sequence.uncomputed
 
 
 def logits_row_count(chunk: Chunk) -> int:
@@ -522,7 +530,7 @@ class Scheduler:
         rows = max(self.sequence_budget - len(chunks) - len(prefilling), 1)
         begun: set[BlockKey] = set()  # blocks that are computed in this step
         oldest, others = prefilling[:1], prefilling[1:]
-        others.sort(key=attrgetter("uncomputed"))
+        others.sort(key=partial(prefill_order, self._next_line(prefilling)))
         for sequence in (*oldest, *others):
             if not budget:
                 break
@@ -539,6 +547,14 @@ class Scheduler:
             begun.update(self._keys_within(sequence, count))
             budget -= count
         return budget
+
+    def _next_line(self, prefilling: Sequence[TokenSequence]) -> LineKey | None:
+        """The line of the owner that has been served least, of the highest priority among `prefilling`, by rank."""
+        if not prefilling:
+            return None
+        highest = prefilling[0].priority
+        owners = (sequence.owner for sequence in prefilling if sequence.priority == highest)
+        return highest, self.waiting.next_owner(owners)
 
     def _next_key(self, sequence: TokenSequence) -> BlockKey | None:
         """The key of the block that a prefilling sequence computes next, if another sequence may compute it for it."""

@@ -274,7 +274,7 @@ SECTIONS: Mapping[str, tuple[Metric, ...]] = {
             "calibration was fitted for; above 0.25 calibrate again. 0 before 200 answers.",
             "PolyheadConfidenceDrift",
         ),
-        gauge("batches_open", (), "batches", "Batches that have not ended (/v1/batches)."),
+        gauge("batches_in_flight", (), "batches", "Batches that have not ended (/v1/batches)."),
         gauge(
             "draining_seconds",
             (),

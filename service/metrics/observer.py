@@ -261,7 +261,7 @@ class Metrics:
 
     def watch_batches(self, count: Callable[[], int]) -> None:
         """Read the number of batches that have not ended from `count` for each scrape."""
-        self._add_poll("batches_open", count)
+        self._add_poll("batches_in_flight", count)
 
     def watch_drain(self, since: Callable[[], float], limit: float) -> None:
         """Read for each scrape how many seconds the server has been stopping; it has `limit` seconds."""

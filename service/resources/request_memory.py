@@ -14,6 +14,9 @@ from ..core.errors import BodyTooLarge, Overloaded
 ALLOCATOR_BYTES = 96 << 20  # bytes that libraries and the allocator may still take
 MIN_REQUEST_BYTES = 32 << 20  # for requests, whatever models use: small ones are always answered
 BYTES_PER_BODY_BYTE = 3  # bytes for each byte of a body: itself, the values parsed from it, and a copy during parsing
+BYTES_PER_VALUE = 64  # bytes for each value of a JSON body: a number or a short string, and its slot
+BYTES_PER_CONTAINER = 32  # the same for a list or an object, beyond that
+BYTES_PER_MEMBER = 256  # bytes for each member of an object: its key, its slot, and a field of a wire object
 BYTES_PER_CHARACTER = 160  # bytes for each character of a text during tokenisation, at worst one token each
 BYTES_PER_TOKEN = 40  # bytes for each token in flight
 BYTES_PER_NUMBER = 40  # bytes for each number of an answer: a Python float, its slot in a list, and a copy as float32

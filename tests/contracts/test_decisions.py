@@ -314,6 +314,11 @@ def test_the_client_of_typesafe_sends_zstd(server: Process) -> None:
             "questions.q: judge is a classifier",
         ),
         ("systemone", {"model": "texts", "questions": {"q": {**PLACE, "explain": {}}}}, "questions.q.explain"),
+        (
+            "systemone",
+            {"model": "texts", "questions": {f"q{number}": {**MANY, "permutations": 24} for number in range(99)}},
+            "questions: they have 95040 options in all orders",
+        ),
         ("decisions", {"input": [{"role": "user", "content": [{"type": "input_image"}]}]}, "input_image"),
         ("decisions", {"input": [{"type": "function_call_output", "call_id": "x", "output": "a"}]}, "input[0].call_id"),
         ("decisions", {"questions": [{"type": "predicate"}]}, "questions[0].instructions"),

@@ -16,10 +16,10 @@ from polyhead.service.concurrency.time_slices import SLICE_SIZE
 from polyhead.service.core.errors import Expired
 from polyhead.service.core.model import Model
 from polyhead.service.core.request import DEFAULT_TERMS, Sampling, Terms
-from polyhead.service.engine import engine as engine_module
 from polyhead.service.engine.engine import Engine
 from polyhead.service.engine.event_stream import Stream
 from polyhead.service.engine.generator_worker import GeneratorWorker
+from polyhead.service.engine.inbox import INBOX_LIMIT
 from polyhead.service.text import tokenization as text_module
 from polyhead.service.text.detokenizer import Detokenizer
 from polyhead.service.text.encoder_inputs import TEXTS_PER_CHECK, EncodingRequest, read_inputs
@@ -135,7 +135,7 @@ def test_the_engine_accepts_a_slice_between_two_steps(tiny_generator: Path, monk
         requests_of.cancel()
 
     served(act, {"chat": tiny_generator})
-    assert max(taken) <= engine_module.INBOX_LIMIT + SLICE_SIZE
+    assert max(taken) <= INBOX_LIMIT + SLICE_SIZE
 
 
 # Deadlines during tokenisation

@@ -9,7 +9,7 @@ import re
 from ...core.errors import UnreadableRequest
 from .request_head import CHUNKED_LENGTH, CRLF, HEAD_END, MAX_FIELDS, VALUE_CHARS, read_fields
 
-MAX_CHUNKS = 1000  # read in one call, which takes about a millisecond
+MAX_CHUNKS = 100  # read in one call, which takes a tenth of a millisecond; hundreds of connections may each make one
 MAX_LINE_BYTES = 256  # bytes of a chunk's first line
 MAX_EXTRA_BYTES = 16 << 10  # bytes of all chunk extensions, which are ignored, or of the trailer
 CHUNK_LINE = re.compile(rb"([0-9A-Fa-f]{1,15})((?:;[%s]*)?)\r\n" % re.escape(VALUE_CHARS))

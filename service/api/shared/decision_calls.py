@@ -9,12 +9,20 @@ from fastapi import Request
 
 from polyhead.models.core.decision_prompt import LabelSchemaPrompt
 
+from ...concurrency.time_slices import iterate_in_slices
 from ...core.errors import BadRequest, PolyheadError, StepFailed
 from ...core.model import Model
 from ...core.request import Done, Failed, GeneratedToken, HeadOutput, Task, Terms
 from ...decisions.calibration import apply_calibration
 from ...decisions.decider_reads import read_deciders
-from ...decisions.encoder_reads import DECISION_TASKS, HEAD_READS, HeadRead, read_heads
+from ...decisions.encoder_reads import (
+    DECISION_TASKS,
+    HEAD_READS,
+    HeadRead,
+    check_read_size,
+    count_written_characters,
+    read_heads,
+)
 from ...decisions.explained_option import (
     build_head_encoding,
     build_head_subject,
@@ -36,6 +44,8 @@ from .encoding_calls import STEPS_AHEAD, collect_replies, start_replies
 from .explain_calls import ExplainCall, check_explain_enabled, compute_explanation
 from .generation_calls import cache_salt
 
+CHARACTER_BYTES = 4  # bytes of a character of a text that is made of a question, at most
+QUESTIONS_PER_SLICE = 8  # questions whose scores are computed in one iteration of the event loop
 TOKENS_AHEAD = 1 << 15  # tokens of a call's prompts that are submitted ahead; most of them are found in the cache
 
 
@@ -73,14 +83,13 @@ def check_questions(request: Request, model: Model, decision: DecisionRequest) -
         raise BadRequest(f"joint: {model.name} reads each question on its own; leave it out", param="joint")
 
 
-def check_batch(request: Request, model: Model, decision: DecisionRequest) -> None:
+async def check_batch(request: Request, wire: EngineRequest, model: Model, decision: DecisionRequest) -> None:
     """Raise the error that questions have about every text, before any text is read: a classifier without a label of an
     option's name, a yes or no that asks nothing, too many reads.
     """
     check_questions(request, model, decision)
     if model.task in HEAD_READS:
-        reads = read_heads(model, decision)
-        record_ignored(request, reads)
+        record_ignored(request, await write_head_texts(request, model, decision, read_terms(request, wire)))
     elif model.task == "generate":
         check_read_count(decision)
 
@@ -96,11 +105,11 @@ def settle_scores(model: Model, question: Question, orders: Sequence[OptionScore
 async def ask_heads(
     request: Request, wire: EngineRequest, model: Model, decision: DecisionRequest
 ) -> list[OptionScores]:
-    reads = read_heads(model, decision)
+    reads = await write_head_texts(request, model, decision, read_terms(request, wire))
     record_ignored(request, reads)
     outputs = await compute_heads(request, wire, model, [read.encoding for orders in reads for read in orders])
     found = list[OptionScores]()
-    for question, orders in zip(decision.questions, reads, strict=True):
+    async for question, orders in iterate_in_slices(zip(decision.questions, reads, strict=True), QUESTIONS_PER_SLICE):
         scores = settle_scores(model, question, [read.score_options(*next(outputs)) for read in orders])
         if question.explain is not None:
             explain_call = ExplainCall(request, wire, model, question.explain)
@@ -113,6 +122,18 @@ async def ask_heads(
 def record_ignored(request: Request, reads: Sequence[Sequence[HeadRead]]) -> None:
     """Name the fields of the questions that the head does not read in a header of the response."""
     request_context(request).ignored += [field for first, *_ in reads for field in first.ignored]
+
+
+async def write_head_texts(
+    request: Request, model: Model, decision: DecisionRequest, terms: Terms
+) -> list[list[HeadRead]]:
+    """What the head reads for each question; computed on a thread, since there may be tens of thousands of texts."""
+    check_read_size(model, decision)
+    size = CHARACTER_BYTES * count_written_characters(model, decision)
+    request_context(request).claim.grow(size, "the questions")
+    job = TokenizerJob(decision.field, len(decision.state), terms)
+    work = partial(read_heads, model, decision, job.check)
+    return await server(request).text.run(model, job, work)
 
 
 async def compute_heads(

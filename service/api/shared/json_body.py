@@ -1,9 +1,9 @@
 """Parses request bodies as JSON, with limits.
 
 The cost of parsing depends on the values, not the bytes: twenty megabytes of text are one string and take 20 ms, twenty
-megabytes of brackets are millions of lists and take seconds.  So the values are counted before any is made.  What JSON
-parsers accept silently is rejected, since the client would never learn of it: a duplicate key, a number that does not
-fit into 64 bits.
+megabytes of brackets are millions of lists and take seconds.  So the values are counted, and their memory is claimed,
+before any is made.  What JSON parsers accept silently is rejected, since the client would never learn of it: a
+duplicate key, a number that does not fit into 64 bits.
 """
 
 import json
@@ -17,6 +17,7 @@ from starlette.requests import ClientDisconnect, Request
 
 from ...concurrency.outcome import run_on_thread
 from ...core.errors import BadRequest, ClientGone
+from ...resources.request_memory import BYTES_PER_CONTAINER, BYTES_PER_MEMBER, BYTES_PER_VALUE, MemoryClaim
 
 MAX_VALUES = 1 << 19  # in one body: numbers, strings, lists, objects
 MAX_ARGUMENT_VALUES = 1 << 16  # values in the arguments of all tool calls of one request, which are strings in its body
@@ -31,11 +32,6 @@ Bytes = bytes | bytearray
 T = TypeVar("T")
 
 
-async def read_json_body(request: Request) -> Any:
-    """The JSON value in the body.  Raises BadRequest, and ClientGone if the client has disconnected."""
-    return await parse_body(await receive_body(request))
-
-
 async def receive_body(request: Request) -> bytearray:
     """The raw body.  Raises ClientGone if the client disconnects."""
     body = bytearray()
@@ -45,6 +41,28 @@ async def receive_body(request: Request) -> bytearray:
     except ClientDisconnect:
         raise ClientGone("the connection closed before the body was complete") from None
     return body
+
+
+async def receive_json(request: Request) -> bytearray:
+    """The raw body, which is to be parsed: memory for its values is claimed.
+
+    Raises ClientGone if the client disconnects, BodyTooLarge and Overloaded if there is no memory.
+    """
+    body, context = await receive_body(request), request.state.context
+    await claim_values(body, context.claim)
+    return body
+
+
+async def claim_values(body: Bytes, claim: MemoryClaim) -> None:
+    """Claim memory for the values in `body` before any is made.
+
+    They may take fifty times the memory of the text: an object in an object takes five characters of it.  Too many
+    values are not claimed, because they are refused when they are parsed.
+    """
+    if len(body) > INLINE_VALUES:
+        seen = count_json(body) if len(body) <= SCAN_BYTES else await run_on_thread(partial(count_json, body))
+        if seen.values <= MAX_VALUES:
+            claim.grow(seen.memory, "what the body contains")
 
 
 async def parse_body(body: Bytes) -> Any:
@@ -84,6 +102,11 @@ class JsonCounts:
     containers: int = 0
     colons: int = 0
     has_long_number: bool = False
+
+    @property
+    def memory(self) -> int:
+        """Bytes of the values, at most, without the characters of strings."""
+        return BYTES_PER_VALUE * self.values + BYTES_PER_CONTAINER * self.containers + BYTES_PER_MEMBER * self.colons
 
 
 def count_json(body: Bytes, most: int = MAX_VALUES) -> JsonCounts:

@@ -218,7 +218,7 @@ def test_every_template_is_bounded_in_time_and_memory(bomb: str, short_time: flo
     started = time.thread_time()
     with pytest.raises(TemplateError, match="chat template"):
         ChatTemplate(BOMBS[bomb]).render([USER])
-    assert time.thread_time() - started < short_time + 1
+    assert time.thread_time() - started < short_time + 3
 
 
 def test_the_memory_of_the_filter_unique_is_limited(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -606,7 +606,7 @@ def test_a_leak_is_found_and_logged_when_idle(caplog: pytest.LogCaptureFixture) 
 
 def test_the_engine_goes_on_after_a_command_that_fails() -> None:
     async def scene(stage: EngineFixture) -> None:
-        stage.engine._send(lambda: 1 / 0)  # type: ignore[arg-type,return-value]
+        stage.engine._send_for_all(lambda: 1 / 0)  # type: ignore[arg-type,return-value]
         assert len(await events(stage.encode_with(Encode("a", (1, 2)))[0])) == 2
 
     run_scene(scene)

@@ -387,6 +387,17 @@ def test_an_owner_with_a_thousand_does_not_starve_one_with_one() -> None:
     assert served(play, again) <= 11
 
 
+def test_an_owner_with_many_short_prompts_does_not_starve_a_longer_prompt_of_another() -> None:
+    play = SimulatedRun.of(400, 4, token_budget=32, sequence_budget=8, chunk=16)
+    play.stop = NEVER
+    for index in range(1000):
+        play.add([index % 11, index // 11 % 11, index // 121, *[1] * 12], 1, owner="many")
+    for _ in range(20):
+        play.step()
+    one = play.add([3] * 60, 1, owner="one")
+    assert served(play, one) <= 8, "its owner has its share of the steps"
+
+
 def test_owners_share_by_tokens_not_by_requests() -> None:
     play = SimulatedRun.of(1000, 4, token_budget=32, sequence_budget=4, chunk=32)
     play.stop = NEVER

@@ -29,7 +29,7 @@ from ...shared.dialect import Dialect, authorized_models, describe_body, record_
 from ...shared.encoding_calls import Replies, ReplyWriter, check_reply, reply_response, start_replies, write_items
 from ...shared.explain_calls import ExplainCall, check_explain_enabled, explain_input
 from ...shared.hf_generation_write import stream_events, write_hf_error
-from ...shared.json_body import parse_body, receive_body, run_by_size
+from ...shared.json_body import parse_body, receive_json, run_by_size
 from ...shared.streaming import EventStream, PartsResponse, dumps_sliced, encode_events, run_while_connected
 from ...shared.task_names import TASK_HEADS, TEXT2TEXT_FIELDS, TEXT_GENERATION, ZERO_SHOT, model_tasks
 from . import wire as hf_wire
@@ -222,7 +222,7 @@ INFER_BODY = describe_body(
 @router.post("/pipeline/{task}", openapi_extra=INFER_BODY, summary="A task, of the only model that has it.")
 @router.post("/", openapi_extra=INFER_BODY, summary="The task of the only model.")
 async def infer(request: Request) -> Response:
-    content = await receive_body(request)
+    content = await receive_json(request)
     value = await parse_body(content)
     task = request.path_params.get("task", "")
     check_task_name(task)

@@ -31,7 +31,7 @@ from ...shared.dialect import (
     server,
 )
 from ...shared.encoding_calls import Replies, answer_size, reply_size, run_off_loop, start_replies
-from ...shared.json_body import parse_body, receive_body, run_by_size
+from ...shared.json_body import claim_values, parse_body, receive_body, run_by_size
 from ...shared.streaming import EventStream, JsonResponse, PartsResponse, encode_events, run_while_connected
 from .tensors import LENGTH_HEADER, TensorBody, split_body
 from .wire import (
@@ -104,6 +104,7 @@ async def model_described(request: Request) -> Response:
 )
 async def infer(request: Request) -> Response:
     text, rest = split_body(await receive_body(request), request.headers.get(LENGTH_HEADER, ""))
+    await claim_values(text, request_context(request).claim)
     value = await parse_body(text)
 
     async def work() -> Response:

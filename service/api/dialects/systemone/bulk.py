@@ -13,9 +13,9 @@ from starlette.responses import Response
 from ....core.errors import BadRequest, Overloaded, PolyheadError
 from ...shared.bulk_calls import Line, LineWork, answer_lines, receive_lines
 from ...shared.decision_calls import answer_questions, check_batch, find_decision_model
-from ...shared.dialect import authorized_models, fill_model, quote_json
+from ...shared.dialect import authorized_models, fill_model, quote_json, request_context
 from ...shared.encoding_calls import run_off_loop
-from ...shared.json_body import parse_json, run_by_size
+from ...shared.json_body import claim_values, parse_json, run_by_size
 from ...shared.streaming import LineStream, dumps_sliced, encode_line, run_while_connected
 from .wire import StateLine, SystemOneBatch, read_questions, read_state
 from .write import write_error, write_systemone
@@ -27,14 +27,16 @@ async def answer_batch(request: Request) -> Response:
     """
     first, lines = await receive_lines(request)
     name = request.path_params.get("name", "")
+    await claim_values(first, request_context(request).claim)
     wire = await run_by_size(first, lambda: SystemOneBatch.read(fill_model(parse_json(first, "line 1"), name)))
     questions = read_questions(wire)
     model = find_decision_model(request, authorized_models(request), wire.model)
-    check_batch(request, model, questions)
+    await check_batch(request, wire, model, questions)
 
     async def answer(part: Request, line: Line) -> bytes:
         named = {}
         try:
+            await claim_values(line.content, request_context(part).claim)
             given = await run_by_size(line.content, partial(read_line, line))
             named = {"id": given.id} if given.id != "" else {}
             decision = replace(questions, state=read_state(given.state))

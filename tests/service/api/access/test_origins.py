@@ -28,7 +28,7 @@ from tests.support.steps import count_steps
 OURS, FOREIGN, FRIEND = "http://testserver", "https://evil.example", "https://app.example.com"
 TALK = {"model": "talker", "messages": [{"role": "user", "content": "The fox"}]}
 GO_ON = {"model": "talker", "prompt": "The fox"}
-FILL = {"name": "talker", "alias": "talker", "version": "1", "task": "text-generation"}
+FILL = {"name": "talker", "alias": "a", "version": "1", "task": "text-generation", "file_id": "f", "batch_id": "b"}
 ASK = {"Access-Control-Request-Method": "POST", "Access-Control-Request-Headers": "authorization,content-type"}
 REFUSED = (
     {"Origin": FOREIGN},
@@ -71,7 +71,9 @@ def message(path: str, answer: httpx.Response) -> str:
     match find_dialect(path).name:
         case "rerank":
             return str(said["message"])
-        case "OpenAI" | "OpenAI responses" | "OpenAI moderations" | "OpenAI decisions" | "systemone" | "Anthropic":
+        case "systemone" | "Anthropic":
+            return str(said["error"]["message"])
+        case name if name.startswith("OpenAI"):
             return str(said["error"]["message"])
         case _:
             return str(said["error"])
@@ -419,6 +421,9 @@ def test_content_types_of_simple_requests_are_rejected(app: FastAPI, kind: str) 
         headers = {"Authorization": "Bearer b0ss"}
         for spelled in (kind, f"{kind.upper()} ; charset=utf-8", f"{kind};x=application/json"):
             answer = call(boss, method, path, content=b"{}", headers=headers | {"Content-Type": spelled})
+            if (path, kind) == ("/v1/files", "multipart/form-data"):  # a form with a file
+                assert answer.status_code == 404, "this server keeps no files"
+                continue
             assert answer.status_code == 415, (method, path, answer.text)
             said = message(path, answer)
             assert said.startswith(f"Content-Type: {spelled!r}")

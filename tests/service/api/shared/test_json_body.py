@@ -4,18 +4,21 @@ that is not valid JSON."""
 import asyncio
 import json
 import re
+import sys
 import time
 from pathlib import Path
 from typing import Any
 
 import httpx
 import pytest
+from fastapi import FastAPI
 
 from polyhead.service.api.dialects.openai import chat_messages
 from polyhead.service.api.dialects.responses import read as responses_read
 from polyhead.service.api.shared import json_body as body
 from polyhead.service.api.shared.json_body import count_members, parse_body, parse_json
 from polyhead.service.core.errors import BadRequest
+from polyhead.service.resources.request_memory import ALLOCATOR_BYTES, Headroom
 from tests.support.scripted import Registry, application, ask, echo, model
 
 
@@ -249,3 +252,46 @@ def test_a_body_of_many_values_is_parsed_on_a_thread(
     monkeypatch.setattr(body, "run_on_thread", counting)
     assert asyncio.run(parse_body(content)) == json.loads(content)
     assert len(used) == threads
+
+
+SHAPES = {
+    "objects in objects": b"[" + b",".join([b'{"a":' * 60 + b"1" + b"}" * 60] * 300) + b"]",
+    "empty objects": b"[" + b",".join([b"{}"] * 9000) + b"]",
+    "lists": b"[" + b",".join([b"[]", b"[1]"] * 9000) + b"]",
+    "many keys": b"{" + b",".join(b'"%d":{"b%d":1.5}' % (number, number) for number in range(9000)) + b"}",
+    "numbers": b"[" + b",".join(b"%d" % (10**9 + number) for number in range(9000)) + b"]",
+    "texts": b"[" + b",".join(b'"%d"' % number for number in range(9000)) + b"]",
+}
+
+
+def measure_values(value: Any) -> int:
+    """Bytes of a value and of all values in it."""
+    size = sys.getsizeof(value)
+    if isinstance(value, dict):
+        size += sum(sys.getsizeof(key) + measure_values(inner) for key, inner in value.items())
+    return size + (sum(map(measure_values, value)) if isinstance(value, list) else 0)
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+def test_values_take_no_more_memory_than_is_claimed(shape: str) -> None:
+    assert measure_values(parse_json(SHAPES[shape])) <= body.count_json(SHAPES[shape]).memory
+
+
+def test_memory_for_values_is_claimed_before_they_are_made(tiny_classifier: Path) -> None:
+    """Annotations are kept as they are, without an effect, as long as their answer takes."""
+    headroom = Headroom(ALLOCATOR_BYTES + (64 << 20))
+    nested = b",".join([b'{"a":' * 60 + b"1" + b"}" * 60] * 5000)
+    content = b'{"model":"judge","input":[{"role":"assistant","content":[{"annotations":[%s]}]}]}' % nested
+    judge = Registry([model(tiny_classifier, "judge", "classify")], echo)
+    for path in ("/v1/responses", "/v1/embeddings", "/models/judge", "/v2/models/judge/infer", "/tokenize"):
+        reply = asyncio.run(post(application(judge, headroom), path, content))
+        assert (reply.status_code, "what the body contains takes about" in reply.text) == (413, True), reply.text
+    lines = b'{"model":"judge","questions":{"a":[%s]}}\n"state"' % nested
+    reply = asyncio.run(post(application(judge, headroom), "/v1/systemone", lines, "application/x-ndjson"))
+    assert (reply.status_code, "what the body contains takes about" in reply.text) == (413, True), reply.text
+
+
+async def post(app: FastAPI, path: str, content: bytes, kind: str = "application/json") -> httpx.Response:
+    transport = httpx.ASGITransport(app)
+    async with httpx.AsyncClient(transport=transport, base_url="http://localhost") as client:
+        return await client.post(path, content=content, headers={"content-type": kind})

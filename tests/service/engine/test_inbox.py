@@ -1,0 +1,60 @@
+"""The inbox of the engine: owners do not wait for each other, and each of them keeps its order."""
+
+from functools import partial
+
+from polyhead.service.engine.inbox import INBOX_LIMIT, Inbox
+
+
+def run_turn(inbox: Inbox) -> None:
+    for function in inbox.take_turn():
+        function()
+
+
+def test_one_request_is_accepted_before_the_next_step_whatever_another_owner_has_sent() -> None:
+    inbox, run = Inbox(), list[tuple[str, int]]()
+    for number in range(20 * INBOX_LIMIT):
+        inbox.send(partial(run.append, ("many", number)), "many")
+    inbox.send(partial(run.append, ("one", 0)), "one")
+    run_turn(inbox)
+    assert ("one", 0) in run
+    assert [number for owner, number in run if owner == "many"] == list(range(INBOX_LIMIT))
+    while inbox:
+        run_turn(inbox)
+    assert [number for owner, number in run if owner == "many"] == list(range(20 * INBOX_LIMIT))
+
+
+def test_work_counts_towards_the_limit() -> None:
+    inbox, run = Inbox(), list[int]()
+    for number in range(5):
+        inbox.send(partial(run.append, number), "a", work=INBOX_LIMIT // 2)
+    run_turn(inbox)
+    assert run == [0, 1]
+
+
+def test_what_concerns_all_owners_keeps_its_place() -> None:
+    inbox, run = Inbox(), list[str]()
+    for number in range(INBOX_LIMIT + 1):
+        inbox.send(partial(run.append, f"before {number}"), "a")
+    inbox.send_for_all(partial(run.append, "worker"))
+    inbox.send(partial(run.append, "after"), "b")
+    run_turn(inbox)
+    assert "worker" not in run
+    run_turn(inbox)
+    assert run[-2:] == ["worker", "after"]
+    assert not inbox
+
+
+def test_a_function_may_take_a_turn_itself() -> None:
+    """A load lets others step between its parts."""
+    inbox, run = Inbox(), list[str]()
+
+    def load() -> None:
+        inbox.send(partial(run.append, "meanwhile"), "a")
+        run_turn(inbox)
+        run.append("loaded")
+
+    inbox.send_for_all(load)
+    inbox.send(partial(run.append, "later"), "b")
+    run_turn(inbox)
+    assert sorted(run[:2]) == ["later", "meanwhile"]
+    assert (run[2:], bool(inbox)) == (["loaded"], False)
