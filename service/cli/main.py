@@ -397,6 +397,12 @@ def key(
     models: Annotated[str, typer.Option(help="Models it may use; * matches any characters.")] = "*",
     requests: Annotated[int, typer.Option("--requests-per-minute", min=0, help="0: no limit.")] = 0,
     tokens: Annotated[int, typer.Option("--tokens-per-minute", min=0, help="Of prompts and answers; 0: no limit.")] = 0,
+    priority: Annotated[
+        int | None,
+        typer.Option(
+            "--max-priority", min=0, max=100, help="That its requests may ask for; by default 0 beside other keys."
+        ),
+    ] = None,
     stdin: Annotated[
         bool, typer.Option("--stdin", help="Read the key from standard input instead of generating one.")
     ] = False,
@@ -414,6 +420,7 @@ def key(
     permissions = {"scopes": split_list(scopes), "models": split_list(models)} | {
         what: most for what, most in limits.items() if most
     }
+    permissions |= {} if priority is None else {"max_priority": priority}
     with exit_on_error():
         entry = keys.make_key_entry(name, given, permissions)
     if not stdin:

@@ -26,6 +26,7 @@ SCOPES: tuple[Scope, ...] = get_args(Scope)
 CLIENT_SCOPES: frozenset[Scope] = frozenset({"inference", "models"})  # the scopes of a key without scopes in the file
 KEY_PREFIX = "ph-"  # so that a key that is found somewhere can be recognised
 MODEL_PATTERN = r"^[A-Za-z0-9._/:*-]{1,128}$"  # of model names
+MAX_PRIORITY = 100  # of a request; -MAX_PRIORITY is the least
 MIN_KEY_CHARACTERS = 32  # characters of a key that is hashed
 
 
@@ -34,6 +35,7 @@ class Key:
     """A client's key. `name` is the client's; `digest` is the key's SHA-256, and the key itself is not known.
 
     `models` are patterns of names, in which `*` stands for any text; none: all models. A limit of 0 is no limit.
+    `max_priority` is the highest that its requests may ask for; None: any where it is the only key, else 0.
     """
 
     name: str
@@ -42,6 +44,7 @@ class Key:
     models: tuple[str, ...] = ()
     requests_per_minute: int = 0
     tokens_per_minute: int = 0
+    max_priority: int | None = None
 
     def allows_model(self, model: str) -> bool:
         """Whether it may use a model of that name. An adapter is a model of its own: base:name, or base:*."""
@@ -61,6 +64,7 @@ class KeyEntry(BaseModel):
     models: Annotated[list[Annotated[str, Field(pattern=MODEL_PATTERN)]], Field(min_length=1)] = ["*"]
     requests_per_minute: int = Field(0, ge=1, le=1_000_000)
     tokens_per_minute: int = Field(0, ge=1, le=1 << 40)
+    max_priority: int | None = Field(None, ge=0, le=MAX_PRIORITY)
 
     @field_validator("scopes")
     @classmethod
@@ -72,7 +76,7 @@ class KeyEntry(BaseModel):
     def to_key(self, name: str) -> Key:
         """The key called `name`."""
         models = () if self.models == ["*"] else tuple(self.models)
-        limits = self.requests_per_minute, self.tokens_per_minute
+        limits = self.requests_per_minute, self.tokens_per_minute, self.max_priority
         return Key(name, key_digest(self.hash), frozenset(self.scopes), models, *limits)
 
 

@@ -15,7 +15,7 @@ from typing import Literal
 
 from ...concurrency.outcome import run_on_thread, wait_for_error
 from ...config import keys as keys_file
-from ...config.keys import ANONYMOUS, CLIENT_SCOPES, Key, Scope, key_digest
+from ...config.keys import ANONYMOUS, CLIENT_SCOPES, MAX_PRIORITY, Key, Scope, key_digest
 from ...config.settings import Settings, SettingsError
 from ...core.errors import Forbidden, Unauthorized
 from .model_paths import is_below, path_below_model
@@ -197,6 +197,12 @@ class Keys:
         if not matching:
             raise Unauthorized("the key in the header Authorization is not this server's")
         return matching[0]
+
+    def max_priority(self, key: Key) -> int:
+        """The highest priority that a request of `key` may ask for: among several keys none goes before the others."""
+        if key.max_priority is not None:
+            return key.max_priority
+        return MAX_PRIORITY if len(self.owners) <= 1 else 0
 
     def authorize(self, key: Key, scope: Access) -> None:
         """Raises Forbidden if `key` does not have `scope`."""

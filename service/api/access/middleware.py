@@ -114,6 +114,7 @@ class AccessMiddleware:
                     return
                 context.key = self.server.keys.authenticate(scope_name, read_authorization(headers, scope["path"]))
             self.server.keys.authorize(context.key, scope_name)
+            context.max_priority = self.server.keys.max_priority(context.key)
             context.is_counted = is_admin = scope_name == "admin"  # admin requests are not counted as model requests
             if scope["method"] in ("GET", "HEAD", "OPTIONS"):
                 context.admitted = time.perf_counter()

@@ -12,13 +12,13 @@ from dataclasses import dataclass, field
 from starlette.types import ASGIApp, Message, Scope
 
 from ...concurrency.outcome import wait_for_error
-from ...config.keys import ANONYMOUS, Key
+from ...config.keys import ANONYMOUS, MAX_PRIORITY, Key
 from ...core.errors import NotFound
 from ..http.request_head import REQUEST_ID_HEADERS
 from .auth import Keys
 
 OWN_CALL = "polyhead.own_call"  # the name in an ASGI scope; no client can set it
-LEAST_PRIORITY = -100  # requests of clients come first
+LEAST_PRIORITY = -MAX_PRIORITY  # requests of clients come first
 
 log = logging.getLogger("polyhead.batches")
 

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field, replace
 from time import perf_counter
 from typing import Any
 
-from ...config.keys import ANONYMOUS, Key
+from ...config.keys import ANONYMOUS, MAX_PRIORITY, Key
 from ...core.errors import BadRequest, Expired
 from ...core.request import Terms
 from ...engine.worker import RequestTiming
@@ -35,6 +35,7 @@ class RequestContext:
     access: Access = "inference"  # the rule of its path
     key: Key = ANONYMOUS  # the client's key, where one is required
     priority: int = 0  # of its engine requests, unless the body has one
+    max_priority: int = MAX_PRIORITY  # that the body may ask for
     trace_id: str = ""  # 32 hex digits; empty if the request is not traced
     deadline: float = math.inf  # on `time.perf_counter`
     model: str = ""  # the name and the task of the model, once they are known

@@ -29,8 +29,9 @@ from pydantic.json_schema import JsonSchemaValue
 from pydantic_core import CoreSchema, ErrorDetails, PydanticCustomError
 from pydantic_core.core_schema import no_info_after_validator_function
 
+from ...config.keys import MAX_PRIORITY
 from ...config.settings import Settings
-from ...core.errors import BadRequest, EmptyInput, PolyheadError
+from ...core.errors import BadRequest, EmptyInput, Forbidden, PolyheadError
 from ...core.model import Model
 from ...core.request import Request as InferenceRequest
 from ...core.request import Terms
@@ -341,8 +342,14 @@ def check_text_count(value: Any) -> Any:
 
 
 def read_terms(request: Request, wire: "EngineRequest") -> Terms:
-    """The request terms for the engine: owner, priority, and the deadline from header, body and settings."""
+    """The request terms for the engine: owner, priority, and the deadline from header, body and settings.
+
+    Raises Forbidden for a priority that the key may not ask for.
+    """
     context = request_context(request)
+    if wire.priority > context.max_priority:
+        message = f"the key {context.owner!r} may ask for {context.max_priority} at most, got {wire.priority}"
+        raise Forbidden(f"priority: {message} (max_priority in the keys file)", param="priority")
     if wire.timeout:
         context.limit_time(wire.timeout)
     return replace(context.terms, priority=wire.priority or context.priority)
@@ -363,7 +370,7 @@ class EngineRequest(Wire):
     """A request to the engine: it may set a time limit and a priority."""
 
     timeout: Annotated[float, between(MIN_TIMEOUT_S, MAX_TIMEOUT_S)] = 0.0  # seconds; 0: not given
-    priority: Annotated[int, between(-100, 100)] = 0  # higher goes first
+    priority: Annotated[int, between(-MAX_PRIORITY, MAX_PRIORITY)] = 0  # higher goes first
 
 
 def normalize_inputs(given: str | list[int] | list[str | list[int]]) -> tuple[str | tuple[int, ...], ...]:

@@ -2,7 +2,7 @@
 
 import asyncio
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from hashlib import sha256
 from pathlib import Path
 from typing import Any, cast
@@ -529,3 +529,21 @@ def test_a_rejected_request_takes_no_permit_and_no_quota(served: list[Model], tm
 def test_without_keys_every_route_is_open(served: list[Model]) -> None:
     app = application(Registry(served, echo))
     assert ask(app, ("/v1/completions", {"model": "shut", "prompt": "a"}))[0].status_code == 200
+
+
+def test_beside_other_keys_a_high_priority_must_be_permitted(served: list[Model], tmp_path: Path) -> None:
+    body = {"model": "open", "prompt": "a", "max_tokens": 1}
+    alone = application(Registry(served, echo), keys_file=keys_file(tmp_path, a={}))
+    assert asked_priorities(alone, "a", body, (100,)) == [200]
+    several = {"a": {}, "b": {"max_priority": 10}}
+    app = application(Registry(served, echo), keys_file=keys_file(tmp_path, **several))
+    assert asked_priorities(app, "a", body, (-100, 0, 1)) == [200, 200, 403]
+    assert asked_priorities(app, "b", body, (10, 11)) == [200, 403]
+
+
+def asked_priorities(app: FastAPI, key: str, body: dict[str, Any], priorities: Sequence[int]) -> list[int]:
+    bodies = [body | {"priority": priority} for priority in priorities]
+    answers = [posted(app, key, {"/v1/completions": each})["/v1/completions"] for each in bodies]
+    for answer in answers:
+        assert answer.status_code == 200 or "priority: the key" in answer.text
+    return [answer.status_code for answer in answers]
