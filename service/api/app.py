@@ -3,10 +3,11 @@
 An error has the format of the dialect that owns the path (`DIALECTS`), wherever it was raised.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 from fastapi import FastAPI, Request
 from fastapi.exceptions import RequestValidationError
@@ -29,8 +30,10 @@ from ..core.errors import (
 )
 from ..core.version import VERSION
 from ..metrics import EarlyOutcome
-from ..metrics.history import MetricHistory
+from ..metrics.history import MetricHistory, sample_forever
+from ..resources.process_info import trim_heap_forever
 from .access.app_state import AppState
+from .access.auth import watch_keys_file
 from .access.middleware import AccessMiddleware, ErrorResponder
 from .access.own_calls import OwnCalls
 from .access.request_context import RequestContext
@@ -121,6 +124,15 @@ def build_app(server: AppState, lifespan: Lifespan | None = None) -> FastAPI:
     app.openapi = partial(describe_app, app, app.openapi, find_dialect)  # type: ignore[method-assign]
     app.state.description = web_pages.CachedDocument(app.openapi)
     return app
+
+
+async def background_works(app: FastAPI) -> list[Coroutine[Any, Any, None]]:
+    """What runs beside the requests of an application, until it ends."""
+    works = [trim_heap_forever(), watch_keys_file(app.state.server.keys), sample_forever(app.state.history)]
+    if app.state.batches is not None:
+        await app.state.batches.open()
+        works.append(app.state.batches.run())
+    return works
 
 
 def build_batches(app: FastAPI, server: AppState) -> BatchRunner | None:

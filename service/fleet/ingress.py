@@ -9,11 +9,9 @@ from typing import Any
 from fastapi import FastAPI
 
 from ..api.access.access_log import NO_TRACING, RequestTracer
-from ..api.access.auth import watch_keys_file
-from ..api.app import build_app
+from ..api.app import background_works, build_app
 from ..config.settings import Settings
-from ..metrics.history import sample_forever
-from ..resources.process_info import start_background_task, trim_heap_forever
+from ..resources.process_info import start_background_task
 from ..server.process import Telemetry
 from . import prometheus_targets as targets
 from .fleet_engine import Fleet
@@ -38,10 +36,7 @@ def assemble_ingress(
 
     @asynccontextmanager
     async def lifespan(_: FastAPI) -> AsyncGenerator[None]:
-        works = [find(fleet), trim_heap_forever(), watch_keys_file(telemetry.keys), sample_forever(app.state.history)]
-        if app.state.batches is not None:
-            await app.state.batches.open()
-            works.append(app.state.batches.run())
+        works = [find(fleet), *await background_works(app)]
         aside = [start_background_task(work) for work in works]
         yield
         for task in aside:

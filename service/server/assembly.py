@@ -12,12 +12,10 @@ from fastapi import FastAPI
 from polyhead.models.executors.contract import Executor
 
 from ..api.access.access_log import NO_TRACING, RequestTracer
-from ..api.access.auth import watch_keys_file
-from ..api.app import build_app
+from ..api.app import background_works, build_app
 from ..config.settings import Settings
 from ..engine.engine import Engine
-from ..metrics.history import sample_forever
-from ..resources.process_info import process_age, start_background_task, trim_heap_forever
+from ..resources.process_info import process_age, start_background_task
 from ..runtime import follower, quickstart
 from ..runtime.loader import ExecutorHook
 from ..runtime.placement import choose_placement
@@ -72,11 +70,7 @@ def assemble(
     async def lifespan(_: FastAPI) -> AsyncGenerator[None]:
         engine.start()
         loading = asyncio.create_task(load_models(registry, server.text, on_settled))
-        aside = [trim_heap_forever(), watch_keys_file(telemetry.keys), sample_forever(app.state.history)]
-        if app.state.batches is not None:
-            await app.state.batches.open()
-            aside.append(app.state.batches.run())
-        tasks = [start_background_task(work) for work in aside]
+        tasks = [start_background_task(work) for work in await background_works(app)]
         yield
         for task in (loading, *tasks):
             task.cancel()

@@ -74,7 +74,7 @@ def chat(number: int, tokens: int = 8) -> dict[str, Any]:
 def test_requests_are_answered_as_over_http(server: Server) -> None:
     client = server.client()
     bodies = [chat(number) for number in range(20)]
-    wrong = {"model": "nobody", "messages": [{"role": "user", "content": "text"}]}
+    wrong = {"model": "unknown", "messages": [{"role": "user", "content": "text"}]}
     batch = ended(server, client, begin(client, "/v1/chat/completions", [*bodies, wrong]).id)
     assert (batch.status, batch.request_counts and batch.request_counts.to_dict()) == (
         "completed",

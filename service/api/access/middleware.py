@@ -27,7 +27,7 @@ from .admission import Permit
 from .app_state import AppState
 from .auth import is_anthropic_path, read_authorization, required_access
 from .origins import check_content_type
-from .own_calls import OWN_CALL
+from .own_calls import LEAST_PRIORITY, OWN_CALL
 from .rate_limit import anthropic_headers, openai_headers
 from .request_context import IGNORED_HEADER, TIMEOUT_HEADER, RequestContext, read_timeout
 
@@ -104,8 +104,8 @@ class AccessMiddleware:
         try:
             headers, origins = Headers(scope=scope), self.server.origins
             scope_name = self.server.keys.apply_rule(context.access)
-            if (own_call := scope.get(OWN_CALL)) is not None:
-                context.key, context.priority = own_call.key, own_call.priority
+            if OWN_CALL in scope:
+                context.key, context.priority = scope[OWN_CALL], LEAST_PRIORITY
             else:
                 origins.check_host(headers, scope)
                 origins.check_origin(scope["method"], headers)

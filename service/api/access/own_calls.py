@@ -17,16 +17,10 @@ from ...core.errors import NotFound
 from ..http.request_head import REQUEST_ID_HEADERS
 from .auth import Keys
 
-OWN_CALL = "polyhead.own_call"  # the name in an ASGI scope; no client can set it
+OWN_CALL = "polyhead.own_call"  # the name of the key in an ASGI scope; no client can set it
 LEAST_PRIORITY = -MAX_PRIORITY  # requests of clients come first
 
 log = logging.getLogger("polyhead.batches")
-
-
-@dataclass(frozen=True)
-class OwnCall:
-    key: Key
-    priority: int = LEAST_PRIORITY
 
 
 @dataclass(frozen=True)
@@ -65,7 +59,7 @@ class OwnCalls:
             "client": None,
             "server": None,
             "state": {},
-            OWN_CALL: OwnCall(self.find_key(owner)),
+            OWN_CALL: self.find_key(owner),
         }
         response = OwnResponse(body)
         error = await wait_for_error(self.run(scope, response))

@@ -13,7 +13,7 @@ from .batch import BatchError
 
 MAX_LINES = 50_000
 MAX_ERRORS = 20  # of lines that are reported
-ReadRequest = Callable[[int, bytes, str], tuple[str, bytes]]
+ReadRequest = Callable[[int, bytes], tuple[str, bytes]]  # custom_id and body of a line; raises BadRequest
 
 
 @dataclass(frozen=True)
@@ -26,18 +26,7 @@ class BatchLine:
     size: int
 
 
-@dataclass(frozen=True)
-class BatchFormat:
-    """How the requests of a batch are read.
-
-    `read_request(number, line, endpoint)` returns the custom_id and the body of the request, and raises BadRequest.
-    """
-
-    read_request: ReadRequest
-    endpoint: str
-
-
-def read_lines(path: Path, layout: BatchFormat) -> tuple[list[BatchLine], list[BatchError]]:
+def read_lines(path: Path, read_request: ReadRequest) -> tuple[list[BatchLine], list[BatchError]]:
     """The requests in a file, and what is wrong with it: the first MAX_ERRORS lines that cannot be read."""
     lines, errors, seen = list[BatchLine](), list[BatchError](), dict[str, int]()
     for number, start, content in numbered_lines(path):
@@ -45,7 +34,7 @@ def read_lines(path: Path, layout: BatchFormat) -> tuple[list[BatchLine], list[B
             errors.append(BatchError(code="too_many", message=f"the file has more than {MAX_LINES} requests"))
             break
         try:
-            custom_id, _ = layout.read_request(number, content, layout.endpoint)
+            custom_id, _ = read_request(number, content)
             if custom_id in seen:
                 message = f"custom_id: {custom_id[:60]!r} stands on line {seen[custom_id]}, too; each stands once"
                 raise BadRequest(message, param="custom_id")
@@ -71,11 +60,11 @@ def numbered_lines(path: Path) -> Iterator[tuple[int, int, bytes]]:
             start += len(content)
 
 
-def read_body(path: Path, line: BatchLine, layout: BatchFormat) -> bytes:
+def read_body(path: Path, line: BatchLine, read_request: ReadRequest) -> bytes:
     """The body of the request on a line that `read_lines` has read."""
     with path.open("rb") as file:
         file.seek(line.start)
-        _, body = layout.read_request(line.number, file.read(line.size), layout.endpoint)
+        _, body = read_request(line.number, file.read(line.size))
     return body
 
 
@@ -98,6 +87,9 @@ def write_line(line: BatchLine, response: object, error: object) -> bytes:
     return orjson.dumps(written | {"response": response, "error": error}, option=orjson.OPT_APPEND_NEWLINE)
 
 
-def answered_ids(lines: bytes) -> Iterator[str]:
-    """The custom_id of each line that `write_line` has written."""
-    return (orjson.loads(line)["custom_id"] for line in lines.splitlines())
+def answered_id(line: bytes) -> str:
+    """The custom_id of a line that `write_line` has written.  Raises ValueError."""
+    value = orjson.loads(line)
+    if not isinstance(value, dict) or not isinstance(value.get("custom_id"), str):
+        raise ValueError("the line is no answer")
+    return str(value["custom_id"])

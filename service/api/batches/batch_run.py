@@ -6,14 +6,14 @@ from collections.abc import Sequence
 from functools import partial
 from typing import Protocol
 
-from ...concurrency.outcome import cancel_tasks
+from ...concurrency.outcome import cancel_tasks, run_on_thread
 from ...core.errors import InsufficientStorage, NotFound, PolyheadError
 from ..access.own_calls import OwnAnswer
 from .batch import Batch, BatchError, Status
 from .batch_lines import (
-    BatchFormat,
     BatchLine,
-    answered_ids,
+    ReadRequest,
+    answered_id,
     read_body,
     read_lines,
     write_answer,
@@ -40,9 +40,9 @@ class CallServer(Protocol):
 class BatchRun:
     """One run of a batch.  A batch of which a server has answered a part is continued by the next one."""
 
-    def __init__(self, store: BatchStore, batch_id: str, call: CallServer, layout: BatchFormat) -> None:
+    def __init__(self, store: BatchStore, batch_id: str, call: CallServer, read_request: ReadRequest) -> None:
         self.store, self.files, self.id = store, store.files, batch_id
-        self._call, self._layout = call, layout
+        self._call, self._read_request = call, read_request
         self.stop = asyncio.Event()  # set when the batch is cancelled
         if self.batch.status == "cancelling":
             self.stop.set()
@@ -55,7 +55,7 @@ class BatchRun:
         """Answer all requests, unless the batch is cancelled or expires before."""
         path = self.files.content_path(self.batch.input_file)
         try:
-            lines, errors = await on_disk(partial(read_lines, path, self._layout))
+            lines, errors = await on_disk(partial(read_lines, path, self._read_request))
             if errors:
                 await self._end("failed", errors)
                 return
@@ -75,9 +75,9 @@ class BatchRun:
             file = getattr(self.batch, field)
             if not self.files.contains(file):
                 file = await self.files.start_output(self.batch.owner, f"{self.id}_{name}.jsonl")
-            written = await self.files.continue_output(file)
-            known.update(answered_ids(written))
-            self.store.update(self.id, **{field: file, count: written.count(b"\n")})
+            answered = await self.files.continue_output(file, answered_id)
+            known.update(answered)
+            self.store.update(self.id, **{field: file, count: len(answered)})
         self.store.update(self.id, total=len(lines))
         if self.batch.status == "validating":
             await self.store.set_status(self.id, "in_progress")
@@ -103,14 +103,15 @@ class BatchRun:
         if self.stop.is_set():
             return "cancelled"
         unanswered = [*running.values(), *reversed(waiting)]
-        await self.files.append(self.batch.error_file, b"".join(map(write_expired, unanswered)))
+        expired = await run_on_thread(lambda: b"".join(map(write_expired, unanswered)))
+        await self.files.append(self.batch.error_file, expired)
         self.store.update(self.id, failed=self.batch.failed + len(unanswered))
         return "expired" if unanswered else "completed"
 
     async def _answer_line(self, line: BatchLine) -> OwnAnswer:
         """The response to one request.  Where there is no room, or the model is not ready, it is sent again."""
         path = self.files.content_path(self.batch.input_file)
-        body = await on_disk(partial(read_body, path, line, self._layout))
+        body = await on_disk(partial(read_body, path, line, self._read_request))
         pause, clock = MIN_PAUSE_S, asyncio.get_running_loop().time
         given_up = clock() + MAX_NOT_READY_S
         while True:

@@ -3,11 +3,12 @@
 import asyncio
 import logging
 from collections import deque
+from collections.abc import Callable
+from functools import partial
 
 from ...concurrency.outcome import cancel_tasks, wait_for_error
 from ...core.errors import PolyheadError
 from .batch import Batch
-from .batch_lines import BatchFormat, ReadRequest
 from .batch_run import BatchRun, CallServer
 from .batch_store import BatchStore
 
@@ -16,11 +17,14 @@ CLEANUP_S = 60.0  # between two searches for expired files
 log = logging.getLogger("polyhead.batches")
 
 
+ReadLine = Callable[[str, int, bytes], tuple[str, bytes]]  # of an endpoint; see `ReadRequest`
+
+
 class BatchRunner:
     """Lives on the event loop thread."""
 
-    def __init__(self, store: BatchStore, call: CallServer, read_request: ReadRequest) -> None:
-        self.store, self._call, self._read_request = store, call, read_request
+    def __init__(self, store: BatchStore, call: CallServer, read_line: ReadLine) -> None:
+        self.store, self._call, self._read_line = store, call, read_line
         self._waiting: dict[str, deque[str]] = {}  # by owner: batches that have not begun
         self._workers: dict[str, asyncio.Task[None]] = {}  # by owner
         self._runs: dict[str, BatchRun] = {}  # by batch: those that run
@@ -69,9 +73,8 @@ class BatchRunner:
         try:
             while waiting:
                 batch_id = waiting.popleft()
-                run = self._runs[batch_id] = BatchRun(
-                    self.store, batch_id, self._call, BatchFormat(self._read_request, self.store[batch_id].endpoint)
-                )
+                read_request = partial(self._read_line, self.store[batch_id].endpoint)
+                run = self._runs[batch_id] = BatchRun(self.store, batch_id, self._call, read_request)
                 try:
                     error = await wait_for_error(run.run())
                     if isinstance(error, Exception):

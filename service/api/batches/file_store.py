@@ -11,18 +11,19 @@ not found by anyone.  Reads and writes run on threads; the list of files belongs
 import math
 import os
 import time
+from collections import Counter
 from collections.abc import Callable, Collection, Iterator
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Literal, TypeVar
 
 from pydantic import Field
 
 from ...config.settings import SettingsError
 from ...core.errors import Conflict, InsufficientStorage, NotFound, PolyheadError, TooMany
-from .record_folder import Record, RecordFolder, append_whole, new_id, on_disk, read_whole_lines, write_file
+from .record_folder import Record, RecordFolder, append_whole, keep_whole_lines, new_id, on_disk, write_file
 
 try:
     import fcntl
@@ -31,6 +32,7 @@ except ImportError:  # Windows, where nothing keeps two servers from one folder
 
 Purpose = Literal["batch", "batch_output"]
 MAX_FILES = 10_000
+R = TypeVar("R")
 
 
 class StoredFile(Record):
@@ -67,12 +69,14 @@ class FileStore:
         self._owners = owners
         self._records = RecordFolder(folder / "files", StoredFile)
         self._files: dict[str, StoredFile] = {}
+        self._bytes = Counter[str]()  # by owner; summing up all files for each line that a batch writes would take long
         self._uses: dict[str, int] = {}  # by file: how many batches read or write it
         self._lock = lock_folder(folder)
 
     async def open(self) -> None:
         """Read what is known of all files.  Raises InsufficientStorage if the folder cannot be read."""
-        self._files = {file.id: file for file in await self._records.read_all()}
+        for file in await self._records.read_all():
+            self._set(file)
 
     def close(self) -> None:
         if self._lock >= 0:
@@ -100,36 +104,38 @@ class FileStore:
         file = self._new_file(owner, filename, "batch", seconds)
         grown = file.model_copy(update={"bytes": len(content)})
         self._check_room(owner, len(content))
-        self._files[file.id] = grown.model_copy(update={"is_complete": False})  # its bytes are counted from now on
+        self._set(grown.model_copy(update={"is_complete": False}))  # its bytes are counted from now on
         try:
             await on_disk(partial(write_file, self.content_path(file.id), content))
             await self._records.write(grown)
         except PolyheadError:
             await self._forget(file.id)
             raise
-        self._files[file.id] = grown
+        self._set(grown)
         return grown
 
     async def start_output(self, owner: str, filename: str) -> str:
         """Begin an empty file that a batch writes, and return its id."""
         file = self._new_file(owner, filename, "batch_output", 0).model_copy(update={"is_complete": False})
-        self._files[file.id] = file
+        self._set(file)
         await on_disk(partial(write_file, self.content_path(file.id), b""))
         await self._records.write(file)
         return file.id
 
-    async def continue_output(self, file_id: str) -> bytes:
-        """What a file has that a batch did not finish, in whole lines; a line that was cut off is removed."""
-        content = await on_disk(partial(read_whole_lines, self.content_path(file_id)))
-        self._files[file_id] = self._files[file_id].model_copy(update={"bytes": len(content)})
-        return content
+    async def continue_output(self, file_id: str, read_line: Callable[[bytes], R]) -> list[R]:
+        """What `read_line` returns for each line of a file that a batch did not finish.  From the first line on that is
+        cut off, or for which it raises ValueError, the file is cut.
+        """
+        size, found = await on_disk(partial(keep_whole_lines, self.content_path(file_id), read_line))
+        self._set(self._files[file_id].model_copy(update={"bytes": size}))
+        return found
 
     async def append(self, file_id: str, lines: bytes) -> None:
         """Write lines to the end of a file.  Raises InsufficientStorage, and then nothing of them is kept."""
         file = self._files[file_id]
         self._check_room(file.owner, len(lines))
         await on_disk(partial(append_whole, self.content_path(file_id), file.bytes, lines))
-        self._files[file_id] = file.model_copy(update={"bytes": file.bytes + len(lines)})
+        self._set(file.model_copy(update={"bytes": file.bytes + len(lines)}))
 
     async def finish_output(self, file_id: str, seconds: int) -> bool:
         """Let its owner find a file, for `seconds` if they are given.  An empty one is removed; returns whether it is
@@ -141,7 +147,7 @@ class FileStore:
             return False
         now = int(self.clock())
         file = file.model_copy(update={"is_complete": True, "expires_at": now + seconds if seconds else 0})
-        self._files[file_id] = file
+        self._set(file)
         with suppress(InsufficientStorage):  # what is on the disk is found incomplete by the next server
             await self._records.write(file)
         return True
@@ -185,8 +191,7 @@ class FileStore:
         )
 
     def _check_room(self, owner: str, size: int) -> None:
-        of_owner = sum(file.bytes for file in self._files.values() if file.owner == owner)
-        of_all = sum(file.bytes for file in self._files.values())
+        of_owner, of_all = self._bytes[owner], self._bytes.total()
         share = math.floor(self.limits.bytes * (self.limits.share if len(self._owners) > 1 else 1.0))
         if of_all + size > self.limits.bytes or of_owner + size > share:
             most, used = (share, of_owner) if of_owner + size > share else (self.limits.bytes, of_all)
@@ -199,7 +204,13 @@ class FileStore:
     async def _forget(self, file_id: str) -> None:
         await on_disk(partial(self.content_path(file_id).unlink, missing_ok=True))
         await self._records.remove(file_id)
-        self._files.pop(file_id, None)
+        if (file := self._files.pop(file_id, None)) is not None:
+            self._bytes[file.owner] -= file.bytes
+
+    def _set(self, file: StoredFile) -> None:
+        before = self._files.get(file.id)
+        self._bytes[file.owner] += file.bytes - (before.bytes if before else 0)
+        self._files[file.id] = file
 
 
 def lock_folder(folder: Path) -> int:

@@ -106,10 +106,20 @@ def append_whole(path: Path, size: int, lines: bytes) -> None:
             raise
 
 
-def read_whole_lines(path: Path) -> bytes:
-    """The content up to its last line break; what follows it is removed from the file."""
+def keep_whole_lines(path: Path, read_line: Callable[[bytes], T]) -> tuple[int, list[T]]:
+    """The size of the lines of a file that are whole and that `read_line` reads, and what it returns for them.  What
+    follows them is removed from the file.
+    """
+    size, found = 0, list[T]()
     with path.open("r+b") as file:
-        content = file.read()
-        content = content[: content.rfind(b"\n") + 1]
-        file.truncate(len(content))
-    return content
+        for line in file:
+            try:
+                found.append(read_line(line))
+            except ValueError:
+                break
+            if not line.endswith(b"\n"):
+                found.pop()
+                break
+            size += len(line)
+        file.truncate(size)
+    return size, found

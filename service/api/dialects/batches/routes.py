@@ -17,7 +17,7 @@ from ...shared.dialect import Dialect, describe_body, read_body, request_context
 from ...shared.openai_errors import write_openai_error
 from ...shared.streaming import JsonResponse
 from .upload import read_upload
-from .wire import BatchRequest, write_batch, write_file, write_list
+from .wire import MAX_KEPT_S, MIN_KEPT_S, BatchRequest, write_batch, write_file, write_list
 
 MAX_LISTED_FILES, MAX_LISTED_BATCHES, LISTED_BATCHES = 10_000, 100, 20
 UPLOAD: dict[str, Any] = {
@@ -32,7 +32,7 @@ UPLOAD: dict[str, Any] = {
                         "file": {"type": "string", "format": "binary"},
                         "purpose": {"const": "batch"},
                         "expires_after[anchor]": {"const": "created_at"},
-                        "expires_after[seconds]": {"type": "integer", "minimum": 3600, "maximum": 2592000},
+                        "expires_after[seconds]": {"type": "integer", "minimum": MIN_KEPT_S, "maximum": MAX_KEPT_S},
                     },
                 }
             }

@@ -56,7 +56,7 @@ class LineRequest(Wire):
     body: dict[str, Any]
 
 
-def read_line(number: int, line: bytes, endpoint: str) -> tuple[str, bytes]:
+def read_line(endpoint: str, number: int, line: bytes) -> tuple[str, bytes]:
     """The custom_id and the body of a line.  Raises BadRequest."""
     wire = LineRequest.read(parse_json(line, f"line {number}"))
     if wire.url != endpoint:

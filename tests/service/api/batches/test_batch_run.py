@@ -320,3 +320,52 @@ def test_two_servers_do_not_share_a_folder(tmp_path: Path) -> None:
         FileStore(tmp_path, StoreLimits(1))
     first.close()
     FileStore(tmp_path, StoreLimits(1)).close()
+
+
+@pytest.mark.parametrize("end", [b'{"custom_id": "3", "resp', b"{broken}\n", b"[]\n", b'{"custom_id": 3}\n'])
+def test_answers_behind_a_broken_line_are_computed_again(tmp_path: Path, end: bytes) -> None:
+    answered = list[int]()
+
+    async def call(owner: str, path: str, body: bytes) -> OwnAnswer:
+        answered.append(json.loads(body)["n"])
+        if len(answered) > 4:
+            await asyncio.Event().wait()
+        return OwnAnswer(200, body)
+
+    async def first() -> str:
+        batches = Batches(tmp_path, call)
+        await batches.start()
+        batch = await batches.begin(lines(10))
+        while batches.store[batch].completed < 4:
+            await asyncio.sleep(0.001)
+        file = batches.files.content_path(batches.store[batch].output_file)
+        await batches.stop()
+        kept = file.read_bytes().splitlines(keepends=True)
+        file.write_bytes(b"".join((*kept[:3], end, *kept[3:])))
+        return batch
+
+    async def second(batch_id: str) -> None:
+        batches = Batches(tmp_path, succeed)
+        await batches.start()
+        batch = await batches.end(batch_id)
+        assert (batch.status, batch.completed) == ("completed", 10)
+        path = batches.files.content_path(batch.output_file)
+        assert len(path.read_bytes().splitlines()) == len(batches.written(batch.output_file)) == 10
+        assert batches.files.find(batch.output_file, "me").bytes == path.stat().st_size
+        await batches.stop()
+
+    asyncio.run(second(asyncio.run(first())))
+
+
+def test_room_of_deleted_files_is_free_again(tmp_path: Path) -> None:
+    async def run() -> None:
+        batches = Batches(tmp_path, succeed, size=1000)
+        await batches.start()
+        for _ in range(5):
+            file = await batches.files.add("me", "a", b"x" * 600)
+            with pytest.raises(InsufficientStorage, match=r"1000 bytes together .* and have 600"):
+                await batches.files.add("me", "b", b"x" * 600)
+            await batches.files.delete(file.id, "me")
+        await batches.stop()
+
+    asyncio.run(run())

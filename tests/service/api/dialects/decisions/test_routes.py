@@ -62,7 +62,7 @@ def test_a_model_is_named_where_several_answer_questions(judge: Model, plain: Mo
     vectors = model(tiny_embedder, "vectors", "embed")
     assert get(PATH, judge, vectors).json()["model"] == "judge"
     assert "models that can: judge" in get(f"/models/vectors{PATH}", judge, vectors).json()["error"]["message"]
-    assert get(f"/models/nobody{PATH}", judge).status_code == 404
+    assert get(f"/models/unknown{PATH}", judge).status_code == 404
 
 
 def test_its_memory_is_claimed_before_it_is_taken(judge: Model) -> None:
