@@ -297,9 +297,10 @@ class Scheduler:
         """The next step.  Empty only if no sequence waits or runs."""
         self._preemptions = self._cached_tokens = 0
         self._copies = []
-        for sequence in self.running:  # a chunk that was not committed is planned again
-            self.states.drop_planned(sequence.slots)
-            self.windows.extend_partly(sequence.window, len(sequence.tokens))  # before others are admitted
+        for sequence in self.running:  # before others are admitted, who might take these blocks
+            self.states.drop_planned(sequence.slots)  # a chunk that was not committed is planned again
+            self._count_cached(sequence, self._reuse_prefix(sequence))
+            self.windows.extend_partly(sequence.window, len(sequence.tokens))
         self._admit()
         chunks: list[Chunk] = []
         prefilling: list[TokenSequence] = []
@@ -534,7 +535,6 @@ class Scheduler:
         for sequence in (*oldest, *others):
             if not budget:
                 break
-            self._count_cached(sequence, self._reuse_prefix(sequence))
             self.windows.extend_partly(sequence.window, len(sequence.tokens))
             count = min(sequence.uncomputed, self.chunk, budget)
             count = self.windows.room(sequence.window, sequence.computed, count)

@@ -528,6 +528,20 @@ def test_questions_about_one_text_compute_it_once() -> None:
     assert alone_tokens.cached_tokens == 0
 
 
+def test_questions_find_their_text_although_others_wait_for_its_blocks() -> None:
+    """Of a text whose first question is answered, the others hold the blocks before waiting sequences are admitted."""
+    play = SimulatedRun.of(96, 4, token_budget=64, sequence_budget=16, chunk=64)
+    play.stop = NEVER
+    lengths = [40 + 4 * (text * 5 % 7) for text in range(12)]
+    for text, length in enumerate(lengths):
+        for number in range(4):
+            play.add([*(text * index % 97 for index in range(length)), number, 6, number, 6], 1)
+    computed = 0
+    while play.scheduler.running or play.scheduler.waiting:
+        computed += sum(chunk.count for chunk in play.step())
+    assert computed == sum(length + 4 * 4 for length in lengths)
+
+
 def test_the_youngest_sequence_is_preempted_and_continued_later() -> None:
     play = SimulatedRun.of(6, 2, token_budget=16, sequence_budget=4, chunk=16)
     play.stop = NEVER
