@@ -227,8 +227,27 @@ def test_uploads_that_are_refused(server: Server) -> None:
     ):
         answer = httpx.post(f"{server.process.url}/v1/files", **form)  # type: ignore[arg-type]
         assert (answer.status_code, problem in answer.text) == (status, True), answer.text
-    page = client.files.list(limit=1)
-    assert [file.id for file in page.data] == [kept.id]
+    unknown = "unknown-name-of-a-charset"
+    for kind in (
+        f"boundary=b; charset={unknown}",
+        "boundary=b; charset=undefined",
+        f'boundary=b; x="{";" * 9000}',
+        "x=b",
+    ):
+        headers = {"Content-Type": f"multipart/form-data; {kind}"}
+        answer = httpx.post(f"{server.process.url}/v1/files", headers=headers, content=form_with_name("a"))
+        assert (answer.status_code, "must be a form" in answer.text) == (400, True), answer.text
+    headers = {"Content-Type": "multipart/form-data; boundary=b; charset=utf-8"}
+    for name, status in (("a\ud800", 400), ("Größe", 200)):
+        body = form_with_name(name)
+        assert httpx.post(f"{server.process.url}/v1/files", headers=headers, content=body).status_code == status
+    assert [file.filename for file in client.files.list().data] == ["Größe", "a.jsonl"]
+
+
+def form_with_name(name: str) -> bytes:
+    head = f'--b\r\nContent-Disposition: form-data; name="file"; filename="{name}"\r\n\r\nx\r\n'
+    purpose = '--b\r\nContent-Disposition: form-data; name="purpose"\r\n\r\nbatch\r\n--b--\r\n'
+    return head.encode(errors="surrogatepass") + purpose.encode()
 
 
 def test_one_folder_has_one_server(server: Server, models: list[str], tmp_path: Path) -> None:

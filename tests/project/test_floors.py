@@ -16,6 +16,7 @@ FLOORS = {
     "starlette": ("0.49.1", "CVE-2025-62727: a header Range takes quadratic time; CVE-2025-54121: blocking on forms"),
     "h11": ("0.16.0", "CVE-2025-43859: bodies in malformed chunks are taken, which smuggles requests"),
     "orjson": ("3.11.6", "CVE-2025-67221: values nested deeply overflow the stack when they are written"),
+    "python-multipart": ("0.0.34", "headers of a part without a limit of number and length"),
     "torch": ("2.6.0", "CVE-2025-32434: weights_only ran code; nothing here unpickles, but other packages may"),
 }
 

@@ -22,8 +22,8 @@ from typing import Annotated, Literal, TypeVar
 from pydantic import Field
 
 from ...config.settings import SettingsError
-from ...core.errors import Conflict, InsufficientStorage, NotFound, PolyheadError, TooMany
-from .record_folder import Record, RecordFolder, append_whole, keep_whole_lines, new_id, on_disk, write_file
+from ...core.errors import Conflict, InsufficientStorage, NotFound, TooMany
+from .record_folder import ID_PATTERN, Record, RecordFolder, append_whole, keep_whole_lines, new_id, on_disk, write_file
 
 try:
     import fcntl
@@ -74,9 +74,18 @@ class FileStore:
         self._lock = lock_folder(folder)
 
     async def open(self) -> None:
-        """Read what is known of all files.  Raises InsufficientStorage if the folder cannot be read."""
+        """Read what is known of all files.  Raises InsufficientStorage if the folder cannot be read.
+
+        Bytes without a record are removed: the server ended while they were uploaded.
+        """
         for file in await self._records.read_all():
             self._set(file)
+        await on_disk(self._remove_strays)
+
+    def _remove_strays(self) -> None:
+        for path in self._records.folder.glob("*.content"):
+            if ID_PATTERN.fullmatch(path.stem) and not path.with_suffix(".json").exists():
+                path.unlink(missing_ok=True)
 
     def close(self) -> None:
         if self._lock >= 0:
@@ -108,7 +117,7 @@ class FileStore:
         try:
             await on_disk(partial(write_file, self.content_path(file.id), content))
             await self._records.write(grown)
-        except PolyheadError:
+        except BaseException:
             await self._forget(file.id)
             raise
         self._set(grown)

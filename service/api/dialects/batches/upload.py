@@ -15,7 +15,12 @@ from .wire import KeptFor
 FIELDS = ("file", "purpose", "expires_after[anchor]", "expires_after[seconds]")
 MAX_FIELD_BYTES = 1024
 MAX_NAME_CHARS = 255
-CONTROL_CHARACTERS = re.compile(r"[\x00-\x1f\x7f]")
+UNPRINTABLE = re.compile(r"[\x00-\x1f\x7f-\x9f\ud800-\udfff]")
+# Nothing else is given to the library: it parses parameters in quadratic time, and Python keeps each unknown charset.
+FORM_TYPE = re.compile(
+    r"""multipart/form-data[ \t]*;[ \t]*boundary=("?)[0-9A-Za-z'()+_,./:=?-]{1,70}\1([ \t]*;[ \t]*charset=utf-8)?""",
+    re.I,
+)
 
 
 class InMemoryParser(MultiPartParser):
@@ -33,8 +38,9 @@ class Upload:
 
 async def read_upload(request: Request) -> Upload:
     """Raises BadRequest, and ClientGone."""
-    if not request.headers.get("content-type", "").lower().startswith("multipart/form-data"):
-        raise BadRequest("the body: must be a form of the type multipart/form-data with file and purpose")
+    if not FORM_TYPE.fullmatch(request.headers.get("content-type", "")):
+        form = "multipart/form-data; boundary=... (1 to 70 letters, digits or signs)"
+        raise BadRequest(f"the body: must be a form with file and purpose, of the type {form}")
     parser = InMemoryParser(
         request.headers, request.stream(), max_files=1, max_fields=len(FIELDS), max_part_size=MAX_FIELD_BYTES
     )
@@ -65,7 +71,7 @@ async def read_form(items: list[tuple[str, str | UploadFile]]) -> Upload:
         got = "nothing" if purpose is None else f"{str(purpose)[:60]!r}"
         raise BadRequest(f"purpose: must be 'batch', the only use of files here, got {got}", param="purpose")
     filename = file.filename or ""
-    if not 0 < len(filename) <= MAX_NAME_CHARS or CONTROL_CHARACTERS.search(filename):
+    if not 0 < len(filename) <= MAX_NAME_CHARS or UNPRINTABLE.search(filename):
         raise BadRequest(f"file: its name must have 1 to {MAX_NAME_CHARS} printable characters", param="file")
     return Upload(filename, await file.read(), read_kept(fields))
 

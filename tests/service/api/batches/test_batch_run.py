@@ -15,7 +15,7 @@ from polyhead.service.api.batches import batch_run
 from polyhead.service.api.batches.batch import WINDOW_S, Batch
 from polyhead.service.api.batches.batch_runner import BatchRunner
 from polyhead.service.api.batches.batch_store import MAX_UNFINISHED, BatchStore
-from polyhead.service.api.batches.file_store import FileStore, StoreLimits
+from polyhead.service.api.batches.file_store import FileStore, StoredFile, StoreLimits
 from polyhead.service.api.batches.record_folder import new_id
 from polyhead.service.api.dialects.batches.wire import read_line
 from polyhead.service.config.settings import SettingsError
@@ -367,5 +367,28 @@ def test_room_of_deleted_files_is_free_again(tmp_path: Path) -> None:
                 await batches.files.add("me", "b", b"x" * 600)
             await batches.files.delete(file.id, "me")
         await batches.stop()
+
+    asyncio.run(run())
+
+
+def test_an_upload_that_fails_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    stray = tmp_path / "files" / "file-0123456789abcdef01234567.content"
+
+    async def run() -> None:
+        files = FileStore(tmp_path, StoreLimits(100))
+        await files.open()
+        with monkeypatch.context() as patch:
+            patch.setattr(StoredFile, "model_dump_json", lambda _: 1 / 0)
+            with pytest.raises(ZeroDivisionError):
+                await files.add("", "a", b"x" * 60)
+        assert not list((tmp_path / "files").iterdir())
+        kept = await files.add("", "a", b"x" * 60)
+        files.close()
+        stray.write_bytes(b"of a server that was killed")
+        again = FileStore(tmp_path, StoreLimits(100))
+        await again.open()
+        again.close()
+        assert not stray.exists()
+        assert again.content_path(kept.id).read_bytes() == b"x" * 60
 
     asyncio.run(run())
