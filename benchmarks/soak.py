@@ -1,6 +1,6 @@
 """A soak: mixed load for a given time, with disconnecting clients and invalid requests; then nothing of it may be left.
 
-    python -m benchmarks.soak [--minutes 5] [--real] [a flag of `polyhead serve` ...]
+    python -m benchmarks.soak [--minutes 5] [--pause 0] [--real] [a flag of `polyhead serve` ...]
 
 Between periods of load the server is checked while it is idle. Its gauges must be zero. The counts of its metrics page
 must be complete: received = done + failed + aborted + rejected + expired; and they must equal the client's own counts.
@@ -48,6 +48,7 @@ class Plan:
     bout: int = 400
     width: int = 16
     warm: int = 5000
+    pause: float = 0.0  # seconds between bouts, for a machine that others use
     bounds: Bounds = field(default_factory=Bounds)
 
 
@@ -75,6 +76,7 @@ def soak(server: Running, names: Names, plan: Plan) -> Verdict:
     looks: list[Vitals] = []
     while (time.monotonic() - began < plan.seconds or len(looks) < plan.looks) and not complaints:
         asyncio.run(mixture.bout(server.url, plan.bout, plan.width))
+        time.sleep(plan.pause)
         page = rest(server)
         if mixture.tally.sent > plan.warm:
             looks.append(Vitals.of(server.pid, mixture.tally.sent))
@@ -160,7 +162,7 @@ def run(sources: Mapping[str, Path | str], names: Names, plan: Plan, flags: Sequ
         honest = soak(server, names, plan)
     show("soak", honest)
     with served(sources, flags, LEAK) as server:
-        leaking = soak(server, names, replace(plan, seconds=0))
+        leaking = soak(server, names, replace(plan, seconds=0, pause=0))
     show(f"control, which leaks {LEAK} bytes a request and must be found out", leaking)
     proven = shown(leaking, honest, LEAK)
     if not proven:
@@ -173,10 +175,11 @@ def run(sources: Mapping[str, Path | str], names: Names, plan: Plan, flags: Sequ
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else "")
     parser.add_argument("--minutes", type=float, default=5.0)
+    parser.add_argument("--pause", type=float, default=0.0, help="seconds between bouts, for a machine that others use")
     parser.add_argument("--real", action="store_true", help="the quick-start models instead of tiny ones")
     options, flags = parser.parse_known_args()
     print(machine())
-    plan = Plan(seconds=60 * options.minutes)
+    plan = Plan(seconds=60 * options.minutes, pause=options.pause)
     if options.real:
         folder = settings.default_model_dir()
         quickstart.fetch_all(folder)
