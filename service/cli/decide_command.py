@@ -1,19 +1,18 @@
 """`polyhead decide`: asks a server questions about each row of a file, and writes a line with the answers for each.
 
-Rows are asked several at a time and written in order. A request that the server has no room for is sent again. An
-output file can be continued after an interrupt: rows that have a line in it are not asked again.
+Rows are sent as JSON lines, several in a call, and their answers are written in order. A row that the server has no
+room for is sent again. An output file can be continued after an interrupt: rows that have a line in it are not asked
+again.
 """
 
 import asyncio
 import os
 import sys
 import time
-from collections import deque
-from collections.abc import Iterator, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import BinaryIO
 
 import httpx
 import orjson
@@ -21,10 +20,10 @@ import orjson
 from polyhead.models.core.errors import ModelError
 
 from ..core.logs import escape_for_terminal
-from .client import TIMEOUT, ClientError, error_message
+from .client import TIMEOUT
+from .decision_client import DecisionClient, RowCalls
 from .decision_rows import (
     STANDARD_INPUT,
-    DecisionRow,
     ReadPosition,
     read_answers,
     read_decision_rows,
@@ -33,12 +32,8 @@ from .decision_rows import (
 )
 from .decision_summary import DecisionSummary
 
-RETRIED_STATUSES = (429, 502, 503, 504)
-MAX_TRIES = 8  # of a row, and of a server that does not answer
-MAX_PAUSE_S = 60.0
-ROW_CODES = ("context_length_exceeded", "empty_input", "too_complex")  # errors of a row; others of 400 are of all rows
-KEPT_FIELDS = ("model", "answers", "diagnostics", "usage")
 TERMINAL_PAUSE_S, FILE_PAUSE_S = 0.2, 10.0  # between two lines of progress
+ROWS_PER_CALL = 16  # at most
 ROWS_AHEAD = 8  # rows that may be answered before the one that is written next, for each row that is asked at a time
 
 
@@ -140,104 +135,22 @@ class DecideRun:
             raise ModelError(f"--resume: {arguments.output} has {skipped} answers, more than {arguments.rows} has rows")
         self.position.skipped = self.position.done
         headers = {"Authorization": f"Bearer {arguments.key}"} if arguments.key else {}
-        most = arguments.concurrency
-        limits = httpx.Limits(max_connections=most, max_keepalive_connections=most)
+        rows_per_call = min(-(-arguments.concurrency // 2), ROWS_PER_CALL)
+        calls = arguments.concurrency // rows_per_call
+        limits = httpx.Limits(max_connections=calls, max_keepalive_connections=calls)
         async with httpx.AsyncClient(base_url=arguments.url, headers=headers, timeout=TIMEOUT, limits=limits) as http:
-            client = DecisionClient(http, self.fields, asyncio.Semaphore(arguments.concurrency))
-            begun = deque[asyncio.Task[Mapping[str, Any]]]()
+            asked = RowCalls(DecisionClient(http, self.fields, asyncio.Semaphore(calls)), rows_per_call)
             try:
-                while self.start_rows(rows, begun, client) or begun:
-                    line = await begun[0]
-                    begun.popleft()
+                while asked.start(rows, ROWS_AHEAD * arguments.concurrency) or asked.lines:
+                    line = await asked.lines[0]
+                    asked.lines.popleft()
                     output.write(orjson.dumps(line, option=orjson.OPT_APPEND_NEWLINE))
                     output.flush()
                     self.summary.add(line)
                     self.asked += 1
                     self.progress.show(self.asked, time.monotonic() - self.began)
             finally:
-                for task in begun:
-                    task.cancel()
-                await asyncio.gather(*begun, return_exceptions=True)
-
-    def start_rows(
-        self, rows: Iterator[DecisionRow], begun: "deque[asyncio.Task[Mapping[str, Any]]]", client: "DecisionClient"
-    ) -> bool:
-        """Start to ask about further rows, as far ahead of the next to be written as is allowed. Returns whether one
-        was started.
-        """
-        started = False
-        while len(begun) < ROWS_AHEAD * self.arguments.concurrency and (row := next(rows, None)) is not None:
-            begun.append(asyncio.create_task(client.answer_row(row)))
-            started = True
-        return started
-
-
-class DecisionClient:
-    """Asks about one row at a time, at most as many at once as `free` allows."""
-
-    def __init__(self, http: httpx.AsyncClient, fields: Mapping[str, Any], free: asyncio.Semaphore) -> None:
-        self._http, self._fields, self._free = http, fields, free
-
-    async def answer_row(self, row: DecisionRow) -> dict[str, Any]:
-        """The line for a row: its answers, or an error. Raises ClientError for what is wrong with all rows."""
-        named = {"index": row.index} | ({} if row.id is None else {"id": row.id})
-        if row.problem:
-            return {**named, "error": {"message": row.problem, "code": "invalid_row"}}
-        try:
-            body = orjson.dumps({**self._fields, "state": row.state})
-        except orjson.JSONEncodeError as problem:
-            return {**named, "error": {"message": f"state: cannot be sent: {problem}", "code": "invalid_row"}}
-        async with self._free:
-            response = await self._send(body)
-        if not response.is_error:
-            answer = response.json()
-            return {**named, **{name: answer[name] for name in KEPT_FIELDS if name in answer}}
-        error = read_error(response)
-        if response.status_code < 500 and not is_of_row(response.status_code, error):
-            raise ClientError(str(error["message"]))
-        kept = {name: error.get(name) for name in ("message", "code", "param") if error.get(name)}
-        return {**named, "error": {**kept, "status": response.status_code}}
-
-    async def _send(self, body: bytes) -> httpx.Response:
-        """The response; where the server has no room, is loading, or does not answer, that of a later try."""
-        headers = {"Content-Type": "application/json"}
-        for number in range(1, MAX_TRIES + 1):
-            pause = min(0.5 * 2**number, MAX_PAUSE_S)
-            try:
-                response = await self._http.post("/v1/systemone", content=body, headers=headers)
-                if response.status_code not in RETRIED_STATUSES or number == MAX_TRIES:
-                    return response
-                pause = read_pause(response.headers.get("retry-after", ""), pause)
-            except (httpx.TransportError, httpx.InvalidURL) as error:
-                if number == MAX_TRIES or isinstance(error, httpx.UnsupportedProtocol | httpx.InvalidURL):
-                    reason = str(error) or type(error).__name__
-                    url = self._http.base_url
-                    message = f"{url} does not answer: {reason}; is the server running? See --url"
-                    raise ClientError(message) from None
-            await asyncio.sleep(pause)
-        raise AssertionError("the last try returns or raises")
-
-
-def read_pause(given: str, otherwise: float) -> float:
-    """Seconds until the next try: what the server says, within MAX_PAUSE_S."""
-    return min(float(given), MAX_PAUSE_S) if given.isdecimal() else otherwise
-
-
-def read_error(response: httpx.Response) -> Mapping[str, Any]:
-    """The error object of a response."""
-    try:
-        found = response.json()["error"]
-    except (ValueError, KeyError, TypeError):
-        found = None
-    return found if isinstance(found, dict) and "message" in found else {"message": error_message(response)}
-
-
-def is_of_row(status: int, error: Mapping[str, Any]) -> bool:
-    """Whether an error is of one row. Otherwise it is of all: a wrong question, key or model."""
-    if status in (400, 422):
-        place = str(error.get("param") or "").partition(".")[0]
-        return place == "state" or error.get("code") in ROW_CODES or str(error["message"]).startswith("the body")
-    return status in (408, 413, *RETRIED_STATUSES)
+                await asked.stop()
 
 
 class Progress:

@@ -182,7 +182,7 @@ def decide(
     output: Annotated[Path | None, typer.Option(help="File of answers; by default standard output.")] = None,
     field: Annotated[str, typer.Option(help="Field of a row to ask about; by default state, or the whole row.")] = "",
     resume: Annotated[bool, typer.Option("--resume", help="Continue the file of --output.")] = False,
-    concurrency: Annotated[int, typer.Option(min=1, max=1024, help="Rows that are asked at a time.")] = 16,
+    concurrency: Annotated[int, typer.Option(min=1, max=1024, help="Rows that are asked at a time.")] = 32,
     url: Url = DEFAULT_URL,
     key: Key = "",
 ) -> None:

@@ -6,7 +6,8 @@ import re
 import signal
 import subprocess
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from threading import Event, Thread
@@ -45,12 +46,17 @@ def refuse(status: int, message: str, code: str = "invalid_request", param: str 
 
 
 class Server(ThreadingHTTPServer):
-    """Answers requests by `respond`, and keeps their bodies."""
+    """Answers each state by `respond`, which gets the questions with the state, and keeps what it got. `refused` is the
+    answer to a whole call of so many states; None: its states are answered, in the `order` of their numbers. At a
+    state whose status is 0 the connection ends.
+    """
 
     daemon_threads = True
 
     def __init__(self) -> None:
         self.respond: Respond = answer
+        self.refused: Callable[[int], tuple[int, Any] | None] = lambda states: None
+        self.order: Callable[[range], Iterable[int]] = iter
         self.bodies: list[dict[str, Any]] = []
         super().__init__(("127.0.0.1", 0), Exchange)
 
@@ -72,15 +78,29 @@ class Exchange(BaseHTTPRequestHandler):
 
     def do_POST(self) -> None:
         server: Any = self.server
-        body = json.loads(self.rfile.read(int(self.headers["content-length"])))
-        server.bodies.append(body)
-        status, content = server.respond(body)
-        data = json.dumps(content).encode()
-        self.send_response(status)
-        self.send_header("Content-Length", str(len(data)))
-        self.send_header("Retry-After", "0")
+        first, *states = map(json.loads, self.rfile.read(int(self.headers["content-length"])).splitlines())
+        if refused := server.refused(len(states)):
+            status, content = refused
+            data = json.dumps(content).encode()
+            self.send_response(status)
+            self.send_header("Content-Length", str(len(data)))
+            self.send_header("Retry-After", "0")
+            self.end_headers()
+            self.wfile.write(data)
+            return
+        self.send_response(200)
+        self.send_header("Connection", "close")
         self.end_headers()
-        self.wfile.write(data)
+        for index in server.order(range(len(states))):
+            body = first | states[index]
+            server.bodies.append(body)
+            status, content = server.respond(body)
+            if not status:
+                return
+            line = {"index": index, **({} if status == 200 else {"status": status}), **content}
+            with suppress(OSError):  # the command has ended
+                self.wfile.write(json.dumps(line).encode() + b"\n")
+                self.wfile.flush()
 
     def log_message(self, *arguments: Any) -> None:
         pass
@@ -118,16 +138,7 @@ def lines(text: str) -> list[dict[str, Any]]:
 def test_rows_are_answered_in_order_whatever_the_order_of_the_answers(
     server: Server, questions: Path, tmp_path: Path
 ) -> None:
-    is_second_answered = Event()
-
-    def second_first(body: Mapping[str, Any]) -> tuple[int, Any]:
-        if body["state"] == "first":
-            assert is_second_answered.wait(60)
-        else:
-            is_second_answered.set()
-        return answer(body)
-
-    server.respond = second_first
+    server.order = reversed
     rows = rows_file(tmp_path, {"state": "first", "id": "a"}, {"state": {"x": 1}}, {"subject": "b", "id": 3})
     result = run(server, questions, rows)
     assert result.exit_code == 0, result.output
@@ -210,7 +221,7 @@ def test_a_row_that_fails_has_its_error(server: Server, questions: Path, tmp_pat
 def test_what_is_wrong_with_all_rows_ends_the_command(
     server: Server, questions: Path, tmp_path: Path, refused: tuple[int, Any]
 ) -> None:
-    server.respond = lambda _: refused
+    server.refused = lambda _: refused
     result = run(server, questions, rows_file(tmp_path, *['"a"', '"b"', '"c"']))
     assert result.exit_code == 1
     assert not result.stdout
@@ -219,12 +230,22 @@ def test_what_is_wrong_with_all_rows_ends_the_command(
     assert "Traceback" not in result.stderr
 
 
-def test_a_server_without_room_is_asked_again(server: Server, questions: Path, tmp_path: Path) -> None:
-    statuses = [429, 503, 200]
+def test_rows_without_an_answer_are_sent_again(server: Server, questions: Path, tmp_path: Path) -> None:
+    """Where the server refuses a call or a row because it is busy, and where the connection ends."""
+    statuses, calls = [200, 503, 0, 200, 200], [refuse(429, "full"), None, None, None]
+    server.refused = lambda _: calls.pop(0)
     server.respond = lambda body: answer(body) if (status := statuses.pop(0)) == 200 else refuse(status, "full")
-    result = run(server, questions, rows_file(tmp_path, '"a"'))
+    result = run(server, questions, rows_file(tmp_path, *['"a"', '"b"', '"c"']))
     assert result.exit_code == 0, result.output
-    assert server.states == ["a"] * 3
+    assert server.states == ["a", "b", "c", "b", "c"]
+    assert [line["index"] for line in lines(result.stdout)] == [0, 1, 2]
+
+
+def test_rows_that_are_too_much_together_are_sent_one_by_one(server: Server, questions: Path, tmp_path: Path) -> None:
+    server.refused = lambda states: refuse(413, "the body has more than 9 bytes") if states > 1 else None
+    result = run(server, questions, rows_file(tmp_path, *['"a"', '"b"', '"c"']))
+    assert result.exit_code == 0, result.output
+    assert server.states == ["a", "b", "c"]
 
 
 def test_an_output_is_continued(server: Server, questions: Path, tmp_path: Path) -> None:

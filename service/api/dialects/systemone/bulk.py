@@ -49,7 +49,7 @@ async def answer_batch(request: Request) -> Response:
         except Overloaded:
             raise
         except PolyheadError as error:
-            return encode_line({"index": line.index, **named, **write_error(error)})
+            return encode_line({"index": line.index, **named, "status": error.status, **write_error(error)})
 
     work = LineWork(answer, lambda line: len(first) + len(questions.questions) * len(line.content))
     return await run_while_connected(request, LineStream.open(answer_lines(request, lines, work)))
