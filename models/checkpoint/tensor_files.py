@@ -180,6 +180,7 @@ INTEGER_ENCODINGS: dict[str, NumberEncoding] = {
     "I32": plain_encoding(torch.int32),
     "I64": plain_encoding(torch.int64),
 }
+NUMBER_ENCODINGS = FLOAT_ENCODINGS | INTEGER_ENCODINGS
 
 
 def read_safetensors(path: Path) -> dict[str, TensorEntry]:
@@ -263,9 +264,7 @@ def _parse_entry(path: Path, name: str, fields: Any, start: int) -> TensorEntry:
             and all(type(side) is int and side >= 0 for side in shape)
             and 0 <= begin <= end
         ):
-            entry = TensorEntry(
-                path, name, kind, tuple(shape), start + begin, (FLOAT_ENCODINGS | INTEGER_ENCODINGS).get(kind)
-            )
+            entry = TensorEntry(path, name, kind, tuple(shape), start + begin, NUMBER_ENCODINGS.get(kind))
         case _:
             raise CheckpointError("its header entry is malformed", file=str(path), tensor=name)
     if entry.encoding and entry.size != end - begin:
