@@ -10,7 +10,7 @@ from torch import Tensor
 
 from ..core.errors import UnsupportedError, show_value
 from ..network.model_config import ExpertConfig, ModelConfig
-from . import llama
+from . import experts, llama
 from .family import Family, Json, NamedTensors, read_sizes
 
 RENAMES = (
@@ -72,7 +72,7 @@ def split_fused(sizes: list[int], count: int, name: str, tensor: Tensor) -> Name
         matrices = tensor.reshape(count, -1, tensor.size(-1))
         return [
             (f"{found[1]}.{number}.{part}.weight", matrix.t() if part == "down" else matrix)
-            for number, matrix in enumerate(matrices)
+            for number, matrix in enumerate(experts.list_experts(matrices))
         ]
     return [(name, tensor)]
 

@@ -118,12 +118,15 @@ def load(
     dtype: torch.dtype = torch.float32,
     device: torch.device | str = "cpu",
     progress: Callable[[int, int], None] = ignore_progress,
+    folder_check: FolderCheck = accept_folder,
 ) -> Checkpoint:
-    """Read a checkpoint into memory as `dtype` on `device`. `progress` is called with the bytes read so far and in all.
+    """Read a checkpoint into memory as `dtype` on `device`. `progress` is called with the bytes read so far and in all,
+    `folder_check` as by `describe_source`.
 
     CheckpointError names the faulty file and tensor; UnsupportedError gives an alternative.
     """
-    return load_described(source, describe_source(source), dtype=dtype, device=device, progress=progress)
+    described = describe_source(source, folder_check=folder_check)
+    return load_described(source, described, dtype=dtype, device=device, progress=progress)
 
 
 def load_described(

@@ -8,6 +8,8 @@ import math
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
+from itertools import islice
 from logging import getLogger
 from typing import Any, Literal
 
@@ -76,6 +78,13 @@ BODY_PREFIXES = (
 )
 MIN_DISTANCES = 4  # buckets: near and far ones, before and after
 MAX_EXPERTS = 1 << 16  # of all layers; published networks have 25,000
+SMALL_EXPERTS = (
+    1 << 11
+)  # experts of all layers that any files may describe; each takes 17 KB and 0.3 ms when it is built
+EXPERT_NUMBERS = 1 << 16  # numbers in the files for each further one; experts of published networks have 1.5 million
+OTHER_TENSORS = 1 << 13  # tensors that belong to no layer, or to networks of the same folder that are not read
+LAYER_TENSORS = 1 << 7  # of a layer without experts; published ones have 30, and with parts that are not read 350
+EXPERT_TENSORS = 1 << 5  # of an expert: three matrices, each in up to six tensors where they are quantised
 MAX_CONVOLUTION = 63  # tokens of a convolution's kernel; each is a copy of the states
 MAX_STATE = 1 << 30  # numbers of the recurrent state of a sequence; published networks have 200 million at most
 MAX_BIASED_HEADS = 1 << 14  # heads with linear biases, whose rates are computed before shapes are compared
@@ -204,11 +213,9 @@ def build_on_meta(description: Description) -> tuple[Transformer, nn.Module]:
             raise CheckpointError(
                 f"{name} is {show_value(getattr(config, name))}, which should be {wrong}", file=description.file
             )
-    check_depth(
-        description.file,
-        max((config.depth for config in configs if not (config.shared or config.static)), default=0),
-        count_layer_tensors(description),
-    )
+    check_experts(description, configs)
+    depth = max((config.depth for config in configs if not (config.shared or config.static)), default=0)
+    check_depth(description.file, depth, count_layer_tensors(description, depth))
     if (shared := max((config.depth for config in configs if config.shared), default=0)) > MAX_SHARED_LAYERS:
         message = f"it describes {shared} layers that share their tensors; {MAX_SHARED_LAYERS} at most are known here"
         raise UnsupportedError(message, file=description.file)
@@ -238,12 +245,68 @@ def check_depth(file: str, depth: int, tensor_count: int) -> None:
         )
 
 
-def count_layer_tensors(description: Description) -> int:
-    """Count of the tensors of the files that belong to layers and hold at least one number."""
-    filled = ((name, entry) for name, entry in description.entries.items() if math.prod(entry.shape))
-    return sum(
-        any(LAYER_NAME.search(ours) for ours, _ in translate_shape(description, name, entry)) for name, entry in filled
+def check_experts(description: Description, configs: Sequence[ModelConfig]) -> None:
+    """CheckpointError for more experts than the files' numbers are enough for.
+
+    An expert takes memory and time as soon as it is built, as a layer does. One tensor may have the matrices of all
+    experts of a layer, so numbers are counted and not tensors.
+    """
+    mixtures = [(config.experts, config.depth) for config in configs if config.experts is not None]
+    count = sum(each.count * (sum(each.layers) if each.layers else depth) for each, depth in mixtures)
+    numbers = sum(math.prod(entry.shape) for entry in description.entries.values())
+    if count > SMALL_EXPERTS + numbers // EXPERT_NUMBERS:
+        message = f"experts: it describes {count} in all layers, and the files hold {numbers} numbers"
+        raise CheckpointError(
+            f"{message}; more than {SMALL_EXPERTS} need {EXPERT_NUMBERS} numbers each", file=description.file
+        )
+
+
+def count_layer_tensors(description: Description, most: int) -> int:
+    """Count of the tensors of the files that belong to layers and hold at least one number, up to `most`."""
+    filled = (pieces for _, entry, pieces in describe_pieces(description) if math.prod(entry.shape))
+    layered = (1 for pieces in filled if any(LAYER_NAME.search(ours) for ours, _ in pieces))
+    return sum(islice(layered, most))
+
+
+def describe_pieces(description: Description) -> Iterator[tuple[str, TensorEntry, NamedPieces]]:
+    """Each tensor of the files by its name there, and the tensors that it becomes, with shapes only. CheckpointError as
+    by `list_pieces`, and for a tensor that does not divide."""
+    most = most_tensors((description.config, *description.head.decoder_configs))
+    return list_pieces(description.file, description.entries, most, partial(translate_shape, description))
+
+
+def list_pieces(
+    file: str,
+    entries: Mapping[str, TensorEntry],
+    most: int,
+    translate: Callable[[str, TensorEntry], NamedPieces],
+) -> Iterator[tuple[str, TensorEntry, NamedPieces]]:
+    """Each tensor of the files by its name there, and the tensors that it becomes.
+
+    CheckpointError for more of them than `most`: each name is matched with all patterns of its family, and a tensor of
+    a few bytes may become thousands.
+    """
+    found = len(entries)
+    for name, entry in entries.items():
+        if found > most:
+            message = f"the files hold {found} tensors or more; the network that {file} describes has {most} at most"
+            raise CheckpointError(message, file=str(entry.file))
+        pieces = translate(name, entry)
+        found += max(len(pieces) - 1, 0)
+        yield name, entry, pieces
+
+
+def most_tensors(configs: Sequence[ModelConfig]) -> int:
+    """The most tensors that the files of a network have, those that are not read included. Of configurations with
+    invalid fields, which are refused later, nothing is counted."""
+    if any(any(invalid_fields(config)) for config in configs):
+        return OTHER_TENSORS
+    layers = sum(
+        min(config.depth, MAX_LAYERS)
+        * (LAYER_TENSORS + (config.experts.count * EXPERT_TENSORS if config.experts else 0))
+        for config in configs
     )
+    return OTHER_TENSORS + layers
 
 
 def check_tokenizer_fits(description: Description) -> None:
@@ -489,8 +552,7 @@ def match_entries(description: Description, network: Transformer, head: nn.Modul
     parameters."""
     shapes, sources = parameter_shapes(network, head), dict[str, str]()
     entries, unknown = {}, []
-    for name, entry in description.entries.items():
-        pieces = translate_shape(description, name, entry)
+    for name, entry, pieces in describe_pieces(description):
         for ours, piece in pieces:
             if ours in description.head.ignored_names:
                 continue

@@ -1,6 +1,7 @@
 """A checkpoint folder in the layout of Hugging Face: config.json, safetensors in one or several files, tokenizer files.
 Everything unsupported is refused from the small files and headers, before a tensor is read."""
 
+import math
 import re
 from collections.abc import Callable
 from dataclasses import replace
@@ -16,12 +17,12 @@ from ..architectures.family import NamedTensors
 from ..architectures.published_architectures import explain_model_type
 from ..chat import ChatTemplate
 from ..chat.pair_prompt import PairPrompt
-from ..core.errors import CheckpointError, UnsupportedError, show_value
+from ..core.errors import CheckpointError, ModelError, UnsupportedError, show_value
 from ..core.files import is_plain_name, read_text, subfolder
 from ..network.encoder_decoder import SharedTextTransformer
 from ..network.model_config import ModelConfig
 from ..tokenizer import Tokenizer
-from .description import Description, HeadDescription, NamedPieces
+from .description import Description, HeadDescription, NamedPieces, most_tensors
 from .folder_files import (
     MAX_STOP_TOKENS,
     FolderCheck,
@@ -68,10 +69,20 @@ def open_folder(root: Path, wanted: WantedTask = FOLDER_TASK) -> FolderParts:
     family = find_family(path / "config.json", config)
     spec = choose_head_spec(root, path / "config.json", config, family, wanted)
     prompt = choose_prompt(root, config, spec, wanted)
-    entries = list_tensors(path)
+    entries = list_tensors(path, count_most_tensors(family, config))
     if quantised := config.get(CONFIG):
         entries = read_quantization(path / "config.json", quantised)(entries)
     return FolderParts(root, path, config, family, spec, entries, prompt)
+
+
+def count_most_tensors(family: Family, config: JsonObject) -> float:
+    """The most tensors that the files of a network have; infinity for a configuration that cannot be read, which is
+    refused before a tensor is looked at."""
+    try:
+        shape = parse_config("config.json", partial(family.config, config))
+    except ModelError:
+        return math.inf
+    return most_tensors((shape, shape))  # the second may be a decoder
 
 
 def describe_folder(parts: FolderParts, folder_check: FolderCheck = accept_folder) -> Description:
@@ -254,19 +265,20 @@ def find_head_spec(file: Path, config: JsonObject, family: Family) -> HeadSpec:
     return spec
 
 
-def list_tensors(path: Path) -> dict[str, TensorEntry]:
-    """Every tensor of the folder by name, from its index or else from its one safetensors file."""
+def list_tensors(path: Path, most: float = math.inf) -> dict[str, TensorEntry]:
+    """Every tensor of the folder by name, from its index or else from its one safetensors file. CheckpointError for
+    more tensors than `most`."""
     if (path / INDEX).is_file():
-        return list_sharded_tensors(path)
+        return list_sharded_tensors(path, most)
     if (path / SINGLE).is_file():
-        return read_safetensors(path / SINGLE)
+        return read_safetensors(path / SINGLE, most)
     check_folder(path)
     if (graph := find_onnx(path)) is not None:
         return read_onnx(graph)
     raise missing_weights_error(path)
 
 
-def list_sharded_tensors(path: Path) -> dict[str, TensorEntry]:
+def list_sharded_tensors(path: Path, most: float = math.inf) -> dict[str, TensorEntry]:
     places = read_json(path / INDEX).get("weight_map")
     if not isinstance(places, dict) or not places:
         raise CheckpointError("it has no weight_map", file=str(path / INDEX))
@@ -281,9 +293,9 @@ def list_sharded_tensors(path: Path) -> dict[str, TensorEntry]:
         shards.setdefault(shard, []).append(name)
     found, count = dict[str, TensorEntry](), 0
     for shard, names in shards.items():
-        tensors = read_safetensors(path / shard)
+        tensors = read_safetensors(path / shard, most)
         count += len(tensors)
-        check_tensor_count(path / INDEX, count)
+        check_tensor_count(path / INDEX, count, most)
         for name in names:
             if name not in tensors:
                 raise CheckpointError(f"{INDEX} places it here, but it is not", file=str(path / shard), tensor=name)

@@ -103,6 +103,7 @@ ENCODINGS: dict[str, NumberEncoding] = {
     **INTEGER_ENCODINGS,
     **{kind: block_encoding(kind) for kind in BLOCK_FORMATS},
 }  # Q8_1 and Q8_K are formats of activations, which no file has
+KIND_NAMES = {kind.value: kind.name for kind in GGMLQuantizationType}
 
 
 def read_header(
@@ -250,5 +251,4 @@ def _build_entry(path: Path, name: str, kind: str, shape: tuple[int, ...], offse
 
 
 def _kind_name(number: int) -> str:
-    known = {kind.value: kind.name for kind in GGMLQuantizationType}
-    return known.get(number, f"of unknown type {number}")
+    return KIND_NAMES.get(number, f"of unknown type {number}")

@@ -30,7 +30,7 @@ from ..network.logit_score import LogitScoreHead
 from ..network.model_config import EncoderDecoderConfig, ModelConfig
 from ..network.transformer import Transformer
 from ..tokenizer import Tokenizer
-from .description import HeadDescription
+from .description import HeadDescription, NamedPieces, list_pieces, most_tensors
 from .folder_files import FolderParts, parse_config, read_json
 from .generation_config import read_decoding_config, read_start_token
 from .late_interaction import token_vector_head
@@ -76,7 +76,7 @@ def generation_head(parts: FolderParts, config: ModelConfig) -> tuple[HeadDescri
 
 def is_tied(parts: FolderParts, config: ModelConfig) -> bool:
     """Whether the output matrix is tied to the token embedding."""
-    names = checkpoint_names(parts, (OUTPUT, TOKENS))
+    names = checkpoint_names(parts, config, (OUTPUT, TOKENS))
     tied = bool(parts.config.get("tie_word_embeddings", OUTPUT not in names))
     if len(names) == 2 and tied:
         # Both exist: as in transformers, they are tied only if their numbers are equal.
@@ -95,7 +95,7 @@ def translation_head(parts: FolderParts, config: ModelConfig) -> tuple[HeadDescr
     """The head of an encoder-decoder."""
     both = read_both_sides(parts, config)
     tied = is_tied(parts, config)
-    both = replace(both, tied=tied, output_bias=BIAS in checkpoint_names(parts, (BIAS,)))
+    both = replace(both, tied=tied, output_bias=BIAS in checkpoint_names(parts, config, (BIAS,)))
 
     def build(network: Transformer) -> nn.Module:
         return EncoderDecoder(network, both)
@@ -109,7 +109,7 @@ def translation_head(parts: FolderParts, config: ModelConfig) -> tuple[HeadDescr
 def read_both_sides(parts: FolderParts, config: ModelConfig) -> EncoderDecoderConfig:
     """The configuration of an encoder-decoder. UnsupportedError unless both sides have the same embeddings."""
     file = str(parts.path / "config.json")
-    names = checkpoint_names(parts, (TOKENS, *EMBEDDING_COPIES))
+    names = checkpoint_names(parts, config, (TOKENS, *EMBEDDING_COPIES))
     for copy in EMBEDDING_COPIES:
         if copy in names and not (
             TOKENS in names and is_embedding_copy(parts.entries[names[copy]], parts.entries[names[TOKENS]], config)
@@ -129,16 +129,18 @@ def language_head(config: ModelConfig, tied: bool) -> HeadDescription:
     return HeadDescription("generate", build, ignored_names=(OUTPUT,) if tied else ())
 
 
-def checkpoint_names(parts: FolderParts, our_names: tuple[str, ...]) -> dict[str, str]:
-    """The checkpoint's names of those of our tensors that it holds."""
-    found = {}
-    for name, entry in parts.entries.items():
+def checkpoint_names(parts: FolderParts, config: ModelConfig, our_names: tuple[str, ...]) -> dict[str, str]:
+    """The checkpoint's names of those of our tensors that it holds. CheckpointError as by `list_pieces`."""
+
+    def translate(name: str, entry: TensorEntry) -> NamedPieces:
         try:
-            pieces = rename_weight(parts.family, parts.spec.renames, name, torch.empty(entry.shape, device="meta"))
+            return rename_weight(parts.family, parts.spec.renames, name, torch.empty(entry.shape, device="meta"))
         except (RuntimeError, ValueError, IndexError):  # a shape that is refused when all tensors are matched
-            continue
-        found.update({ours: name for ours, _ in pieces if ours in our_names})
-    return found
+            return []
+
+    most = most_tensors((config, config))  # the second may be a decoder
+    pieces = list_pieces(str(parts.path / "config.json"), parts.entries, most, translate)
+    return {ours: name for name, _, each in pieces for ours, _ in each if ours in our_names}
 
 
 def sequence_head(parts: FolderParts, config: ModelConfig) -> tuple[HeadDescription, int]:
@@ -387,7 +389,7 @@ def answer_head(parts: FolderParts, config: ModelConfig, tokenizer: Tokenizer) -
 def find_output_matrix(parts: FolderParts, config: ModelConfig) -> tuple[str, TensorEntry]:
     """The output matrix of a generator, or the token embedding to which it is tied. UnsupportedError unless its rows
     can be read one by one."""
-    names = checkpoint_names(parts, (OUTPUT, TOKENS))
+    names = checkpoint_names(parts, config, (OUTPUT, TOKENS))
     name = names.get(TOKENS if is_tied(parts, config) else OUTPUT, "")
     if not name or config.logit_bias:
         what = "its output layer has a bias" if name else "it has no output matrix"

@@ -21,6 +21,7 @@ if find_spec("huggingface_hub") is not None:
 
 TIMEOUT_SECONDS = 30.0  # without a byte
 ANSWER_SECONDS = 120.0  # for a whole description
+ERROR_SECONDS = 10.0  # for the content of an error; what has not come then is left out
 MAX_ANSWER_BYTES = 64 << 20  # bytes of a description; one of 100,000 files has 40 MB
 MAX_ERROR_BYTES = 1 << 16  # bytes of an error; the rest is left out
 MAX_REDIRECTS = 10
@@ -73,10 +74,10 @@ def check_encoding(answer: Any) -> None:
 def raise_for_status(answer: Any) -> None:
     """Raise the library's error for an answer that is one, with the beginning of its content."""
     if answer.is_error:
-        content = bytearray()
+        content, end = bytearray(), time.monotonic() + ERROR_SECONDS
         for chunk in answer.iter_raw():
             content += chunk[: MAX_ERROR_BYTES - len(content)]
-            if len(content) >= MAX_ERROR_BYTES:
+            if len(content) >= MAX_ERROR_BYTES or time.monotonic() > end:
                 break
         answer = type(answer)(
             answer.status_code, headers=answer.headers, content=bytes(content), request=answer.request

@@ -42,6 +42,9 @@ MAX_PLAIN_BYTES = 50_000_000_000  # the hub sends larger files by its own protoc
 OWN_HUB = "https://huggingface.co"
 RESERVED_BYTES = 256 << 20  # bytes of the disk that a download leaves free
 LOG_SECONDS = 5.0  # between two lines of progress
+SPAN_SECONDS = 15.0  # in which the bytes of all files are counted
+MIN_SPAN_BYTES = 1 << 16  # bytes of such a span, or it is slow: 4 KiB a second; a modem of 56 kbit/s brings 7
+MAX_SLOW_SPANS = 2  # in a row; a pause without a byte is one, however long it is
 SHA256_DIGITS = 64
 SERVER_ERROR = 500  # the first status of an answer that may be better the next time
 log = getLogger(__name__)
@@ -88,7 +91,11 @@ def file_size(path: Path) -> int:
 
 @dataclass
 class Tally:
-    """Counts the bytes of all files of a download; any thread may call it. `progress` may raise to end the download."""
+    """Counts the bytes of all files of a download; any thread may call it. `progress` may raise to end the download.
+
+    CheckpointError if the bytes of all files together come too slowly: a hub that sends one now and then would keep the
+    download, since each of them counts as progress. What has come stays, and the next download continues it.
+    """
 
     label: str
     total: int
@@ -96,17 +103,39 @@ class Tally:
     done: int = 0
     stopped: bool = False
     logged_at: float = field(default_factory=time.monotonic)
+    span_start: float = field(default_factory=time.monotonic)
+    span_bytes: int = 0
+    slow_spans: int = 0  # in a row
     lock: Lock = field(default_factory=Lock)
 
-    def add(self, count: int) -> None:
+    def receive(self, count: int) -> None:
+        """Count bytes that have come, those that are there already included."""
         with self.lock:
-            self.done += count
             if self.stopped:
                 raise CheckpointError("another file of the download failed")
+            self.check_speed(count, time.monotonic())
+
+    def add(self, count: int) -> None:
+        """Count bytes that were lacking."""
+        with self.lock:
+            self.done += count
             self.progress(min(self.done, self.total), self.total)
             if time.monotonic() - self.logged_at >= LOG_SECONDS:
                 self.logged_at = time.monotonic()
                 log.info("%s: %s of %s are downloaded", self.label, show_bytes(self.done), show_bytes(self.total))
+
+    def check_speed(self, count: int, now: float) -> None:
+        """Count bytes that have come by the time `now`. CheckpointError after MAX_SLOW_SPANS slow spans in a row."""
+        self.span_bytes += count
+        if (seconds := now - self.span_start) < SPAN_SECONDS:
+            return
+        self.slow_spans = self.slow_spans + 1 if self.span_bytes < MIN_SPAN_BYTES else 0
+        if self.slow_spans >= MAX_SLOW_SPANS:
+            came = f"{self.span_bytes} bytes in the last {seconds:.0f} s"
+            least = MIN_SPAN_BYTES / SPAN_SECONDS / 2**10
+            message = f"the hub sends it too slowly: {came}, and {least:.0f} KiB a second are the least"
+            raise CheckpointError(f"{message}; load it again, and it goes on with what has come")
+        self.span_start, self.span_bytes = now, 0
 
 
 def show_bytes(count: int) -> str:
@@ -198,7 +227,7 @@ def fill(repository: Repository, file: HubFile, partial: BinaryIO, tally: Tally)
     while at < file.size:
         began = at
         try:
-            for chunk in read_remote(repository, file, at):
+            for chunk in read_remote(repository, file, at, tally.receive):
                 if at + len(chunk) > file.size:
                     raise wrong_content(file, partial)
                 partial.write(chunk)
@@ -243,12 +272,14 @@ def start_digest(file: HubFile) -> Any:
     return hashlib.sha1(b"blob %d\0" % file.size, usedforsecurity=False)
 
 
-def read_remote(repository: Repository, file: HubFile, start: int) -> Iterator[bytes]:
-    """The content of a file from byte `start` on. Raises the library's errors."""
+def read_remote(repository: Repository, file: HubFile, start: int, receive: Callable[[int], None]) -> Iterator[bytes]:
+    """The content of a file from byte `start` on. `receive` is called with the size of each piece that comes, those
+    before `start` included. Raises the library's errors."""
     url = huggingface_hub.hf_hub_url(repository.name, file.name, revision=repository.commit)
     with open_answer(url, start) as response:
         skipped = start if response.status_code == 200 else 0  # a server that knows no ranges sends all again
         for chunk in response.iter_raw():  # as they come: those of a fixed size are lost if the connection ends
+            receive(len(chunk))
             kept = chunk[skipped:]
             skipped = max(skipped - len(chunk), 0)
             if kept:

@@ -97,9 +97,8 @@ def _count_noncontiguous(pieces: Iterable[Tensor]) -> int:
 
 def _is_cut_after_read(description: Description, name: str, entry: TensorEntry, cuts: Mapping[str, Cut]) -> bool:
     """Whether the tensor is read whole and cut afterwards."""
-    return any(ours in cuts for ours, _ in translate_shape(description, name, entry)) and not locate_pieces(
-        description, name, entry, cuts
-    )
+    is_cut = bool(cuts) and any(ours in cuts for ours, _ in translate_shape(description, name, entry))
+    return is_cut and not locate_pieces(description, name, entry, cuts)
 
 
 def _count_computed(entry: TensorEntry) -> int:

@@ -10,7 +10,7 @@ is compared with the end of what it is in, and every number of parts has a limit
 """
 
 import os
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass, field
 from math import prod
 from pathlib import Path
@@ -23,9 +23,9 @@ from ..core.errors import CheckpointError, UnsupportedError, show_value
 from ..core.files import is_plain_name, open_member
 from .tensor_files import (
     FLOAT_ENCODINGS,
-    INTEGER_ENCODINGS,
     MAX_DIMENSIONS,
     MAX_NAME_LENGTH,
+    NUMBER_ENCODINGS,
     NumberEncoding,
     TensorEntry,
     check_tensor_count,
@@ -37,6 +37,8 @@ MAX_INPUTS = 64  # inputs or outputs of a node; those of a product are two and o
 MAX_FIELDS = 1 << 20  # fields of a file that are looked at; those of a graph of 48 layers are 200,000
 MAX_TEXT = 1 << 25  # bytes of all names; those of a graph of 48 layers are 3 MB
 MAX_PAIRS = 16  # of a tensor's place in another file; there are four kinds
+MAX_COPIES = 2  # bytes of all named tensors, in bytes of the file that they are; tied embeddings are there once
+COPIED_BYTES = 16 << 20  # bytes that any file may have more, as equal biases and norms of all layers
 MAX_VARINT_BYTES = 10
 PIECE_BYTES = 1 << 12  # bytes in which numbers are looked for at a time
 VARINT, FIXED64, MESSAGE, FIXED32 = 0, 1, 2, 5  # how a field is stored
@@ -116,7 +118,26 @@ def name_tensors(path: Path, nodes: list[Node], tensors: Mapping[str, TensorEntr
             name = f"{scope.strip('/').replace('/', '.')}.weight"
             if not is_parameter(node.inputs[1]):
                 found.setdefault(name, transpose(matrix, name))
+    check_copies(path, found.values())
     return found
+
+
+def check_copies(path: Path, entries: Collection[TensorEntry]) -> None:
+    """CheckpointError where few bytes of the files have many names. Each name is read into memory of its own, so that a
+    small file could ask for any amount. Places of tensors may overlap in part."""
+    read, stored, ends = 0, 0, dict[Path, int]()
+    readable = (entry for entry in entries if entry.encoding is not None)
+    for entry in sorted(readable, key=lambda entry: entry.start):
+        end = ends.get(entry.file, 0)
+        read += entry.size
+        stored += max(entry.start + entry.size - max(entry.start, end), 0)
+        ends[entry.file] = max(end, entry.start + entry.size)
+    if read > MAX_COPIES * stored + COPIED_BYTES:
+        message = f"its tensors are {stored} bytes, which have so many names that {read} would be read"
+        most = f"{MAX_COPIES} times as many and {COPIED_BYTES >> 20} MiB are the most"
+        raise CheckpointError(
+            f"{message}; {most}: export the network again, with a tensor for each layer", file=str(path)
+        )
 
 
 def transpose(entry: TensorEntry, name: str) -> TransposedEntry:
@@ -185,7 +206,7 @@ def read_tensor(path: Path, reader: "MessageReader", part: Field) -> TensorEntry
         if len(shape) > MAX_DIMENSIONS or any(not 0 <= size < 1 << 31 for size in shape):
             raise CheckpointError(f"its shape {show_value(shape)} is none", file=str(path), tensor=name)
     kind = KINDS.get(number, f"type {number}")
-    encoding = (FLOAT_ENCODINGS | INTEGER_ENCODINGS).get(kind)
+    encoding = NUMBER_ENCODINGS.get(kind)
     if outside:
         place = read_place(path, outside, name)
     file, start, end = place

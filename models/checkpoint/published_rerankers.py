@@ -19,13 +19,14 @@ from typing import Literal
 
 from ..chat.pair_prompt import PairTemplate
 from ..core.errors import CheckpointError, UnsupportedError, show_value
-from ..core.files import read_text
+from ..core.files import read_beginning
 from ..tokenizer import Tokenizer
 from .folder_files import JsonObject
 
 TASK_MARK = "#"
 MAX_NAME = 1000  # characters of a name in which that of a reranker is looked for
 CARD, CARD_TASK = "README.md", re.compile(r"^pipeline_tag:\s*[\"']?text-ranking\b", re.MULTILINE)
+CARD_BYTES = 1 << 20  # of a card's beginning, in which its fields are looked for
 
 
 @dataclass(frozen=True)
@@ -147,12 +148,13 @@ def list_names(root: Path, config: JsonObject) -> Iterator[str]:
 
 
 def is_ranking_card(root: Path) -> bool:
-    """Whether a folder's model card says that the model ranks texts."""
+    """Whether a folder's model card says that the model ranks texts. Nothing but a warning depends on it: a card that
+    cannot be read says nothing, and of a long one the beginning is read."""
     try:
-        head = read_text(root / CARD, errors="replace").partition("\n---")[0]
-    except FileNotFoundError:
+        head = read_beginning(root / CARD, CARD_BYTES).replace(b"\r", b"\n").partition(b"\n---")[0]
+    except (OSError, CheckpointError):
         return False
-    return bool(CARD_TASK.search(head))
+    return bool(CARD_TASK.search(head.decode(errors="replace")))
 
 
 def build_pair_template(key: str, tokenizer: Tokenizer) -> PairTemplate:

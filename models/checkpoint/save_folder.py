@@ -10,7 +10,7 @@ import orjson
 import torch
 from torch import Tensor, nn
 
-from ..core.errors import UnsupportedError
+from ..core.errors import CheckpointError, UnsupportedError
 from ..core.files import copy_file, read_copyable, subfolder
 from ..network.heads import LanguageHead
 from ..quantization.quantize import INT4_GROUP, Int4Matrix
@@ -42,6 +42,7 @@ COPIED_PATTERNS = (
     *("*.json", "*.jinja", "*.txt", "*.model", "[0-9]*_*/config.json", "[0-9]*_*/model.safetensors"),
     "*_linear.safetensors",  # of further outputs
 )
+MAX_COPIED_BYTES = 256 << 20  # bytes of all copied files; links may name one file many times
 ROUNDED_ROWS = 1024  # rows of a matrix rounded at a time
 Shapes = dict[str, tuple[str, tuple[int, ...]]]  # by tensor: its kind and shape in the file
 
@@ -128,12 +129,19 @@ def write_quantized(
 
 def list_copied_files(source: Path) -> list[Path]:
     """Paths, relative to the folder, of the files that are copied unchanged. CheckpointError if one of them could not
-    be loaded: a link that leads out of the folder, a device, a file that is too long."""
+    be loaded: a link that leads out of the folder, a device, a file that is too long. Or if all have more than
+    MAX_COPIED_BYTES."""
     found = sorted({path.relative_to(source) for pattern in COPIED_PATTERNS for path in source.glob(pattern)})
     found = [path for path in found if path.name != formats.INDEX and path != Path("config.json")]
+    size = 0
     for path in found:
         subfolder(source, "" if path.parent == Path() else path.parent.name)
-        read_copyable(source / path)
+        size += len(read_copyable(source / path))
+        if size > MAX_COPIED_BYTES:
+            message = f"with it, the files to copy have more than {MAX_COPIED_BYTES >> 20} MiB"
+            raise CheckpointError(
+                f"{message}; leave out of the folder what a model does not need", file=str(source / path)
+            )
     return found
 
 

@@ -5,6 +5,7 @@ its copy take twice the memory of the weights. Reading piece by piece into the f
 piece.
 """
 
+import math
 import os
 import struct
 from collections.abc import Callable, Iterator, Mapping
@@ -180,13 +181,14 @@ INTEGER_ENCODINGS: dict[str, NumberEncoding] = {
     "I32": plain_encoding(torch.int32),
     "I64": plain_encoding(torch.int64),
 }
+NUMBER_ENCODINGS = FLOAT_ENCODINGS | INTEGER_ENCODINGS
 
 
-def read_safetensors(path: Path) -> dict[str, TensorEntry]:
-    """The entries of a safetensors file, from its header alone (https://huggingface.co/docs/safetensors)."""
-    header, start, length = _read_header(path)
+def read_safetensors(path: Path, most: float = math.inf) -> dict[str, TensorEntry]:
+    """The entries of a safetensors file, from its header alone (https://huggingface.co/docs/safetensors).
+    CheckpointError for more of them than `most`, before they are made."""
+    header, start, length = _read_header(path, most)
     header.pop("__metadata__", None)
-    check_tensor_count(path, len(header))
     entries = {name: _parse_entry(path, name, fields, start) for name, fields in header.items()}
     for entry in entries.values():
         if (end := start + header[entry.name]["data_offsets"][1]) > length:
@@ -213,10 +215,13 @@ def read_metadata(path: Path) -> Mapping[str, Any]:
     return metadata if isinstance(metadata, dict) else {}
 
 
-def check_tensor_count(path: Path, count: int) -> None:
-    """Raises CheckpointError for more than MAX_TENSORS tensors."""
+def check_tensor_count(path: Path, count: int, most: float = math.inf) -> None:
+    """Raises CheckpointError for more than MAX_TENSORS tensors, or than `most`, those of a network of this size."""
     if count > MAX_TENSORS:
         raise CheckpointError(f"it has {count} tensors; {MAX_TENSORS} are the most that are read", file=str(path))
+    if count > most:
+        message = f"it has {count} tensors; a network with as many layers and experts as config.json says"
+        raise CheckpointError(f"{message} has {most} at most", file=str(path))
 
 
 def check_gaps(path: Path, spans: Mapping[str, tuple[int, int]], start: int, length: int) -> None:
@@ -232,8 +237,8 @@ def check_gaps(path: Path, spans: Mapping[str, tuple[int, int]], start: int, len
         raise CheckpointError(f"no safetensors file: no tensor has its last {length - last} bytes", file=str(path))
 
 
-def _read_header(path: Path) -> tuple[dict[str, Any], int, int]:
-    """The JSON header, the offset of the data, and the length of the file."""
+def _read_header(path: Path, most: float = math.inf) -> tuple[dict[str, Any], int, int]:
+    """The JSON header of a file of `most` tensors at most, the offset of the data, and the length of the file."""
     try:
         with open_member(path) as file:
             length, prefix = os.fstat(file.fileno()).st_size, file.read(8)
@@ -243,6 +248,7 @@ def _read_header(path: Path) -> tuple[dict[str, Any], int, int]:
             raw = file.read(size)
         if raw.count(b":") > MAX_HEADER_VALUES or raw.count(b"[") > MAX_HEADER_VALUES:
             raise CheckpointError("no safetensors file: its header has more values than any network", file=str(path))
+        check_tensor_count(path, count := raw.count(b'"data_offsets"'), most)
         header = orjson.loads(raw)
     except OSError as error:
         raise CheckpointError(f"cannot be read: {error.strerror}", file=str(path)) from None
@@ -250,7 +256,7 @@ def _read_header(path: Path) -> tuple[dict[str, Any], int, int]:
         raise CheckpointError(f"no safetensors file: its header is no JSON ({error})", file=str(path)) from None
     if not isinstance(header, dict):
         raise CheckpointError("no safetensors file: its header is no JSON object", file=str(path))
-    if raw.count(b'"data_offsets"') != len(header.keys() - {"__metadata__"}):
+    if count != len(header.keys() - {"__metadata__"}):
         raise CheckpointError("no safetensors file: its header names a tensor twice, or one malformed", file=str(path))
     return header, 8 + size, length
 
@@ -263,9 +269,7 @@ def _parse_entry(path: Path, name: str, fields: Any, start: int) -> TensorEntry:
             and all(type(side) is int and side >= 0 for side in shape)
             and 0 <= begin <= end
         ):
-            entry = TensorEntry(
-                path, name, kind, tuple(shape), start + begin, (FLOAT_ENCODINGS | INTEGER_ENCODINGS).get(kind)
-            )
+            entry = TensorEntry(path, name, kind, tuple(shape), start + begin, NUMBER_ENCODINGS.get(kind))
         case _:
             raise CheckpointError("its header entry is malformed", file=str(path), tensor=name)
     if entry.encoding and entry.size != end - begin:

@@ -62,6 +62,12 @@ def read_content(path: Path, most: int = MAX_SMALL_BYTES) -> bytes:
     return raw
 
 
+def read_beginning(path: Path, most: int) -> bytes:
+    """The first `most` bytes of a file. Raises CheckpointError as `open_member` does, and OSError."""
+    with open_member(path) as file:
+        return file.read(most)
+
+
 def copy_file(source: Path, target: Path) -> None:
     """Copies a file of a checkpoint folder that has at most MAX_VOCABULARY_BYTES. Raises CheckpointError as
     `read_content` does and where the file is missing, OSError where `target` cannot be written."""

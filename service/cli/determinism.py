@@ -41,6 +41,7 @@ from ..engine.state_slots import smallest_slot_count
 from ..engine.worker import RequestTiming, StepReport, Worker
 from ..runtime.executor_choice import CacheSize, build_executor, build_sampler, make_deterministic
 from ..runtime.placement import choose_placement
+from .checkpoint_source import try_tokenizer_apart
 
 SMALL_BLOCK = 4  # tokens in a block of a small cache; answers need new blocks more often
 MIN_BATCH, MAX_BATCH = 2, 32  # requests in a batch
@@ -98,7 +99,8 @@ def load_checkpoint(settings: Settings) -> Checkpoint:
     """Load the first model of the settings, as a server would, in this thread."""
     placement = choose_placement(settings)
     torch.set_num_threads(placement.torch_threads)
-    loaded = load(next(iter(settings.models.values())), dtype=placement.dtype, device=placement.device)
+    source = next(iter(settings.models.values()))
+    loaded = load(source, dtype=placement.dtype, device=placement.device, folder_check=try_tokenizer_apart)
     make_deterministic(loaded, settings, placement)
     return loaded
 

@@ -253,7 +253,10 @@ def train(
 ) -> None:
     """Train by a recipe."""
     with import_training() as follow:
-        result = follow.train(recipe, out or Path("runs") / recipe.stem, smoke=smoke, resume=resume)
+        from .checkpoint_source import try_tokenizer_apart
+
+        folder = out or Path("runs") / recipe.stem
+        result = follow.train(recipe, folder, smoke=smoke, resume=resume, folder_check=try_tokenizer_apart)
     for name, value in result.items():
         typer.echo(f"{name}: {value}")
 
@@ -265,7 +268,9 @@ def evaluate(
 ) -> None:
     """Measure a checkpoint on texts."""
     with import_training() as follow:
-        figures = follow.evaluate(folder, data)
+        from .checkpoint_source import try_tokenizer_apart
+
+        figures = follow.evaluate(folder, data, try_tokenizer_apart)
     for name, value in figures.items():
         typer.echo(f"{name}: {value:.4f}")
 

@@ -8,6 +8,8 @@ from typing import Any
 
 import torch
 
+from polyhead.models.checkpoint.folder_files import FolderCheck, accept_folder
+
 from ..data.examples import Corpus
 from ..export.adapter_folder import write_json
 from ..loop import trainer
@@ -24,7 +26,7 @@ class RecipeKind:
     """How a run is prepared, and how a folder is measured on what the recipe holds out; a Path is the recipe's file."""
 
     prepare: Callable[[Any, Corpus[Any], RunOptions], PreparedRun]
-    evaluate: Callable[[Path, Any, Path], dict[str, float]]
+    evaluate: Callable[[Path, Any, Path, FolderCheck], dict[str, float]]
 
 
 KINDS: Mapping[type[Recipe], RecipeKind] = {
@@ -33,17 +35,20 @@ KINDS: Mapping[type[Recipe], RecipeKind] = {
 }
 
 
-def train(path: Path, out: Path, *, smoke: bool = False, resume: bool = False) -> dict[str, Any]:
+def train(
+    path: Path, out: Path, *, smoke: bool = False, resume: bool = False, folder_check: FolderCheck = accept_folder
+) -> dict[str, Any]:
     """Run the recipe in a file, and return the figures of the result by name.
 
     `out` gets adapter/ or model/, metrics.jsonl, result.json and the files to `resume` from.  Downloads are kept in its
-    parent.  `smoke`: a run of seconds without downloads.  Raises RecipeError for a wrong recipe or run, CheckpointError
+    parent.  `smoke`: a run of seconds without downloads.  `folder_check` is called with the base model's folder before
+    its tokenizer is read.  Raises RecipeError for a wrong recipe or run, CheckpointError
     for a wrong download or checkpoint.
     """
     recipe = read_recipe(path).smoke_recipe() if smoke else read_recipe(path)
     torch.set_num_threads(recipe.threads)
     corpus = recipe.source.create_sample() if smoke else recipe.source.read_corpus(out.parent / "downloads")
-    options = RunOptions(path, trainer.RunFolder(out, resume, recipe.describe()), smoke)
+    options = RunOptions(path, trainer.RunFolder(out, resume, recipe.describe()), smoke, folder_check)
     return complete_run(KINDS[type(recipe)].prepare(recipe, corpus, options), options.run_folder)
 
 
@@ -57,12 +62,13 @@ def complete_run(run: PreparedRun, run_folder: trainer.RunFolder) -> dict[str, A
     return figures
 
 
-def evaluate(folder: Path, data: Path) -> dict[str, float]:
-    """Measure a checkpoint or an adapter on a recipe's held-out part, or on the texts in a file."""
+def evaluate(folder: Path, data: Path, folder_check: FolderCheck = accept_folder) -> dict[str, float]:
+    """Measure a checkpoint or an adapter on a recipe's held-out part, or on the texts in a file.  `folder_check` is
+    called with each folder before its tokenizer is read."""
     if data.suffix != ".toml":
-        return evaluate_texts(folder, data)
+        return evaluate_texts(folder, data, folder_check)
     recipe = read_recipe(data)
-    return KINDS[type(recipe)].evaluate(folder, recipe, data)
+    return KINDS[type(recipe)].evaluate(folder, recipe, data, folder_check)
 
 
 def export(run: Path, out: Path) -> None:

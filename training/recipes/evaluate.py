@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Any, cast
 
 from polyhead.models.checkpoint import Checkpoint, load
+from polyhead.models.checkpoint.folder_files import FolderCheck
 from polyhead.models.network.heads import LanguageHead, MaskHead
 
 from ..data.examples import Example, split_by_source
@@ -22,29 +23,34 @@ from .recipe import FinetuneRecipe, NetworkRecipe, split_corpus
 BATCH_TEXTS = 16  # tokens of a batch, in numbers of the longest texts
 
 
-def evaluate_task(folder: Path, recipe: FinetuneRecipe, recipe_file: Path) -> dict[str, float]:
+def evaluate_task(
+    folder: Path, recipe: FinetuneRecipe, recipe_file: Path, folder_check: FolderCheck
+) -> dict[str, float]:
     """Measure what a finetune recipe made of its base model: an adapter or a whole model."""
     runs = folder.absolute().parent.parent
     corpus = recipe.source.read_corpus(runs / "downloads")
     base = f"{find_base_folder(recipe.trunk, recipe_file.parent, runs)}+" if recipe.lora else ""
-    served, task = load(f"{base}{folder}"), recipe.source.create_task(corpus.labels)
+    served = load(f"{base}{folder}", folder_check=folder_check)
+    task = recipe.source.create_task(corpus.labels)
     reader = build_reader(recipe.data, served)
     items = task.items(split_corpus(recipe.data, corpus).held_out, reader)
     return measure_task(task, served.network, served.head, reader, items)
 
 
-def evaluate_network(folder: Path, recipe: NetworkRecipe, recipe_file: Path) -> dict[str, float]:
+def evaluate_network(
+    folder: Path, recipe: NetworkRecipe, recipe_file: Path, folder_check: FolderCheck
+) -> dict[str, float]:
     """Measure a folder that generates, fills in or translates.  Raises RecipeError for other tasks."""
-    checkpoint = load(str(folder))
+    checkpoint = load(str(folder), folder_check=folder_check)
     objective = choose_objective(checkpoint, min(checkpoint.max_tokens, recipe.data.context))
     corpus = recipe.source.read_corpus(folder.absolute().parent / "downloads")
     split = split_by_source(corpus, recipe.data.validation, recipe.data.held_out)
     return evaluate_examples(objective, split.held_out, recipe_file)
 
 
-def evaluate_texts(folder: Path, file: Path) -> dict[str, float]:
+def evaluate_texts(folder: Path, file: Path, folder_check: FolderCheck) -> dict[str, float]:
     """Measure such a folder on a file: one document, or sentences with their translations."""
-    checkpoint = load(str(folder))
+    checkpoint = load(str(folder), folder_check=folder_check)
     objective, examples = choose_objective(checkpoint, checkpoint.max_tokens), read_examples(file)
     if isinstance(objective, TranslationObjective) and file.suffix != ".tsv":
         raise RecipeError(f"{file}: name a .tsv, of which a line is a sentence, a tab and its translation")

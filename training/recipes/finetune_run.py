@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from polyhead.models.architectures import FAMILIES, HeadSpec
-from polyhead.models.checkpoint import Checkpoint, load
+from polyhead.models.checkpoint import Checkpoint, describe_source, load
 from polyhead.models.checkpoint.folder_files import read_json
 from polyhead.models.network.heads import SequenceHead, TokenHead
 from polyhead.models.network.ragged import RaggedBatch
@@ -108,6 +108,7 @@ def prepare_run(recipe: FinetuneRecipe, corpus: Corpus[Any], options: RunOptions
         write_tiny_base(recipe.architecture, corpus.examples, folder, embeds=recipe.lora is not None)
     else:
         folder = find_base_folder(recipe.trunk, options.recipe_file.parent, out.parent)
+        describe_source(str(folder), folder_check=options.folder_check)  # before anything else reads the tokenizer
     if recipe.trunk.delimited:
         folder = add_delimiters(folder, out / "delimited", recipe.seed)
     return prepare_split(recipe, folder, split, corpus)

@@ -13,6 +13,8 @@ from typing import Annotated, Any
 
 from pydantic import AfterValidator, ConfigDict, Field, NonNegativeFloat, NonNegativeInt, PositiveInt
 
+from polyhead.models.checkpoint.folder_files import FolderCheck, accept_folder
+
 from ..data.examples import Corpus, Split, split_by_domain, split_by_source
 from ..loop.dropout import DropoutRate
 from ..loop.errors import RecipeError
@@ -175,11 +177,13 @@ Recipe = FinetuneRecipe | NetworkRecipe
 
 @dataclass(frozen=True)
 class RunOptions:
-    """What a run depends on besides its recipe: the recipe's file, the run's folder, and whether it is a smoke run."""
+    """What a run depends on besides its recipe: the recipe's file, the run's folder, and whether it is a smoke run.
+    `folder_check` is called with the base model's folder before its tokenizer is read."""
 
     recipe_file: Path
     run_folder: RunFolder
     smoke: bool = False
+    folder_check: FolderCheck = accept_folder
 
 
 def read_recipe(path: Path) -> Recipe:

@@ -1,6 +1,7 @@
 """Checkpoint folders that cannot be loaded: each error names the file, the field or tensor, and the problem."""
 
 import json
+import math
 import random
 import struct
 from collections.abc import Callable
@@ -12,11 +13,19 @@ import pytest
 import torch
 import transformers as tf
 
+from polyhead.models.architectures import dbrx
 from polyhead.models.architectures.family import MAX_HEAD_WIDTH, MAX_LAYERS, MAX_SHARED_LAYERS
 from polyhead.models.checkpoint import describe_source, description, load
 from polyhead.models.checkpoint import folder as folder_of
 from polyhead.models.checkpoint import tensor_files as tensors
-from polyhead.models.checkpoint.description import build_on_meta, invalid_fields
+from polyhead.models.checkpoint.description import (
+    EXPERT_NUMBERS,
+    MAX_EXPERTS,
+    SMALL_EXPERTS,
+    build_on_meta,
+    invalid_fields,
+)
+from polyhead.models.checkpoint.tensor_files import TensorEntry
 from polyhead.models.core.errors import CheckpointError, ModelError, UnsupportedError
 from polyhead.models.network.model_config import ModelConfig
 from tests.support import checkpoints
@@ -90,6 +99,84 @@ def test_layers_are_not_built_without_their_tensors(
     edited(folder, folder, num_hidden_layers=depth)
     with pytest.raises(CheckpointError, match=message):
         build_on_meta(describe_source(str(folder)))
+
+
+def mixture(folder: Path) -> Path:
+    """A tiny generator with one layer of 4 experts."""
+    sizes = {"hidden_size": 8, "intermediate_size": 8, "moe_intermediate_size": 2, "num_hidden_layers": 1}
+    heads = {"num_attention_heads": 2, "num_key_value_heads": 1, "head_dim": 4}
+    config = tf.Qwen3MoeConfig(vocab_size=384, num_experts=4, num_experts_per_tok=2, **sizes, **heads)
+    return checkpoints.save(tf.Qwen3MoeForCausalLM(config), checkpoints.byte_level_bpe(), folder)
+
+
+@pytest.mark.parametrize(("layers", "experts"), [(1, SMALL_EXPERTS + 1), (1, MAX_EXPERTS), (3, SMALL_EXPERTS // 2)])
+def test_experts_are_not_built_without_their_numbers(tmp_path: Path, layers: int, experts: int) -> None:
+    """Each expert takes memory even before its weights are read."""
+    folder = mixture(tmp_path / "mixture")
+    edited(folder, folder, num_experts=experts, num_hidden_layers=layers)
+    message = rf"config\.json: experts: it describes {layers * experts} in all layers, and the files hold \d+ numbers; "
+    with pytest.raises(CheckpointError, match=f"{message}more than {SMALL_EXPERTS} need {EXPERT_NUMBERS} numbers each"):
+        build_on_meta(describe_source(str(folder)))
+
+
+def test_experts_with_numbers_may_be_many(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = mixture(tmp_path / "mixture")
+    described = describe_source(str(folder))
+    numbers = sum(math.prod(entry.shape) for entry in described.entries.values())
+    monkeypatch.setattr(description, "SMALL_EXPERTS", 0)
+    monkeypatch.setattr(description, "EXPERT_NUMBERS", numbers // 4)
+    assert build_on_meta(described)[0].config.experts is not None
+    monkeypatch.setattr(description, "EXPERT_NUMBERS", numbers // 4 + 1)
+    with pytest.raises(CheckpointError, match="experts: it describes 4 in all layers"):
+        build_on_meta(described)
+
+
+def test_tensors_are_no_more_than_a_network_has(
+    tiny_generator: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each name is matched with all patterns of a family, several times."""
+    monkeypatch.setattr(description, "OTHER_TENSORS", 0)
+    monkeypatch.setattr(description, "LAYER_TENSORS", 15)  # of 2 layers, of which the second may be a decoder's
+    monkeypatch.setattr(tensors, "_parse_entry", lambda *_: pytest.fail("an entry was made"))
+
+    def add_strays(tensors: dict[str, torch.Tensor]) -> None:
+        tensors |= {f"s.{number}": torch.zeros(1) for number in range(61 - len(tensors))}
+
+    folder = with_tensors(tiny_generator, tmp_path / "strays", add_strays)
+    message = r"model\.safetensors: it has 61 tensors; a network with as many layers and experts as .* has 60 at most"
+    with pytest.raises(CheckpointError, match=message):
+        describe_source(str(folder))
+
+
+def test_matrices_of_fused_tensors_are_counted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A tensor of few bytes, or of none, may be the matrices of thousands of experts."""
+    folder, fused = mixture(tmp_path / "mixture"), "model.layers.0.mlp.experts.down_proj"
+    edited(folder, folder, num_hidden_layers=4)
+    with_tensors(folder, folder, lambda found: found.update({fused: torch.zeros(4096, 0, 0)}))
+    monkeypatch.setattr(description, "OTHER_TENSORS", 0)
+    with pytest.raises(
+        CheckpointError, match=r"the files hold 41\d\d tensors or more; the network that .* has 2048 at"
+    ):
+        describe_source(str(folder))
+
+
+def test_tensors_stop_being_translated_beyond_their_bound(tmp_path: Path) -> None:
+    entries = {f"{number}": TensorEntry(tmp_path, "", "F32", (), 0, None) for number in range(10)}
+    translated = list[str]()
+
+    def translate(name: str, _: TensorEntry) -> description.NamedPieces:
+        translated.append(name)
+        return [("ours", torch.empty(0))] * 8
+
+    with pytest.raises(CheckpointError, match="the files hold 24 tensors or more; the network that c describes has 23"):
+        list(description.list_pieces("c", entries, 23, translate))
+    assert translated == ["0", "1"]
+    assert len(list(description.list_pieces("c", entries, 80, translate))) == 10
+
+
+def test_matrices_of_experts_that_lie_below_each_other_are_bounded() -> None:
+    with pytest.raises(ValueError, match="it should hold the matrices of 4096 experts at most"):
+        dbrx.split_fused([1, 1, 1], 4097, "blocks.0.ffn.experts.mlp.w1", torch.empty(4097, 1, device="meta"))
 
 
 def test_rotary_tables_are_bounded_before_shapes_are_compared(tiny_generator: Path, tmp_path: Path) -> None:
@@ -348,6 +435,8 @@ def test_tensors_of_all_shards_are_counted(
     weight_map = dict(zip(tensors.read_safetensors(folder / "model.safetensors"), names, strict=False))
     (folder / "model.safetensors.index.json").write_text(json.dumps({"weight_map": weight_map}))
     assert folder_of.list_sharded_tensors(folder).keys() == weight_map.keys()
+    with pytest.raises(CheckpointError, match=f"it has {2 * count} tensors; a network .* has {2 * count - 1} at most"):
+        folder_of.list_sharded_tensors(folder, 2 * count - 1)
     monkeypatch.setattr(tensors, "MAX_TENSORS", 3 * count - 1)
     with pytest.raises(CheckpointError, match=f"it has {3 * count} tensors; {3 * count - 1} are the most"):
         folder_of.list_sharded_tensors(folder)

@@ -2,6 +2,7 @@
 
 import gzip
 import hashlib
+import importlib
 import json
 import logging
 from collections.abc import Iterator
@@ -209,6 +210,55 @@ def test_a_connection_that_brings_nothing_is_given_up(stub: HubStub) -> None:
     with pytest.raises(CheckpointError, match="'org/name' is no folder or file here, and the hub did not send it"):
         download("org/name")
     assert stub.cuts == 100 - hub_transfer.RETRIES
+
+
+@pytest.mark.parametrize("ranges", [True, False])
+def test_a_content_that_comes_too_slowly_is_given_up_and_continued(
+    stub: HubStub, monkeypatch: pytest.MonkeyPatch, ranges: bool
+) -> None:
+    """Each byte is progress, so that retries alone have no end. A hub may be slow while it repeats what is there."""
+    stub.repositories["org/name"] = {"a.gguf": LARGE}
+    stub.cut_after, stub.cuts = 3000, 100
+    message = r"org/name.*the hub sends it too slowly: \d+ bytes in the last 0 s.*load it again, and it goes on"
+    with monkeypatch.context() as spans:
+        spans.setattr(hub_transfer, "SPAN_SECONDS", 1e-9)
+        with pytest.raises(CheckpointError, match=message):
+            download("org/name")
+        [partial] = hub.storage_of("org/name").rglob("*.incomplete")
+        came = partial.stat().st_size
+        assert 0 < came <= 3000
+        spans.setattr(hub_transfer, "MAX_SLOW_SPANS", 1)
+        stub.ranges = ranges
+        with pytest.raises(CheckpointError, match="too slowly"):
+            download("org/name")
+        assert partial.stat().st_size == came
+    stub.cuts = 0
+    assert download("org/name").read_bytes() == LARGE
+    assert stub.requests[-1][2] == f"bytes={came}-"
+
+
+def test_a_pause_or_a_slow_moment_is_no_slow_download() -> None:
+    tally = hub_transfer.Tally("org/name", 1 << 30, hub.ignore_progress, span_start=0.0)
+    span, least = hub_transfer.SPAN_SECONDS, hub_transfer.MIN_SPAN_BYTES
+    for count, now in ((1, 1.0), (1, 10 * span), (least - 1, 10 * span + 1), (1, 11 * span), (1, 12 * span)):
+        tally.check_speed(count, now)
+    tally.check_speed(least - 1, 13 * span - 1)
+    tally.check_speed(1, 13 * span)
+    tally.check_speed(1, 14 * span)
+    tally.check_speed(1, 14 * span + 1)
+    with pytest.raises(CheckpointError, match="2 bytes in the last 15 s, and 4 KiB a second are the least"):
+        tally.check_speed(1, 15 * span)
+
+
+def test_an_error_that_comes_slowly_is_not_awaited(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(hub_requests, "ERROR_SECONDS", -1.0)
+    pieces = iter([b"begin"] * 10)
+    errors = hub_requests.library_part("errors")
+    client = importlib.import_module(errors.HTTPError.__module__.partition(".")[0])  # the library's, by its version
+    answer = client.Response(503, content=pieces, request=client.Request("GET", "http://127.0.0.1/"))
+    with pytest.raises(errors.HfHubHTTPError):
+        hub_requests.raise_for_status(answer)
+    assert len(list(pieces)) == 9
 
 
 def test_a_content_with_another_digest_is_refused(stub: HubStub) -> None:

@@ -146,6 +146,32 @@ def test_names_are_bounded_together(tmp_path: Path, monkeypatch: pytest.MonkeyPa
             read_onnx(file)
 
 
+def test_bytes_with_many_names_are_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each name is read into memory of its own. Identity nodes and products name one tensor many times, and tensors
+    beside the graph may share bytes."""
+    file, outside, size, shift = tmp_path / "model.onnx", tmp_path / "model.onnx_data", 4096, 4
+    outside.write_bytes(bytes(size + 2 * shift))
+    names, shape = ("a.weight", "b.weight", "c.weight"), (size // 8, 2)
+    products = [node("MatMul", f"/{name[0]}/MatMul", ("x", "onnx::MatMul_1")) for name in names]
+    apart = [
+        outside_tensor(name, shape, location=outside.name, offset=str(shift * place), length=str(size))
+        for place, name in enumerate(names)
+    ]
+    graphs = {
+        model(tensor(names[0], shape, bytes(size)), node("Identity", "", (names[0],), names[1:])): size,
+        model(tensor("onnx::MatMul_1", shape, bytes(size)), *products): size,
+        model(*apart): size + 2 * shift,
+    }
+    for graph, stored in graphs.items():
+        file.write_bytes(graph)
+        monkeypatch.setattr(onnx_weights, "COPIED_BYTES", 3 * size - 2 * stored)
+        assert read_onnx(file).keys() == set(names)
+        monkeypatch.setattr(onnx_weights, "COPIED_BYTES", 3 * size - 2 * stored - 1)
+        message = f"its tensors are {stored} bytes, which have so many names that {3 * size} would be read; 2 times"
+        with pytest.raises(CheckpointError, match=message):
+            read_onnx(file)
+
+
 def test_millions_of_fields_are_refused_and_looked_for_in_pieces(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -3,6 +3,8 @@ scores of the published code."""
 
 import json
 import logging
+import os
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +15,7 @@ import transformers as tf
 from polyhead.models.checkpoint import Checkpoint, describe_source, load
 from polyhead.models.checkpoint.published_rerankers import RERANKERS, PublishedReranker
 from polyhead.models.core.errors import CheckpointError, UnsupportedError
+from polyhead.models.core.files import MAX_VOCABULARY_BYTES
 from polyhead.models.network.ragged import RaggedBatch
 from tests.support import checkpoints
 from tests.support.rerankers import reranker
@@ -110,6 +113,31 @@ def test_what_the_source_says(tmp_path: Path, caplog: pytest.LogCaptureFixture) 
         describe_source(f"{folder}#rank")
     named = folder.rename(tmp_path / "odd#name")
     assert describe_source(str(named)).head.task == "generate"
+
+
+@pytest.mark.parametrize("ending", ["\n", "\r\n"])
+def test_of_a_long_card_the_beginning_is_read(
+    tmp_path: Path, tiny_generator: Path, caplog: pytest.LogCaptureFixture, ending: str
+) -> None:
+    folder = Path(shutil.copytree(tiny_generator, tmp_path / "model"))
+    lines = ("---", "pipeline_tag: text-ranking", "---", "A model.", "")
+    (folder / "README.md").write_bytes(ending.join(lines).encode())
+    os.truncate(folder / "README.md", MAX_VOCABULARY_BYTES + 1)
+    assert describe_source(str(folder)).head.task == "generate"
+    assert "its card says that it ranks texts" in caplog.text
+
+
+def test_a_card_that_cannot_be_read_is_not_needed(
+    tmp_path: Path, tiny_generator: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    folder = Path(shutil.copytree(tiny_generator, tmp_path / "model"))
+    (tmp_path / "outside.md").write_text("---\npipeline_tag: text-ranking\n---\n")
+    card = folder / "README.md"
+    for make in (card.mkdir, lambda: os.mkfifo(card), lambda: card.symlink_to(tmp_path / "outside.md")):
+        make()
+        assert describe_source(str(folder)).head.task == "generate"
+        card.rmdir() if card.is_dir() else card.unlink()
+    assert "its card says" not in caplog.text
 
 
 def test_folders_in_the_cache_of_the_hub_are_recognised(tmp_path: Path) -> None:

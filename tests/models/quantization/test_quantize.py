@@ -14,6 +14,7 @@ from transformers import GPT2Config, GPT2LMHeadModel, LlamaConfig, LlamaForCausa
 from typer.testing import CliRunner
 
 from polyhead.models import checkpoint
+from polyhead.models.checkpoint import save_folder
 from polyhead.models.checkpoint import saved_codes as saving
 from polyhead.models.checkpoint.quantized.packed_codes import unpack_codes
 from polyhead.models.core import files
@@ -427,6 +428,21 @@ def test_a_large_file_or_a_pipe_is_not_copied(tiny_generator: Path, tmp_path: Pa
     (source / "notes.txt").unlink()
     os.mkfifo(source / "notes.txt")
     assert "notes.txt: is no regular file" in polyhead("quantize", str(source), str(new)).stderr
+    assert not new.exists()
+
+
+def test_copied_files_are_bounded_together(
+    tiny_generator: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Links inside of a folder may name one file many times."""
+    source, new = tmp_path / "source", tmp_path / "new"
+    shutil.copytree(tiny_generator, source)
+    monkeypatch.setattr(save_folder, "MAX_COPIED_BYTES", 1 << 20)
+    (source / "notes.txt").write_bytes(bytes(1 << 18))
+    for number in range(4):
+        (source / f"notes{number}.txt").symlink_to("notes.txt")
+    stderr = polyhead("quantize", str(source), str(new)).stderr
+    assert "with it, the files to copy have more than 1 MiB; leave out of the folder what a model does not" in stderr
     assert not new.exists()
 
 

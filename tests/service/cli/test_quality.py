@@ -12,8 +12,8 @@ from typer.testing import CliRunner
 from polyhead.models import checkpoint
 from polyhead.models.core.errors import CheckpointError, ModelError
 from polyhead.models.native.library import runnable_targets
+from polyhead.service.cli import determinism, quality
 from polyhead.service.cli import main as cli
-from polyhead.service.cli import quality
 from polyhead.service.cli.checkpoint_source import open_checkpoint
 from polyhead.service.cli.differences import EncodedText, LayerErrors, ModelOutput, ScoreComparison
 from polyhead.service.cli.quality import QualityMeasurement
@@ -270,6 +270,7 @@ def test_a_tokenizer_is_tried_before_it_is_read(
         lambda: QualityMeasurement(str(tiny_generator), read_settings({})),
         lambda: quantize(str(tiny_generator), tmp_path / "out", "int8", None, lambda *_: None),
         lambda: open_checkpoint(str(tiny_generator)),
+        lambda: determinism.load_checkpoint(read_settings({"models": {"verified": str(tiny_generator)}})),
     ):
         with pytest.raises(CheckpointError, match="the child process ended"):
             read()

@@ -4,6 +4,7 @@ import io
 import json
 import random
 import tarfile
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,10 +14,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from peft import PeftModel
 from transformers import BertForSequenceClassification
+from typer.testing import CliRunner
 
 from polyhead.models.checkpoint import load
 from polyhead.models.checkpoint.tensor_files import read_safetensors
+from polyhead.models.core.errors import CheckpointError
 from polyhead.models.network.ragged import RaggedBatch
+from polyhead.models.tokenizer import Tokenizer
+from polyhead.service.cli.main import app
+from polyhead.service.runtime.tokenizer_check import TokenizerCheck
 from polyhead.training.data import vader
 from polyhead.training.data.examples import (
     Corpus,
@@ -32,6 +38,7 @@ from polyhead.training.loop.errors import RecipeError
 from polyhead.training.loop.lora_training import LoraConfig, add_adapters, merge_adapters
 from polyhead.training.loop.schedule import TrainingPlan
 from polyhead.training.networks.base_model import BaseModelSpec
+from polyhead.training.recipes import commands
 from polyhead.training.recipes.recipe import FinetuneData, FinetuneRecipe, read_recipe
 from tests.support import checkpoints
 from tests.support.places import ROOT
@@ -293,6 +300,33 @@ def test_a_text_that_is_too_long_is_not_cut(tiny_embedder: Path, tmp_path: Path)
 
 
 # ---- the shipped adapter
+
+
+@pytest.mark.parametrize("delimited", [False, True])
+def test_a_tokenizer_is_tried_before_it_is_read(
+    tiny_embedder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, delimited: bool
+) -> None:
+    """`train` has a child process try the tokenizer of its recipe's base first, `evaluate` that of the folder."""
+
+    def refuse(_: TokenizerCheck, source: Path, __: object) -> None:
+        raise CheckpointError("the child process ended", file=str(source))
+
+    chosen = replace(tiny_recipe().smoke_recipe(), lora=None)
+    chosen = replace(chosen, trunk=replace(chosen.trunk, folder=tiny_embedder, delimited=delimited))
+    known = chosen.source
+    source = replace(known, read_corpus=lambda _: known.create_sample())
+    monkeypatch.setattr(FinetuneRecipe, "source", source)
+    monkeypatch.setattr(commands, "read_recipe", lambda _: chosen)
+    monkeypatch.setattr(TokenizerCheck, "check_folder", refuse)
+    monkeypatch.setattr(Tokenizer, "from_folder", lambda _: pytest.fail("the tokenizer was read"))
+    for arguments in (
+        ("train", tmp_path / "some.toml", "--out", tmp_path / "out"),
+        ("evaluate", tiny_embedder, tmp_path / "some.toml"),
+        ("evaluate", tiny_embedder, tmp_path / "some.txt"),
+    ):
+        result = CliRunner().invoke(app, [str(argument) for argument in arguments])
+        assert result.exit_code == 1
+        assert f"{tiny_embedder}: the child process ended" in result.stderr
 
 
 def test_the_shipped_adapter_is_small_and_complete() -> None:
