@@ -18,7 +18,7 @@ STANDARD_FIELDS = frozenset(vars(logging.makeLogRecord({}))) | {"message", "asct
 WARNING_LOGGERS = ("uvicorn", "httpx", "httpcore", "huggingface_hub")  # their messages at level info repeat ours
 
 # Controls (C0, DEL, C1), Unicode line ends, characters that change the direction of text, lone surrogates, and format
-# characters that nobody sees, tags among them.  The joiners U+200C and U+200D stay: words of Persian and emoji need them.
+# characters that nobody sees, tags among them.  The joiners U+200C and U+200D stay: Persian words and emoji need them.
 UNSAFE_CHARS = re.compile(
     "[\x00-\x1f\x7f-\x9f\xad\u061c\u180e\u200b\u200e\u200f\u2028-\u202e\u2060-\u206f\ud800-\udfff\ufeff\ufff9-\ufffb"
     "\U0001bca0-\U0001bca3\U0001d173-\U0001d17a\U000e0000-\U000e007f]"
