@@ -295,9 +295,9 @@ class Tokenizer:
         """A token as the vocabulary spells it; empty for an id without a token."""
         return (self._backend.id_to_token(id) or "") if self._spelling.is_token(id) else ""
 
-    def piece_bytes(self, id: int) -> bytes:
-        """The bytes that a token adds to a text that has begun; empty for an id without a token."""
-        return self._spelling.token_bytes(id)
+    def piece_bytes(self, id: int, *, first: bool = False) -> bytes:
+        """The bytes that a token adds to a text that has begun, or as its `first`; empty for an id without a token."""
+        return self._spelling.token_bytes(id, first=first)
 
     def join_pieces(self, pieces: Sequence[str]) -> str:
         """The text of tokens given as the vocabulary spells them."""

@@ -9,6 +9,7 @@ import codecs
 import json
 import re
 from collections.abc import Iterable
+from itertools import islice
 from typing import Any
 
 from tokenizers import Tokenizer, decoders
@@ -20,6 +21,7 @@ _BYTE = re.compile(r"<0x([0-9A-Fa-f]{2})>")
 _INVALID_BYTE = re.compile(
     "[\udc80-\udcff]"
 )  # what the error handler "surrogateescape" makes of a byte that is no text
+_JOINED_TOKENS = 256  # tokens whose texts are joined at a time
 _KNOWN_STEPS = ("ByteLevel", "BPEDecoder", "ByteFallback", "Fuse", "Metaspace", "Replace", "Strip", "WordPiece")
 
 
@@ -85,8 +87,11 @@ class TokenSpelling:
         return TokenStream(self, skip_special=skip_special)
 
     def decode_text(self, tokens: Iterable[int], *, skip_special: bool = True) -> str:
-        stream = self.stream(skip_special=skip_special)
-        return "".join(map(stream.push, tokens)) + stream.flush()
+        stream, parts = self.stream(skip_special=skip_special), list[str]()
+        pushed = map(stream.push, tokens)
+        while some := list(islice(pushed, _JOINED_TOKENS)):  # an object for each token of a text takes much more memory
+            parts.append("".join(some))
+        return "".join(parts) + stream.flush()
 
     def utf8_decoder(self) -> codecs.IncrementalDecoder:
         """A UTF-8 decoder. Invalid bytes become one replacement character for a sequence in a byte-level vocabulary,

@@ -15,7 +15,7 @@ from rich.live import Live
 from rich.markdown import Markdown
 from rich.segment import Segment
 
-from ..core.logs import escape_for_terminal
+from ..core.logs import escape_for_terminal, escape_lines
 from .chat_options import ChatOptions
 from .client import ApiClient, ClientError
 from .terminal import write_error, write_output
@@ -95,8 +95,15 @@ class MarkdownDisplay:
 
 
 def parse_markdown(text: str) -> Markdown:
-    """Addresses of links are shown in the text: a terminal would hide where they lead."""
-    return Markdown(text, hyperlinks=False)
+    """Addresses of links are shown in the text: a terminal would hide where they lead.
+
+    What entities spell (`&#8238;`) is escaped as other text is.
+    """
+    parsed = Markdown(text, hyperlinks=False)
+    for token in parsed.parsed:
+        for each in (token, *(token.children or ())):
+            each.content = escape_lines(each.content)
+    return parsed
 
 
 def split_finished(text: str) -> tuple[str, str]:

@@ -265,7 +265,8 @@ class Settings(ParallelSettings):
     )
     metrics_access: Literal["public", "key"] = Field(
         "public",
-        description="Who may read /metrics: everybody, or clients with a key of the scope metrics (as api_key has).",
+        description="Who may read /metrics: everybody, or clients with a key of the scope metrics (as api_key has). A "
+        "page that everybody may read counts all keys together, without their names.",
     )
     allowed_hosts: Hosts = Field(
         (),

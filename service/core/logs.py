@@ -1,10 +1,11 @@
 """Formats of the server's log: one line for each message on standard error, for people (console) or machines (JSON).
 
 Prompts, answers and keys are never passed to a logger, so no format can leak them.  Further values of a message are
-passed as `extra` and become fields in JSON.  Line breaks, terminal controls and characters that change the direction
-of text are escaped, so that quoted text cannot forge a log line.
+passed as `extra` and become fields in JSON.  Line breaks, terminal controls, characters that change the direction of
+text and invisible ones are escaped, so that quoted text cannot forge a log line.
 """
 
+import json
 import logging
 import re
 import sys
@@ -16,15 +17,29 @@ import orjson
 STANDARD_FIELDS = frozenset(vars(logging.makeLogRecord({}))) | {"message", "asctime", "color_message", "taskName"}
 WARNING_LOGGERS = ("uvicorn", "httpx", "httpcore", "huggingface_hub")  # their messages at level info repeat ours
 
-# Controls (C0, DEL, C1), Unicode line ends, characters that change the direction of text, and lone surrogates.
-UNSAFE_CHARS = re.compile("[\x00-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069\ufeff\ud800-\udfff]")
+# Controls (C0, DEL, C1), Unicode line ends, characters that change the direction of text, lone surrogates, and format
+# characters that nobody sees, tags among them.  The joiners U+200C and U+200D stay: Persian words and emoji need them.
+UNSAFE_CHARS = re.compile(
+    "[\x00-\x1f\x7f-\x9f\xad\u061c\u180e\u200b\u200e\u200f\u2028-\u202e\u2060-\u206f\ud800-\udfff\ufeff\ufff9-\ufffb"
+    "\U0001bca0-\U0001bca3\U0001d173-\U0001d17a\U000e0000-\U000e007f]"
+)
 SHORT_ESCAPES = {"\n": r"\n", "\r": r"\r", "\t": r"\t"}
 CONTINUATION_PREFIX = "  | "  # before each further line of a message, such as those of a traceback
 
 
 def escape_controls(text: str) -> str:
     """`text` on one line, with only visible characters."""
-    return UNSAFE_CHARS.sub(lambda found: SHORT_ESCAPES.get(found[0], f"\\u{ord(found[0]):04x}"), text)
+    return UNSAFE_CHARS.sub(lambda found: SHORT_ESCAPES.get(found[0], escape_character(found[0])), text)
+
+
+def escape_character(character: str) -> str:
+    code = ord(character)
+    return f"\\u{code:04x}" if code <= 0xFFFF else f"\\U{code:08x}"
+
+
+def escape_lines(text: str) -> str:
+    """The same for a text of several lines: its newlines and tabs stay."""
+    return re.sub(r"[^\n\t]+", lambda found: escape_controls(found[0]), text)
 
 
 def escape_for_terminal(text: str, stream: TextIO) -> str:
@@ -32,7 +47,7 @@ def escape_for_terminal(text: str, stream: TextIO) -> str:
 
     Labels and answers of a model may contain any character.
     """
-    return re.sub(r"[^\n\t]+", lambda found: escape_controls(found[0]), text) if stream.isatty() else text
+    return escape_lines(text) if stream.isatty() else text
 
 
 class ConsoleFormatter(logging.Formatter):
@@ -63,7 +78,7 @@ class JsonFormatter(logging.Formatter):
         if record.exc_info:
             line["traceback"] = escape_surrogates(self.formatException(record.exc_info))
         # JSON allows these characters in strings, but terminals and line readers interpret them.
-        return UNSAFE_CHARS.sub(lambda found: f"\\u{ord(found[0]):04x}", orjson.dumps(line, default=str).decode())
+        return UNSAFE_CHARS.sub(lambda found: json.dumps(found[0])[1:-1], orjson.dumps(line, default=str).decode())
 
 
 def escape_surrogates(text: str) -> str:

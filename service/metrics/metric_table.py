@@ -161,7 +161,7 @@ SECTIONS: Mapping[str, tuple[Metric, ...]] = {
         counter("connections_cut", (), "connections", "Connections of clients that did not read what they were sent."),
     ),
     "Keys": (
-        counter("key_requests", ("key", "status"), "requests", "HTTP requests by the name of their key and by status."),
+        counter("key_requests", ("key", "status"), "requests", "HTTP requests with a key, by its name and by status."),
         counter(
             "key_tokens",
             ("key", "kind"),
@@ -315,7 +315,8 @@ LABEL_VALUES: Mapping[str, str] = {
     "method": "`GET`, `HEAD`, `POST`, `PUT`, `PATCH`, `DELETE`, `OPTIONS`, `other`",
     "route": "the template of a route (`/models/{name:path}/predict`), not the path; empty where there is none",
     "status": "the status of the answer",
-    "key": "the name that the settings give a key, never the key; no series where no keys are asked for",
+    "key": "the name that the settings give a key, never the key; empty, as one sum of all keys, where everybody may "
+    "read the page (`metrics_access: public`); no series where no keys are asked for",
     "family": "of architectures",
     "dtype": "in which the model is computed",
     "executor": "`native` or `torch`",

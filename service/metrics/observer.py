@@ -135,11 +135,15 @@ class DecisionScores(Protocol):
 class Metrics:
     """The metrics of one server, which serves `models` and has API keys named `keys`.  An `Observer` of the engine.
 
-    With `vllm`, the metrics of generators appear under vLLM's names, too.
+    With `vllm`, the metrics of generators appear under vLLM's names, too.  Without `names_keys`, requests and tokens of
+    all keys are counted together.
     """
 
-    def __init__(self, models: Collection[str], keys: Collection[str] = (), *, vllm: bool = False) -> None:
+    def __init__(
+        self, models: Collection[str], keys: Collection[str] = (), *, vllm: bool = False, names_keys: bool = True
+    ) -> None:
         self._models, self._keys = set(models), keys  # which may change
+        self._names_keys = names_keys
         self._configured = frozenset(models)  # those of the settings
         self._unloaded: dict[str, None] = {}  # unloaded names that are not in the settings, the oldest first
         self._info_labels: dict[str, tuple[str, ...]] = {}  # labels of model_info
@@ -154,7 +158,7 @@ class Metrics:
         self._gauge("build_info", VERSION).set(1)
         for name in models:
             self._gauge("model_ready", name).set(0)
-        for key in keys:
+        for key in {key if names_keys else "" for key in keys}:
             self._counter("key_requests", key, "200")
             for kind in ("prompt", "generated"):
                 self._counter("key_tokens", key, kind)
@@ -209,8 +213,9 @@ class Metrics:
             self._histogram("request_generated_tokens", *labels).observe(ended.completion_tokens)
             self._counter("tokens", *labels, "generated").inc(ended.completion_tokens)
         if ended.terms.owner in self._keys:
-            self._counter("key_tokens", ended.terms.owner, "prompt").inc(ended.prompt_tokens)
-            self._counter("key_tokens", ended.terms.owner, "generated").inc(ended.completion_tokens if generates else 0)
+            key = ended.terms.owner if self._names_keys else ""
+            self._counter("key_tokens", key, "prompt").inc(ended.prompt_tokens)
+            self._counter("key_tokens", key, "generated").inc(ended.completion_tokens if generates else 0)
 
     def record_idle(self, model: str, task: WorkerTask) -> None:
         """A model computes nothing any more: its requests have ended or are paused."""
@@ -253,7 +258,7 @@ class Metrics:
         """
         self._counter("http_requests", method, route, str(status)).inc()
         if owner in self._keys:
-            self._counter("key_requests", owner, str(status)).inc()
+            self._counter("key_requests", owner if self._names_keys else "", str(status)).inc()
 
     def watch_in_flight(self, count: Callable[[], int]) -> None:
         """Read the number of HTTP requests in flight from `count` for each scrape."""

@@ -5,9 +5,12 @@ refused before it is read: otherwise a few large calls would have the system kil
 """
 
 import math
+import re
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from threading import RLock
+
+import orjson
 
 from ..core.errors import BodyTooLarge, Overloaded
 
@@ -20,11 +23,12 @@ BYTES_PER_MEMBER = 256  # bytes for each member of an object: its key, its slot,
 BYTES_PER_CHARACTER = 160  # bytes for each character of a text during tokenisation, at worst one token each
 BYTES_PER_TOKEN = 40  # bytes for each token in flight
 BYTES_PER_NUMBER = 40  # bytes for each number of an answer: a Python float, its slot in a list, and a copy as float32
-BYTES_PER_WRITTEN_CHARACTER = (
-    8  # bytes for each character of a text that is written: its parts, wide characters, and JSON
-)
+BYTES_PER_WRITTEN_BYTE = 8  # bytes for each byte of a text as JSON: 4 as text, and the JSON in parts while it is joined
+BYTES_PER_LISTED_TOKEN = 96  # bytes for each token of a list of ids and names, without the names
 BYTES_PER_TEXT = 1536  # bytes for each text of a call: its request, its entry in the queue, its result
 BYTES_PER_OFFSET = 300  # bytes for each token whose position in the text is kept
+MEASURED_CHARACTERS = 1 << 16  # of a text whose size as JSON is found at a time
+INVALID_BYTE = re.compile("[\udc80-\udcff]")  # what "surrogateescape" makes of a byte that is no text
 ANSWER_CLAIM_STEP = 1 << 20  # bytes claimed at a time while an answer is written
 
 
@@ -104,3 +108,14 @@ UNBOUNDED_HEADROOM = Headroom()
 
 def whole_mib(size: float) -> int:
     return max(int(size), 0) >> 20
+
+
+def json_size(text: str) -> int:
+    """Bytes of `text` in a JSON string; a control character has six."""
+    starts = range(0, len(text), MEASURED_CHARACTERS)
+    return sum(len(orjson.dumps(text[start : start + MEASURED_CHARACTERS])) - 2 for start in starts)
+
+
+def max_token_size(data: bytes) -> int:
+    """Bytes of a token's text in a JSON string, at most: each byte that is no text may become U+FFFD, of three."""
+    return json_size(INVALID_BYTE.sub("\ufffd", data.decode("utf-8", "surrogateescape")))

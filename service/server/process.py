@@ -79,8 +79,10 @@ class Telemetry:
 
     @classmethod
     def from_settings(cls, settings: Settings) -> "Telemetry":
-        keys = Keys(settings)
-        return cls(Metrics(settings.models, keys.names, vllm=settings.vllm_metrics), keys, Quotas())
+        keys, names_keys = Keys(settings), settings.metrics_access == "key"
+        return cls(
+            Metrics(settings.models, keys.names, vllm=settings.vllm_metrics, names_keys=names_keys), keys, Quotas()
+        )
 
     def record_step(self, report: StepReport) -> None:
         self.metrics.record_step(report)

@@ -27,10 +27,12 @@ from ..core.request import DEFAULT_TERMS, Generate, Task, Terms
 from ..core.text_limits import MAX_WRITTEN_BYTES, MIN_CHARS, check_characters, check_token_ids, input_label
 from ..resources.request_memory import (
     BYTES_PER_CHARACTER,
-    BYTES_PER_WRITTEN_CHARACTER,
+    BYTES_PER_WRITTEN_BYTE,
     UNBOUNDED_HEADROOM,
     Headroom,
     MemoryClaim,
+    json_size,
+    max_token_size,
 )
 from ..structured.grammar_check import PROCESSES
 from ..structured.guide_compiler import GuideCompiler
@@ -308,7 +310,7 @@ def decode_texts(model: Model, request: Decoding, claim: MemoryClaim, check: Cal
     for index, ids in enumerate(request.rows):
         check_token_ids(model, ids, input_label(request.field, index, len(request.rows)))
     counts = Counter(token for ids in request.rows for token in ids)
-    size = sum(count * len(model.tokenizer.piece_bytes(token)) for token, count in counts.items())
+    size = sum(count * token_size(model, token) for token, count in counts.items())
     claim_text(claim, size, f"{request.field}: the text of the tokens", request.field)
     return [
         model.tokenizer.decode(ids, skip_special=request.plain)
@@ -317,17 +319,22 @@ def decode_texts(model: Model, request: Decoding, claim: MemoryClaim, check: Cal
     ]
 
 
+def token_size(model: Model, token: int) -> int:
+    """Bytes of a token's text as JSON, at most, wherever it stands in a text."""
+    return max(max_token_size(model.tokenizer.piece_bytes(token, first=first)) for first in (True, False))
+
+
 def spell_tokens(model: Model, ids: Sequence[int], claim: MemoryClaim, field: str) -> list[str]:
     """Return the vocabulary's spelling of each token of the text in `field`. Claims the memory to write them first."""
     counts = Counter(ids)
     pieces = {token: model.tokenizer.piece(token) for token in counts}
-    size = sum(count * len(pieces[token].encode()) for token, count in counts.items())
+    size = sum(count * json_size(pieces[token]) for token, count in counts.items())
     claim_text(claim, size, f"{field}: the names of its {len(ids)} tokens", field)
     return [pieces[token] for token in ids]
 
 
 def claim_text(claim: MemoryClaim, size: int, what: str, field: str) -> None:
-    """Claim memory for a text of `size` bytes that is made and written. Raises TooLong if no answer may be so long."""
+    """Claim memory for a text that is written as `size` bytes of JSON. Raises TooLong if no answer may be so long."""
     if size > MAX_WRITTEN_BYTES:
         raise TooLong(f"{what}: {size} bytes, at most {MAX_WRITTEN_BYTES} are written", param=field)
-    claim.grow(BYTES_PER_WRITTEN_CHARACTER * size, f"{what}, {size} bytes,")
+    claim.grow(BYTES_PER_WRITTEN_BYTE * size, f"{what}, {size} bytes,")

@@ -5,12 +5,14 @@ is first counted, in one place.
 """
 
 import asyncio
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import groupby
 from operator import methodcaller
 from typing import Protocol
 
+from ...concurrency.thread_pool import ThreadPool
 from ...concurrency.time_slices import SLICE_SIZE, call_in_slices
 from ...config.settings import Settings
 from ...core.model import LoadState, Model, ServedName, name_model_in_errors
@@ -30,6 +32,7 @@ from .rate_limit import Quotas
 from .recent_errors import RecentErrors
 from .request_context import RequestContext
 
+BODY_THREADS = 2  # that parse long bodies; the interpreter runs one at a time
 SLICE_TOKENS = 1 << 16  # prompt tokens that are submitted in one iteration of the event loop: they are hashed or packed
 
 
@@ -87,6 +90,7 @@ class AppState:
     tracer: RequestTracer = NO_TRACING
     headroom: Headroom = UNBOUNDED_HEADROOM
     recent_errors: RecentErrors = field(default_factory=RecentErrors)
+    body_threads: ThreadPool = field(default_factory=lambda: ThreadPool(BODY_THREADS, "bodies", math.inf))
     slice_turns: asyncio.Lock = field(default_factory=asyncio.Lock)  # held while a slice of a large call is submitted
 
     def submit(self, context: RequestContext, model: Model, requests: Sequence[Request]) -> Sequence[EventSource]:

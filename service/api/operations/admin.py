@@ -18,7 +18,7 @@ from ...core.model import ServedName
 from ...runtime.operation import ModelOperation
 from ..access.app_state import RegistryProtocol
 from ..shared.dialect import Wire, between, describe_body, read_body
-from ..shared.json_body import parse_body, receive_body
+from ..shared.json_body import receive_json
 from ..shared.openai_errors import write_openai_error
 from ..shared.streaming import EventStream, JsonResponse, encode_events, run_while_connected
 from .health import app_state, write_model_state
@@ -79,8 +79,8 @@ async def load(request: Request) -> Response:
     summary="Load a model again, or another in its place, while the old one serves.",
 )
 async def reload(request: Request) -> Response:
-    content = await receive_body(request)
-    wire = ReloadRequest.read(await parse_body(content)) if content else ReloadRequest()
+    text = await receive_json(request)
+    wire = ReloadRequest.read(await text.run(text.parse)) if text.content else ReloadRequest()
     drain = app_state(request).settings.drain_seconds if wire.drain_seconds < 0 else wire.drain_seconds
     operation = request_registry(request).reload(request.path_params["name"], wire.source, drain)
     return await answer_operation(request, operation, wire.stream)

@@ -77,9 +77,10 @@ async def metrics_history(request: Request) -> Response:
 
 @router.get("/metrics/errors", summary="The most recent requests that ended with an error.")
 async def recent_errors(request: Request) -> Response:
-    """At most fifty, the newest first, of models that the key may use, without texts and keys.
+    """At most fifty that were refused and fifty that failed, the newest first, of models that the key may use, without
+    texts and keys.
 
-    The log has more about a request id.
+    Requests without a valid key and for unknown paths are not among them.  The log has more about a request id.
     """
     return JSONResponse({"errors": app_state(request).recent_errors.read(request.state.context.key)})
 

@@ -43,7 +43,7 @@ from ...text.tokenization import TextProcessor
 from ..access.authorized_models import AuthorizedModels
 from ..access.model_paths import is_below, path_below_model
 from ..access.request_context import MAX_TIMEOUT_S, MIN_TIMEOUT_S, RequestContext
-from .json_body import parse_json, receive_json, run_by_size
+from .json_body import receive_json
 from .streaming import JSON_LINES
 
 NeutralValues = Mapping[str, tuple[Any, ...]]  # by field, the values at which an unsupported field changes nothing
@@ -174,14 +174,14 @@ def wire_names(kind: type[Wire]) -> frozenset[str]:
 
 async def read_body(request: Request, kind: type[W]) -> W:
     """The JSON body of the request as a `kind`.  Raises BadRequest if it is not valid."""
-    content = await receive_json(request)
-    return await run_by_size(content, lambda: kind.read(parse_json(content)))
+    text = await receive_json(request)
+    return await text.run(lambda: kind.read(text.parse()))
 
 
 async def read_model_body(request: Request, kind: type[W]) -> W:
     """The same for a `kind` with a field `model`, on routes that also exist below the path of a model."""
-    content, name = await receive_json(request), request.path_params.get("name", "")
-    return await run_by_size(content, lambda: kind.read(fill_model(parse_json(content), name)))
+    text, name = await receive_json(request), request.path_params.get("name", "")
+    return await text.run(lambda: kind.read(fill_model(text.parse(), name)))
 
 
 def fill_model(value: Any, name: str) -> Any:

@@ -52,6 +52,7 @@ PORTION_NUMBERS = 1 << 15  # numbers that are written in one portion
 LABEL_BYTES = 48  # bytes of {"label":,"score":} and of a number with all its digits, without the label
 WORD_BYTES = 128  # bytes for each weight of a word: a tuple, its number and its float, and its slot
 WRITTEN_BYTES = 24  # bytes of JSON for each unit of `reply_size`, at most
+CHARACTERS_PER_UNIT = 4  # characters of a text that count as a unit of `reply_size`: a control character has 6 bytes
 TABLE_BYTES = 8  # bytes for each number of a table: as float32, and a copy
 FLOAT32_BYTES = 16  # bytes of a 32-bit float as JSON, and the comma after it, at most
 STEPS_AHEAD = 2  # engine steps of one call that are submitted ahead: the current one and the next
@@ -241,9 +242,9 @@ def reply_size(reply: EncoderOutput | PolyheadError) -> int:
         case TagOutput(entities=found):
             return 8 * len(found)
         case SpanOutput(answers=found):
-            return sum(8 + len(one.text) // 8 for one in found)
+            return sum(8 + len(one.text) // CHARACTERS_PER_UNIT for one in found)
         case FillOutput(masks=masks):
-            return sum(8 + len(word.filled_text) // 8 for mask in masks for word in mask)
+            return sum(8 + len(word.filled_text) // CHARACTERS_PER_UNIT for mask in masks for word in mask)
         case SparseVector(weights=words):
             return 2 * len(words)
         case SeveralOutputs(outputs=outputs):

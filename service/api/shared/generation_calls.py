@@ -27,6 +27,7 @@ ChunkT = TypeVar("ChunkT")
 PART_SCORES = 32  # cost of a part without log-probabilities, in log-probabilities
 INLINE_SCORES = 2048  # log-probabilities that are written on the event loop; more are written on a thread
 SCORE_BYTES = 700  # bytes of each log-probability: from the engine, as a Python object, and as JSON
+TOKEN_TEXT_BYTES = 32  # bytes of each byte of a token: its text with escapes, its number in a list, and both as JSON
 CLAIM_STEP = 4096  # log-probabilities for which memory is claimed at a time
 
 
@@ -132,16 +133,22 @@ class ScoreClaim:
 
     def add(self, delta: AnswerDelta) -> None:
         """Claim memory for one more delta.  Raises Overloaded if there is too little."""
-        self._pending += count_scores(delta.logprobs) + self._repeated * count_scores(delta.prompt_logprobs)
-        if self._pending < CLAIM_STEP:
+        self._pending += score_memory(delta.logprobs) + self._repeated * score_memory(delta.prompt_logprobs)
+        if self._pending < SCORE_BYTES * CLAIM_STEP:
             return
         try:
-            self._claim.grow(SCORE_BYTES * self._pending, "the answer")
+            self._claim.grow(self._pending, "the answer")
         except (BodyTooLarge, Overloaded) as error:
             message = "the log-probabilities of the answer take more memory than is left for requests"
             advice = "ask for fewer of them, for fewer tokens or answers, or for a stream"
             raise Overloaded(f"logprobs: {message}; {advice}", param="logprobs", retry_after=1) from error
         self._pending = 0
+
+
+def score_memory(tokens: Sequence[TokenLogprobs]) -> int:
+    """Bytes that the log-probabilities of tokens and of their alternatives take, at most, with the tokens' texts."""
+    sizes = (len(one.data) for each in tokens for one in (each.token, *each.top))
+    return SCORE_BYTES * count_scores(tokens) + TOKEN_TEXT_BYTES * sum(sizes)
 
 
 def count_scores(tokens: Sequence[TokenLogprobs]) -> int:

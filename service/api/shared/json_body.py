@@ -4,20 +4,24 @@ The cost of parsing depends on the values, not the bytes: twenty megabytes of te
 megabytes of brackets are millions of lists and take seconds.  So the values are counted, and their memory is claimed,
 before any is made.  What JSON parsers accept silently is rejected, since the client would never learn of it: a
 duplicate key, a number that does not fit into 64 bits.
+
+Long bodies are counted and parsed on threads of their own, where keys take turns by bytes: large bodies of one key do
+not delay those of others.
 """
 
 import json
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, TypeVar
+from typing import Any, TypeVar, cast
 
 import orjson
 from starlette.requests import ClientDisconnect, Request
 
-from ...concurrency.outcome import run_on_thread
+from ...concurrency.thread_pool import ThreadPool, WorkInfo
 from ...core.errors import BadRequest, ClientGone
-from ...resources.request_memory import BYTES_PER_CONTAINER, BYTES_PER_MEMBER, BYTES_PER_VALUE, MemoryClaim
+from ...resources.request_memory import BYTES_PER_CONTAINER, BYTES_PER_MEMBER, BYTES_PER_VALUE
+from ..access.app_state import AppState
 
 MAX_VALUES = 1 << 19  # in one body: numbers, strings, lists, objects
 MAX_ARGUMENT_VALUES = 1 << 16  # values in the arguments of all tool calls of one request, which are strings in its body
@@ -43,55 +47,27 @@ async def receive_body(request: Request) -> bytearray:
     return body
 
 
-async def receive_json(request: Request) -> bytearray:
-    """The raw body, which is to be parsed: memory for its values is claimed.
+async def receive_json(request: Request) -> "JsonText":
+    """The body, which is to be parsed: its values are counted, and memory for them is claimed.
 
     Raises ClientGone if the client disconnects, BodyTooLarge and Overloaded if there is no memory.
     """
-    body, context = await receive_body(request), request.state.context
-    await claim_values(body, context.claim)
-    return body
+    return await open_json(request, await receive_body(request))
 
 
-async def claim_values(body: Bytes, claim: MemoryClaim) -> None:
-    """Claim memory for the values in `body` before any is made.
+async def open_json(request: Request, content: Bytes) -> "JsonText":
+    """Count the values in `content`, the body or a part of it, and claim memory for them before any is made.
 
     They may take fifty times the memory of the text: an object in an object takes five characters of it.  Too many
     values are not claimed, because they are refused when they are parsed.
     """
-    if len(body) > INLINE_VALUES:
-        seen = count_json(body) if len(body) <= SCAN_BYTES else await run_on_thread(partial(count_json, body))
-        if seen.values <= MAX_VALUES:
-            claim.grow(seen.memory, "what the body contains")
-
-
-async def parse_body(body: Bytes) -> Any:
-    """The JSON value in `body`.  Raises BadRequest."""
-    return await run_by_size(body, partial(parse_json, body))
-
-
-async def run_by_size(body: Bytes, function: Callable[[], T]) -> T:
-    """The result of `function`, which parses `body`; for a long body, or one of many values, it runs on a thread."""
-    is_small = len(body) <= INLINE_VALUES  # a value has at least one byte
-    if is_small or (len(body) <= SCAN_BYTES and count_json(body, INLINE_VALUES).values <= INLINE_VALUES):
-        return function()
-    return await run_on_thread(function)
-
-
-def parse_json(body: Bytes, what: str = "the body") -> Any:
-    """The JSON value in `body`.  `what` names the text in error messages.  Raises BadRequest."""
-    seen = count_json(body)
-    if seen.values > MAX_VALUES:
-        raise BadRequest(f"{what}: has more than {MAX_VALUES} values, at most so many are read")
-    try:
-        value = orjson.loads(body)
-    except orjson.JSONDecodeError as error:
-        raise BadRequest(f"{what} is not valid JSON: {error}") from None
-    if seen.containers > MAX_DEPTH:
-        check_depth(value, what)
-    if seen.has_long_number or count_members(value, seen.colons) < seen.colons:
-        check_strictly(body, what)
-    return value
+    context, threads = request.state.context, cast(AppState, request.app.state.server).body_threads
+    work = WorkInfo("reading the body", threads, context.owner, max(len(content), 1))
+    count = partial(count_json, content)
+    seen = count() if len(content) <= SCAN_BYTES else await threads.run(count, work)
+    if len(content) > INLINE_VALUES and seen.values <= MAX_VALUES:
+        context.claim.grow(seen.memory, "what the body contains")
+    return JsonText(content, seen, threads, work)
 
 
 @dataclass
@@ -107,6 +83,45 @@ class JsonCounts:
     def memory(self) -> int:
         """Bytes of the values, at most, without the characters of strings."""
         return BYTES_PER_VALUE * self.values + BYTES_PER_CONTAINER * self.containers + BYTES_PER_MEMBER * self.colons
+
+
+@dataclass(frozen=True)
+class JsonText:
+    """A JSON text of a request, whose values were counted; the keys of requests take turns on `threads`."""
+
+    content: Bytes
+    counts: JsonCounts
+    threads: ThreadPool
+    work: WorkInfo
+
+    async def run(self, function: Callable[[], T]) -> T:
+        """The result of `function`, which reads the text or its values; if they are many, it runs on a thread."""
+        if len(self.content) <= SCAN_BYTES and self.counts.values <= INLINE_VALUES:
+            return function()
+        return await self.threads.run(function, self.work)
+
+    def parse(self, what: str = "the body") -> Any:
+        """Its value.  `what` names the text in error messages.  Raises BadRequest."""
+        return parse_counted(self.content, self.counts, what)
+
+
+def parse_json(body: Bytes, what: str) -> Any:
+    """The JSON value in `body`.  `what` names the text in error messages.  Raises BadRequest."""
+    return parse_counted(body, count_json(body), what)
+
+
+def parse_counted(body: Bytes, seen: JsonCounts, what: str) -> Any:
+    if seen.values > MAX_VALUES:
+        raise BadRequest(f"{what}: has more than {MAX_VALUES} values, at most so many are read")
+    try:
+        value = orjson.loads(body)
+    except orjson.JSONDecodeError as error:
+        raise BadRequest(f"{what} is not valid JSON: {error}") from None
+    if seen.containers > MAX_DEPTH:
+        check_depth(value, what)
+    if seen.has_long_number or count_members(value, seen.colons) < seen.colons:
+        check_strictly(body, what)
+    return value
 
 
 def count_json(body: Bytes, most: int = MAX_VALUES) -> JsonCounts:

@@ -30,6 +30,7 @@ KEEPALIVE_S = 10
 SEND_BYTES = 1 << 18  # bytes of an answer that are sent at a time
 MAX_NUMBERS, MAX_OBJECTS = 1 << 12, 16  # that are serialized in one call, which blocks other threads
 CONTAINERS = (dict, list, tuple, np.ndarray, Iterator)  # of values that may be long
+MAX_CHARACTERS = 1 << 10  # of a text that is serialized in one call, for which orjson takes up to 64 bytes each
 MAX_INLINE_ITEMS = 64  # of a list inside an object that is serialized in one call
 
 
@@ -76,6 +77,9 @@ def dumps_sliced(content: Any) -> bytes:
         case Iterator():
             parts = iter(lambda: list(islice(content, MAX_OBJECTS)), [])
             return b"[%s]" % b",".join(orjson.dumps(each, option=NUMPY_OPTION)[1:-1] for each in parts)
+        case str() if len(content) > MAX_CHARACTERS:
+            texts = (content[start : start + MAX_CHARACTERS] for start in range(0, len(content), MAX_CHARACTERS))
+            return b"".join((b'"', *(orjson.dumps(each)[1:-1] for each in texts), b'"'))
         case dict() if len(content) <= MAX_NUMBERS and is_flat(content):
             return orjson.dumps(content, option=NUMPY_OPTION)
         case dict():
@@ -87,7 +91,7 @@ def dumps_sliced(content: Any) -> bytes:
             return b"[%s]" % b",".join(orjson.dumps(each, option=NUMPY_OPTION)[1:-1] for each in pieces)
         case [list() | np.ndarray(), *_]:
             return b"[%s]" % b",".join(map(dumps_sliced, content))
-        case [dict(), *_] if any(map(is_long, content)):
+        case [dict() | str(), *_] if any(map(is_long, content)):
             return b"[%s]" % b",".join(map(dumps_sliced, content))
         case [first, *_]:
             some = split_in_slices(content, MAX_OBJECTS if isinstance(first, dict) else MAX_NUMBERS)
@@ -97,13 +101,15 @@ def dumps_sliced(content: Any) -> bytes:
 
 
 def is_flat(content: Mapping[str, Any]) -> bool:
-    """Whether no value of it is a list or an object."""
-    return not any(isinstance(each, CONTAINERS) for each in content.values())
+    """Whether no value of it is a list, an object or a long text."""
+    return not any(isinstance(each, CONTAINERS) or is_long(each) for each in content.values())
 
 
 def is_long(content: Any) -> bool:
-    """Whether it contains a list of more than MAX_INLINE_ITEMS items."""
+    """Whether it contains a list of more than MAX_INLINE_ITEMS items, or is a text of more than MAX_CHARACTERS."""
     match content:
+        case str():
+            return len(content) > MAX_CHARACTERS
         case dict():
             return any(map(is_long, content.values()))
         case list() | tuple():

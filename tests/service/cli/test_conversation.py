@@ -95,6 +95,22 @@ def test_markdown_is_rendered_and_stays_once(monkeypatch: pytest.MonkeyPatch) ->
     assert "\\u001b]0;own" in shown
 
 
+def test_entities_of_markdown_reach_no_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The renderer makes characters of entities, after the answer was escaped."""
+    screen = io.StringIO()
+    monkeypatch.setattr(screen, "isatty", lambda: True)
+    monkeypatch.setattr(sys, "stdout", screen)
+    display = MarkdownDisplay(Console(file=screen, force_terminal=True, width=60, height=8, color_system=None))
+    display.add(
+        "A &#8238;b **&rlm;** `c` [d &#x2066;](https://example.com) &#917569;\n\n|&lrm;|e|\n|-|-|\n|&shy;|שלום|\n"
+    )
+    display.finish()
+    shown = screen.getvalue()
+    assert not set("\u202e\u200f\u2066\U000e0041\u200e\xad") & set(shown)
+    for escaped in (r"\u202e", r"\u200f", r"\u2066", r"\U000e0041", r"\u200e", r"\u00ad", "שלום"):
+        assert escaped in shown
+
+
 @pytest.fixture(scope="module")
 def server(start_fault_server: Callable[..., FaultServer], long_generator: Path) -> FaultServer:
     return start_fault_server(f"chat={long_generator}")

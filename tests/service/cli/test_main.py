@@ -186,8 +186,8 @@ class Screen(Typed):
     """A terminal that stores what is written."""
 
 
-HOSTILE = "\x1b]0;own\x07\x1b[2J\r\x9b31m\u202e"
-WRITTEN_OUT = r"\u001b]0;own\u0007\u001b[2J\r\u009b31m\u202e"
+HOSTILE = "\x1b]0;own\x07\x1b[2J\r\x9b31m\u202e\u2069\u200b\U000e0041"
+WRITTEN_OUT = r"\u001b]0;own\u0007\u001b[2J\r\u009b31m\u202e\u2069\u200b\U000e0041"
 
 
 def test_a_terminal_gets_no_control_characters_of_a_model(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -5,6 +5,7 @@ import logging
 import re
 import socket
 import sys
+import unicodedata
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -251,11 +252,25 @@ def test_the_lines_of_a_traceback_are_marked(text: str) -> None:
     assert "KeyError" in json.loads(line)["traceback"]
 
 
-@pytest.mark.parametrize("code", [*b"\x1b\n\r\x0b\x0c\x7f\x85\x9b", 0x2028, 0x2029, 0x202E, 0x2066, 0xD800])
+@pytest.mark.parametrize("code", [*b"\x1b\n\r\x0b\x0c\x7f\x85\x9b", 0x2028, 0x2029, 0x202E, 0x2066, 0xD800, 0xE0041])
 def test_control_characters_are_escaped(code: int) -> None:
     line = logs.ConsoleFormatter().format(record(f"a{chr(code)}b"))
     assert chr(code) not in line
-    assert re.search(rf"a(\\u{code:04x}|\\n|\\r)b$", line)
+    assert re.search(rf"a(\\u{code:04x}|\\U{code:08x}|\\n|\\r)b$", line)
+
+
+def test_every_invisible_format_character_is_escaped_and_every_letter_stays() -> None:
+    """A character of the category Cf is kept if it is seen (Arabic number signs), or is part of words and emoji."""
+    kept = {
+        chr(code)
+        for code in range(sys.maxunicode + 1)
+        if unicodedata.category(chr(code)) == "Cf" and logs.escape_lines(chr(code)) == chr(code)
+    }
+    joiners, hieroglyphs = "\u200c\u200d", map(chr, range(0x13430, 0x13440))
+    seen = "\u0600\u0601\u0602\u0603\u0604\u0605\u06dd\u070f\u0890\u0891\u08e2\U000110bd\U000110cd"
+    assert kept <= {*joiners, *hieroglyphs, *seen}
+    for text in ("שלום עולם", "مرحبا بالعالم", "می\u200cخواهم", "👩\u200d💻 ❤\ufe0f", "größer\t日本\n"):
+        assert logs.escape_lines(text) == text
 
 
 @pytest.mark.parametrize("shape", ["console", "json"])

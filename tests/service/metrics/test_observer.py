@@ -163,6 +163,18 @@ def test_keys_are_counted_by_name_if_the_settings_know_it() -> None:
     }
 
 
+def test_a_page_that_everybody_may_read_has_no_names_of_keys() -> None:
+    metrics = Metrics(["chat"], ["alice", "bob"], names_keys=False)
+    for owner in ("alice", "bob", "mallory", ""):
+        metrics.record_response("POST", "/v1/completions", 200, owner)
+        metrics.record_end(ended("done", terms=Terms(owner)))
+    assert value(metrics, "polyhead_key_requests_total", key="", status="200") == 2
+    assert value(metrics, "polyhead_key_tokens_total", key="", kind="prompt") == 14
+    page, _ = metrics.render("")
+    assert b"alice" not in page
+    assert b"bob" not in page
+
+
 def test_without_keys_there_is_no_key_metric(metrics: Metrics) -> None:
     metrics.record_response("GET", "/livez", 200, "")
     metrics.record_end(ended("done"))

@@ -15,15 +15,26 @@ from pathlib import Path
 import httpx
 import pytest
 
-from polyhead.service.config.settings import SettingsError
+from polyhead.service.config.settings import Settings, SettingsError
 from polyhead.service.resources.process_info import start_background_task
-from polyhead.service.server.process import bind_socket
+from polyhead.service.server.process import Telemetry, bind_socket
 from tests.support.faults import Fault
 from tests.support.processes import PATIENCE, SERVE, FaultServer, Process
 
 BODY = b'{"model": "chat", "prompt": "The fox", "max_tokens": 3, "ignore_eos": true}'
 HEAD = f"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Length: {len(BODY)}\r\n\r\n".encode()
 PROBE = b"GET /livez HTTP/1.1\r\nHost: localhost\r\n\r\n"
+
+
+@pytest.mark.parametrize(("access", "is_named"), [("public", False), ("key", True)])
+def test_keys_are_named_on_a_page_that_needs_a_key(access: str, is_named: bool) -> None:
+    settings = Settings(api_key="one", api_keys="customer=two", metrics_access=access)  # type: ignore[arg-type]
+    metrics = Telemetry.from_settings(settings).metrics
+    metrics.record_response("POST", "/v1/completions", 200, "customer")
+    page = metrics.render("")[0].decode()
+    counted = 'key="customer"' if is_named else 'key=""'
+    assert f'polyhead_key_requests_total{{{counted},status="200"}} 1.0' in page
+    assert ("customer" in page) is is_named
 
 
 @pytest.fixture

@@ -29,7 +29,7 @@ from ...shared.dialect import Dialect, authorized_models, describe_body, record_
 from ...shared.encoding_calls import Replies, ReplyWriter, check_reply, reply_response, start_replies, write_items
 from ...shared.explain_calls import ExplainCall, check_explain_enabled, explain_input
 from ...shared.hf_generation_write import stream_events, write_hf_error
-from ...shared.json_body import parse_body, receive_json, run_by_size
+from ...shared.json_body import receive_json
 from ...shared.streaming import EventStream, PartsResponse, dumps_sliced, encode_events, run_while_connected
 from ...shared.task_names import TASK_HEADS, TEXT2TEXT_FIELDS, TEXT_GENERATION, ZERO_SHOT, model_tasks
 from . import wire as hf_wire
@@ -222,8 +222,8 @@ INFER_BODY = describe_body(
 @router.post("/pipeline/{task}", openapi_extra=INFER_BODY, summary="A task, of the only model that has it.")
 @router.post("/", openapi_extra=INFER_BODY, summary="The task of the only model.")
 async def infer(request: Request) -> Response:
-    content = await receive_json(request)
-    value = await parse_body(content)
+    text = await receive_json(request)
+    value = await text.run(text.parse)
     task = request.path_params.get("task", "")
     check_task_name(task)
 
@@ -232,7 +232,7 @@ async def infer(request: Request) -> Response:
         check_has_tasks(model)
         task_name = task or infer_task(value, model)
         check_model_has(model, task_name)
-        wire = await run_by_size(content, lambda: read_wire(value, model, task_name))
+        wire = await text.run(lambda: read_wire(value, model, task_name))
         if task_name == TEXT_GENERATION:
             return await answer_generation(request, wire, model)
         if task_name in TEXT2TEXT_FIELDS:

@@ -16,7 +16,7 @@ from ....runtime.operation import ModelOperation
 from ...access.app_state import RegistryProtocol
 from ...operations.health import app_state
 from ...shared.dialect import NeutralValues, Wire, describe_body
-from ...shared.json_body import parse_body, parse_json, receive_body
+from ...shared.json_body import parse_json, receive_json
 from ...shared.streaming import JsonResponse, run_while_connected
 from .write import MODEL_VERSION
 
@@ -104,8 +104,8 @@ async def unload(request: Request) -> Response:
 
 async def read_optional_json(request: Request) -> Any:
     """The JSON body; an empty body is an empty object."""
-    content = await receive_body(request)
-    return await parse_body(content) if content else {}
+    text = await receive_json(request)
+    return await text.run(text.parse) if text.content else {}
 
 
 def request_registry(request: Request) -> RegistryProtocol:

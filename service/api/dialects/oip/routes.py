@@ -31,7 +31,7 @@ from ...shared.dialect import (
     server,
 )
 from ...shared.encoding_calls import Replies, answer_size, reply_size, run_off_loop, start_replies
-from ...shared.json_body import claim_values, parse_body, receive_body, run_by_size
+from ...shared.json_body import open_json, receive_body
 from ...shared.streaming import EventStream, JsonResponse, PartsResponse, encode_events, run_while_connected
 from .tensors import LENGTH_HEADER, TensorBody, split_body
 from .wire import (
@@ -103,13 +103,13 @@ async def model_described(request: Request) -> Response:
     summary="The same of its only version.",
 )
 async def infer(request: Request) -> Response:
-    text, rest = split_body(await receive_body(request), request.headers.get(LENGTH_HEADER, ""))
-    await claim_values(text, request_context(request).claim)
-    value = await parse_body(text)
+    content, rest = split_body(await receive_body(request), request.headers.get(LENGTH_HEADER, ""))
+    text = await open_json(request, content)
+    value = await text.run(text.parse)
 
     async def work() -> Response:
         model = record_model(request, find_model(request))
-        wire = await run_by_size(text, lambda: HEAD_INPUTS[model.task].wire.read(value))
+        wire = await text.run(lambda: HEAD_INPUTS[model.task].wire.read(value))
         check_path_model(wire.model_name, request.path_params["name"], "model_name")
         check_outputs(wire, model)
         replies = await collect_rows(request, wire, model, rest)

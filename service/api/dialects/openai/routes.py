@@ -16,7 +16,7 @@ from starlette.responses import Response
 from ....core.errors import PolyheadError
 from ....core.model import Model
 from ....core.request import OutputForm, Task
-from ....resources.request_memory import BYTES_PER_WRITTEN_CHARACTER
+from ....resources.request_memory import BYTES_PER_WRITTEN_BYTE, json_size
 from ....text.answer_delta import AnswerDelta, TokenLogprobs, Usage
 from ....text.answer_stream import AnswerStream
 from ....text.encoder_outputs import EncoderOutput, SeveralOutputs
@@ -35,6 +35,7 @@ from ...shared.encoding_calls import (
     ReplyWriter,
     json_response,
     max_vector_bytes,
+    run_off_loop,
     start_replies,
     write_body,
 )
@@ -108,7 +109,8 @@ async def read_echoes(request: Request, wire: CompletionRequest) -> tuple[str, .
     decoded = await text.decode(model, Decoding(given, "prompt"), claim, terms) if given else []
     remaining = iter(decoded)
     found = tuple(prompt if isinstance(prompt, str) else next(remaining) for prompt in prompts)
-    claim.grow(BYTES_PER_WRITTEN_CHARACTER * wire.n * sum(map(len, found)), "the prompts that each answer repeats")
+    size = await run_off_loop(sum(map(len, found)) // 8, lambda: sum(map(json_size, found)))
+    claim.grow(BYTES_PER_WRITTEN_BYTE * wire.n * size, "the prompts that each answer repeats")
     return found
 
 

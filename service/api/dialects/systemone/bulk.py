@@ -13,9 +13,9 @@ from starlette.responses import Response
 from ....core.errors import BadRequest, Overloaded, PolyheadError
 from ...shared.bulk_calls import Line, LineWork, answer_lines, receive_lines
 from ...shared.decision_calls import answer_questions, check_batch, find_decision_model
-from ...shared.dialect import authorized_models, fill_model, quote_json, request_context
+from ...shared.dialect import authorized_models, fill_model, quote_json
 from ...shared.encoding_calls import run_off_loop
-from ...shared.json_body import claim_values, parse_json, run_by_size
+from ...shared.json_body import JsonText, open_json
 from ...shared.streaming import LineStream, dumps_sliced, encode_line, run_while_connected
 from .wire import StateLine, SystemOneBatch, read_questions, read_state
 from .write import write_error, write_systemone
@@ -27,8 +27,8 @@ async def answer_batch(request: Request) -> Response:
     """
     first, lines = await receive_lines(request)
     name = request.path_params.get("name", "")
-    await claim_values(first, request_context(request).claim)
-    wire = await run_by_size(first, lambda: SystemOneBatch.read(fill_model(parse_json(first, "line 1"), name)))
+    text = await open_json(request, first)
+    wire = await text.run(lambda: SystemOneBatch.read(fill_model(text.parse("line 1"), name)))
     questions = read_questions(wire)
     model = find_decision_model(request, authorized_models(request), wire.model)
     await check_batch(request, wire, model, questions)
@@ -36,15 +36,15 @@ async def answer_batch(request: Request) -> Response:
     async def answer(part: Request, line: Line) -> bytes:
         named = {}
         try:
-            await claim_values(line.content, request_context(part).claim)
-            given = await run_by_size(line.content, partial(read_line, line))
+            content = await open_json(part, line.content)
+            given = await content.run(partial(read_line, content, line.number))
             named = {"id": given.id} if given.id != "" else {}
             decision = replace(questions, state=read_state(given.state))
             found = await answer_questions(part, wire, model, decision)
             size = sum(len(scores.probabilities) for scores in found)
-            content = partial(write_systemone, wire.model or model.name, decision, found)
+            written = partial(write_systemone, wire.model or model.name, decision, found)
             return await run_off_loop(
-                size, lambda: encode_line(dumps_sliced({"index": line.index, **content(), **named}))
+                size, lambda: encode_line(dumps_sliced({"index": line.index, **written(), **named}))
             )
         except Overloaded:
             raise
@@ -55,13 +55,13 @@ async def answer_batch(request: Request) -> Response:
     return await run_while_connected(request, LineStream.open(answer_lines(request, lines, work)))
 
 
-def read_line(line: Line) -> StateLine:
+def read_line(content: JsonText, number: int) -> StateLine:
     """Raises BadRequest for a line that is no JSON, and for one without a state."""
-    match parse_json(line.content, f"line {line.number}"):
+    match content.parse(f"line {number}"):
         case str(text):
             return StateLine(state=text)
         case dict(value):
             return StateLine.read(value)
         case value:
             message = f'must be a text, or an object as in {{"state": "a text"}}, got {quote_json(value)}'
-            raise BadRequest(f"line {line.number}: {message}", param="state")
+            raise BadRequest(f"line {number}: {message}", param="state")

@@ -24,7 +24,7 @@ from ...shared.dialect import (
     server,
 )
 from ...shared.encoding_calls import collect_replies, json_response, reply_response, reply_size, start_replies
-from ...shared.json_body import parse_body, receive_json, run_by_size
+from ...shared.json_body import receive_json
 from ...shared.post_routes import add_post_routes
 from ...shared.streaming import JsonResponse, PartsResponse, run_while_connected
 from ..tokens import routes as token_routes
@@ -157,12 +157,12 @@ TOKENIZE_BODY = describe_body(TokenizeRequest, *token_routes.TOKENIZE_KINDS)
 )
 @router.post("/models/{name:path}/tokenize", openapi_extra=TOKENIZE_BODY, summary="The same of one model.")
 async def tokenize(request: Request) -> Response:
-    content = await receive_json(request)
-    value = await parse_body(content)
+    text = await receive_json(request)
+    value = await text.run(text.parse)
     prompt = token_routes.read_tokenize(value)
     if prompt is not None:
         return await run_while_connected(request, token_routes.answer_tokens(request, prompt))
-    wire = await run_by_size(content, lambda: TokenizeRequest.read(value))
+    wire = await text.run(lambda: TokenizeRequest.read(value))
     return await run_while_connected(request, answer_tokenize(request, wire))
 
 

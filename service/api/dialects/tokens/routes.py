@@ -13,7 +13,7 @@ from starlette.responses import Response
 from ....concurrency.outcome import run_on_thread
 from ....core.model import Model
 from ....core.request import Task
-from ....resources.request_memory import MemoryClaim
+from ....resources.request_memory import BYTES_PER_LISTED_TOKEN, MemoryClaim
 from ....text.generation_request import ChatMessages
 from ....text.tokenization import Decoding, spell_tokens
 from ...shared.dialect import (
@@ -98,6 +98,7 @@ def find_model(request: Request, name: str) -> Model:
 
 def write_tokens(model: Model, wire: TokenizeInput, ids: list[int], claim: MemoryClaim) -> dict[str, Any]:
     field = "prompt" if isinstance(wire, PromptRequest) else "messages"
+    claim.grow(BYTES_PER_LISTED_TOKEN * len(ids), "the list of tokens")
     pieces = spell_tokens(model, ids, claim, field) if wire.return_token_strs else None
     return {"count": len(ids), "max_model_len": model.max_tokens, "tokens": ids, "token_strs": pieces}
 

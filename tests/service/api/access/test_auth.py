@@ -15,8 +15,11 @@ from fastapi.routing import APIRoute
 from starlette.routing import Route
 
 from polyhead.service.api.access import middleware
+from polyhead.service.api.access.access_log import RequestRecord
 from polyhead.service.api.access.auth import ACCESS_RULES, Access, find_access_rule, required_access
 from polyhead.service.api.access.authorized_models import AuthorizedModels, Resolver
+from polyhead.service.api.access.recent_errors import KEPT_ERRORS
+from polyhead.service.api.access.request_context import RequestContext
 from polyhead.service.api.app import find_dialect
 from polyhead.service.config.keys import SCOPES, Key
 from polyhead.service.core.errors import Forbidden, PolyheadError, Unavailable
@@ -395,6 +398,22 @@ def test_a_key_sees_the_errors_of_its_own_models(app: FastAPI) -> None:
     some, every = (asked(app, ("GET", "/metrics/errors", bearer(key)))[0].json()["errors"] for key in ("narrow", "all"))
     assert [each["model"] for each in some] == ["open"]
     assert [each["model"] for each in every] == ["shut", "open"]
+
+
+def test_requests_of_strangers_and_of_another_key_push_out_no_error_of_the_server(app: FastAPI) -> None:
+    errors = app.state.server.recent_errors
+    context = RequestContext("it-failed", outcome="failed", reason="step_failed", model="open")
+    errors.add(RequestRecord(context, "POST", "/v1/completions", "/v1/completions", 500, 0.0))
+    posted(app, "all", {"/v1/chat/completions": {"model": "open", **TALKED, "top_p": 7}})
+    foreign = {"Origin": "https://elsewhere.example"}
+    strange = [("GET", "/v1/models", {}), ("GET", "/admin/x", bearer("wrong")), ("GET", "/v1/models", foreign)]
+    asked(app, *strange * KEPT_ERRORS, *[("GET", "/nowhere.php", bearer("all"))] * KEPT_ERRORS)
+    [answer] = asked(app, ("GET", "/metrics/errors", bearer("all")))
+    assert [each["code"] for each in answer.json()["errors"]] == ["invalid_request", "step_failed"]
+    for _ in range(KEPT_ERRORS + 1):
+        posted(app, "all", {"/v1/chat/completions": {"model": "open", **TALKED, "top_p": 7}})
+    [answer] = asked(app, ("GET", "/metrics/errors", bearer("all")))
+    assert [each["code"] for each in answer.json()["errors"]] == ["invalid_request"] * KEPT_ERRORS + ["step_failed"]
 
 
 def test_a_key_of_some_models_sees_only_its_own_errors_without_a_model(app: FastAPI) -> None:

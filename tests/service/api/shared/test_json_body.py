@@ -5,8 +5,10 @@ import asyncio
 import json
 import re
 import sys
+import threading
 import time
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import httpx
@@ -16,15 +18,21 @@ from fastapi import FastAPI
 from polyhead.service.api.dialects.openai import chat_messages
 from polyhead.service.api.dialects.responses import read as responses_read
 from polyhead.service.api.shared import json_body as body
-from polyhead.service.api.shared.json_body import count_members, parse_body, parse_json
+from polyhead.service.api.shared.json_body import count_members, parse_json
+from polyhead.service.concurrency.thread_pool import ThreadPool, WorkInfo
 from polyhead.service.core.errors import BadRequest
 from polyhead.service.resources.request_memory import ALLOCATOR_BYTES, Headroom
-from tests.support.scripted import Registry, application, ask, echo, model
+from tests.support.scripted import Registry, application, ask, echo, model, until
+
+
+@pytest.fixture
+def app(tiny_generator: Path) -> FastAPI:
+    return application(Registry([model(tiny_generator, "talker", "generate")], echo))
 
 
 def error_message(content: bytes) -> str:
     with pytest.raises(BadRequest) as caught:
-        parse_json(content)
+        parse_json(content, "the body")
     return caught.value.message
 
 
@@ -87,7 +95,7 @@ def test_invalid_json_is_rejected(content: bytes, expected: str) -> None:
     ],
 )
 def test_valid_json_is_read_unchanged(content: bytes) -> None:
-    assert parse_json(content) == json.loads(content)
+    assert parse_json(content, "the body") == json.loads(content)
 
 
 @pytest.mark.parametrize("size", [1, 2, 3, 7, 20])
@@ -95,7 +103,7 @@ def test_the_scan_finds_errors_across_the_limits_of_its_parts(monkeypatch: pytes
     monkeypatch.setattr(body, "SCAN_BYTES", size)
     assert "does not fit" in error_message(b'{"a\\\\":"\\"1","b":[1, 18446744073709551616]}')
     assert "the key 'a\"' twice" in error_message(b'{"a\\"": 1, "b": ":", "a\\"": 1}')
-    assert parse_json(b'["1234567890", 1234567890, 1234567890, "123456789012345678901"]')[1] == 1234567890
+    assert parse_json(b'["1234567890", 1234567890, 1234567890, "123456789012345678901"]', "the body")[1] == 1234567890
 
 
 def test_members_of_all_objects_are_counted() -> None:
@@ -104,23 +112,20 @@ def test_members_of_all_objects_are_counted() -> None:
     assert count_members(value, 1) == 1, "the count went on beyond the limit"
 
 
-def test_bodies_of_any_size_are_read_in_the_same_way() -> None:
+def test_bodies_of_any_size_are_read_in_the_same_way(app: FastAPI) -> None:
     """The large ones on a thread."""
     padding = b'"x": "%s", ' % (b"y" * 2 * body.SCAN_BYTES)
-    for content in (b'{%s"a": [1], "b": 2}', b'{%s"a": 1, "a": 2}', b'{%s"a": 99999999999999999999}'):
-        outcomes = []
-        for size in (b"", padding):
-            try:
-                value = asyncio.run(parse_body(content % size))
-                value.pop("x", None)
-                outcomes.append(value)
-            except BadRequest as error:
-                outcomes.append(error.message)
-        assert outcomes[0] == outcomes[1]
+    for content in (b'{%s"model": "talker", "prompt": []}', b'{%s"a": 1, "a": 2}', b'{%s"a": 99999999999999999999}'):
+        small, large = ask(app, ("/v1/completions", content % b""), ("/v1/completions", content % padding))
+        assert small.status_code == large.status_code == 400
+        if b"model" not in content:
+            assert small.json() == large.json()
+        else:
+            assert "x: is not a known field" in large.text
 
 
 def test_a_body_in_pieces_is_one_value() -> None:
-    assert parse_json(bytearray(b'{"a": [1, 2]}')) == {"a": [1, 2]}
+    assert parse_json(bytearray(b'{"a": [1, 2]}'), "the body") == {"a": [1, 2]}
 
 
 PATHS = (
@@ -231,27 +236,77 @@ def test_arguments_of_all_calls_are_counted_before_they_are_read(
 
 
 @pytest.mark.parametrize(
-    ("content", "threads"),
+    ("content", "runs"),
     [
         (b"[" + b"1," * body.INLINE_VALUES + b"1]", 1),
         (b"[" + b"1," * 100 + b"1]", 0),
         (b'"' + b"," * 10_000 + b'"', 0),
-        (b'"' + b"a" * body.SCAN_BYTES + b'"', 1),
+        (b'"' + b"a" * body.SCAN_BYTES + b'"', 2),
     ],
     ids=["many values", "few values", "commas of a text", "a long text"],
 )
-def test_a_body_of_many_values_is_parsed_on_a_thread(
-    content: bytes, threads: int, monkeypatch: pytest.MonkeyPatch
+def test_a_body_is_counted_once_and_parsed_on_a_thread_if_it_is_long(
+    app: FastAPI, content: bytes, runs: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    used, real = list[str](), body.run_on_thread
+    used, counted, run, count = list[str](), list[bytes](), ThreadPool.run, body.count_json
 
-    async def counting(function: Any) -> Any:
-        used.append("thread")
-        return await real(function)
+    async def running(self: ThreadPool, function: Any, piece: WorkInfo) -> Any:
+        used.append(piece.label)
+        return await run(self, function, piece)
 
-    monkeypatch.setattr(body, "run_on_thread", counting)
-    assert asyncio.run(parse_body(content)) == json.loads(content)
-    assert len(used) == threads
+    def counting(text: bytes) -> body.JsonCounts:
+        counted.append(bytes(text))
+        return count(text)
+
+    monkeypatch.setattr(ThreadPool, "run", running)
+    monkeypatch.setattr(body, "count_json", counting)
+    (answer,) = ask(app, ("/v1/completions", content))
+    assert "the body: must be an object" in answer.text
+    assert used == ["reading the body"] * runs
+    assert counted == [content]
+
+
+def test_large_bodies_of_one_key_do_not_delay_the_body_of_another(
+    tiny_generator: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """While all threads are busy, twenty bodies of one key wait, and then one of another key comes."""
+    app = application(Registry([model(tiny_generator, "talker", "generate")], echo), api_keys="many=k1,one=k2")
+    parsed, counted, free = list[bytes](), list[bytes](), threading.Event()
+    loads, count = body.orjson.loads, body.count_json
+
+    def parsing(text: bytes) -> Any:
+        parsed.append(bytes(text[2:5]))
+        free.wait()
+        return loads(text)
+
+    def counting(text: bytes) -> body.JsonCounts:
+        counted.append(text)
+        return count(text)
+
+    monkeypatch.setattr(body, "orjson", SimpleNamespace(loads=parsing, JSONDecodeError=body.orjson.JSONDecodeError))
+    monkeypatch.setattr(body, "count_json", counting)
+
+    async def run() -> None:
+        async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://localhost") as client:
+
+            def send(name: bytes, key: str) -> asyncio.Task[httpx.Response]:
+                content = b'{"%s":[%s]}' % (name, b",".join([b"1"] * 2 * body.INLINE_VALUES))
+                headers = {"Authorization": f"Bearer {key}"}
+                return asyncio.create_task(client.post("/v1/completions", content=content, headers=headers))
+
+            sent = [send(b"man", "k1") for _ in range(20)]
+            await until(lambda: len(counted) == 20)
+            sent.append(send(b"one", "k2"))
+            await until(lambda: len(counted) == 21)
+            free.set()
+            await asyncio.gather(*sent)
+
+    try:
+        asyncio.run(run())
+    finally:
+        free.set()
+    assert len(parsed) == 21
+    assert parsed.index(b"one") <= 4, "the threads finish what they have begun; then it is the other key's turn"
 
 
 SHAPES = {
@@ -274,7 +329,7 @@ def measure_values(value: Any) -> int:
 
 @pytest.mark.parametrize("shape", SHAPES)
 def test_values_take_no_more_memory_than_is_claimed(shape: str) -> None:
-    assert measure_values(parse_json(SHAPES[shape])) <= body.count_json(SHAPES[shape]).memory
+    assert measure_values(parse_json(SHAPES[shape], "the body")) <= body.count_json(SHAPES[shape]).memory
 
 
 def test_memory_for_values_is_claimed_before_they_are_made(tiny_classifier: Path) -> None:

@@ -2,6 +2,7 @@
 
 import asyncio
 import threading
+import tracemalloc
 from collections import deque
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
 from pathlib import Path
@@ -16,10 +17,12 @@ from polyhead.service.api.dialects.hf import routes as hf
 from polyhead.service.api.dialects.oip import routes as oip
 from polyhead.service.api.dialects.ollama import routes as ollama
 from polyhead.service.api.dialects.openai import routes as openai
+from polyhead.service.api.dialects.openai.write import write_text_logprobs
 from polyhead.service.api.dialects.responses import routes as responses
 from polyhead.service.api.dialects.tgi import routes as tgi
 from polyhead.service.api.shared import generation_calls as generating
 from polyhead.service.api.shared import streaming as stream
+from polyhead.service.api.shared.openai_errors import write_scored_token
 from polyhead.service.api.shared.streaming import MAX_OBJECTS, dumps_sliced
 from polyhead.service.concurrency.time_slices import SLICE_SIZE, TOKENS_PER_SLICE
 from polyhead.service.core.errors import Overloaded
@@ -329,7 +332,7 @@ class CallWithMemory:
 LARGE = AnswerDelta((), drawn(generating.CLAIM_STEP // 21 + 1, 20))
 
 
-BYTES = generating.SCORE_BYTES * generating.count_scores(LARGE.logprobs)
+BYTES = generating.score_memory(LARGE.logprobs)
 
 
 def test_log_probabilities_claim_memory() -> None:
@@ -360,7 +363,7 @@ def test_a_call_that_has_ended_frees_its_memory(tiny_generator: Path, monkeypatc
 
     def noted(self: MemoryClaim, size: int, what: str) -> None:
         real(self, size, what)
-        taken.append((self, size))
+        taken.append((self, size if what == "the answer" else 0))
 
     async def act(client: Client) -> None:
         monkeypatch.setattr(MemoryClaim, "grow", noted)
@@ -369,6 +372,46 @@ def test_a_call_that_has_ended_frees_its_memory(tiny_generator: Path, monkeypatc
         assert answer.status_code == 200, answer.text[:300]
 
     served(act, {"chat": tiny_generator})
-    scored = [claim for claim, size in taken if size and not size % generating.SCORE_BYTES]
+    scored = [claim for claim, size in taken if size]
     assert len(scored) >= 5
     assert all(claim._size == 0 for claim in scored)
+
+
+def list_scores(tokens: Sequence[TokenLogprobs]) -> list[Any]:
+    return [
+        write_scored_token(each.token) | {"top_logprobs": [write_scored_token(one) for one in each.top]}
+        for each in tokens
+    ]
+
+
+@pytest.mark.parametrize("data", [b"\x80" * 400, b"\0" * 400, b'"' * 400, "語".encode() * 100, b"a"])
+@pytest.mark.parametrize("write", [list_scores, write_text_logprobs])
+def test_log_probabilities_take_no_more_than_is_claimed_whatever_their_tokens_spell(
+    data: bytes, write: Callable[[Sequence[TokenLogprobs]], Any]
+) -> None:
+    token = ScoredToken(data, -1.2345678901234567, 5)
+    others = tuple(ScoredToken(data + b"%d" % number, -1.2345678901234567, 6) for number in range(3))
+    tokens = [TokenLogprobs(token, 1000, others, 5)] * 200
+    tracemalloc.start()
+    try:
+        written = dumps_sliced(write(tokens))
+        assert max(tracemalloc.get_traced_memory()[1], len(written)) <= generating.score_memory(tokens)
+    finally:
+        tracemalloc.stop()
+
+
+@pytest.mark.parametrize("text", ["\0" * 3000, '"\\' * 1500, "é語😀\ufffd" * 700])
+def test_long_texts_are_written_in_parts_as_they_are_in_one(text: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    sizes = list[int]()
+
+    def dumps(value: Any, **options: Any) -> bytes:
+        written = orjson.dumps(value, **options)
+        sizes.append(len(written))
+        return written
+
+    content = {"prompt": text, "few": [1], "all": [text, "a"], "one": {"text": text}}
+    monkeypatch.setattr(stream, "orjson", SimpleNamespace(dumps=dumps))
+    written = dumps_sliced(content), dumps_sliced({"prompt": text})
+    monkeypatch.undo()
+    assert written == (orjson.dumps(content), orjson.dumps({"prompt": text}))
+    assert max(sizes) <= 6 * stream.MAX_CHARACTERS + 2

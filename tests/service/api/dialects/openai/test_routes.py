@@ -587,7 +587,7 @@ def test_the_echo_of_each_answer_claims_memory(models: list[Model], monkeypatch:
     body = GO_ON | {"prompt": "The fox", "echo": True, "max_tokens": 1}
     monkeypatch.setattr(UNBOUNDED_HEADROOM, "_free_bytes", 0)
     monkeypatch.setattr(UNBOUNDED_HEADROOM, "_reserved", 0)  # guides of other tests may be kept in caches
-    monkeypatch.setattr(routes, "BYTES_PER_WRITTEN_CHARACTER", MIN_REQUEST_BYTES // 10)
+    monkeypatch.setattr(routes, "BYTES_PER_WRITTEN_BYTE", MIN_REQUEST_BYTES // 10)
     one, two = ask(app, ("/v1/completions", body), ("/v1/completions", body | {"n": 2}))
     assert one.status_code == 200, one.text
     assert two.status_code == 413

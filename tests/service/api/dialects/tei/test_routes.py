@@ -216,7 +216,7 @@ def test_memory_is_claimed_for_names_of_special_tokens(app: FastAPI, monkeypatch
     monkeypatch.setattr(UNBOUNDED_HEADROOM, "_free_bytes", 0)
     monkeypatch.setattr(UNBOUNDED_HEADROOM, "_reserved", 0)  # guides of other tests may be kept in caches
     assert ask(app, ("/models/judge/tokenize", body))[0].status_code == 200
-    monkeypatch.setattr(tokenization, "BYTES_PER_WRITTEN_CHARACTER", MIN_REQUEST_BYTES)
+    monkeypatch.setattr(tokenization, "BYTES_PER_WRITTEN_BYTE", MIN_REQUEST_BYTES)
     [answer] = ask(app, ("/models/judge/tokenize", body))
     assert answer.status_code == 413
     assert "inputs: the names of its 2 tokens, 10 bytes, takes about" in answer.text

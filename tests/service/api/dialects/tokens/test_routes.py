@@ -1,5 +1,6 @@
 """Tokenize and detokenize in vLLM's format, and the prompt that a conversation becomes."""
 
+import tracemalloc
 from pathlib import Path
 from typing import Any
 
@@ -7,12 +8,24 @@ import pytest
 from fastapi import FastAPI
 
 from polyhead.models.chat import ChatTemplate
+from polyhead.models.tokenizer.token_text import byte_alphabet
+from polyhead.service.api.shared.streaming import dumps_sliced
 from polyhead.service.core.model import Model
 from polyhead.service.core.request import Generate
-from polyhead.service.resources.request_memory import MIN_REQUEST_BYTES, UNBOUNDED_HEADROOM
+from polyhead.service.resources.request_memory import (
+    BYTES_PER_WRITTEN_BYTE,
+    MIN_REQUEST_BYTES,
+    UNBOUNDED_HEADROOM,
+    Headroom,
+    MemoryClaim,
+    json_size,
+    max_token_size,
+)
 from polyhead.service.text import tokenization
+from polyhead.service.text.tokenization import Decoding, decode_texts
 from tests.support.scripted import TEMPLATE, Registry, application, ask, echo, model
 
+FIXED_BYTES = 1 << 16  # of one part and of counters, however long the text is
 TALK = [{"role": "user", "content": "größer 日本"}]
 WRITTEN = "<user>größer 日本<assistant>"
 OPENED = TEMPLATE.replace("<assistant>", "{% if add_generation_prompt %}<assistant>{% endif %}")
@@ -102,7 +115,7 @@ def test_memory_is_claimed_before_texts_of_tokens_are_made(
     body = body if path.startswith("/models") else body | {"model": "talker"}
     monkeypatch.setattr(UNBOUNDED_HEADROOM, "_free_bytes", 0)
     monkeypatch.setattr(UNBOUNDED_HEADROOM, "_reserved", 0)  # guides of other tests may be kept in caches
-    monkeypatch.setattr(tokenization, "BYTES_PER_WRITTEN_CHARACTER", MIN_REQUEST_BYTES)
+    monkeypatch.setattr(tokenization, "BYTES_PER_WRITTEN_BYTE", MIN_REQUEST_BYTES)
     (refused,) = ask(app, (path, body))
     assert refused.status_code == 413, refused.text
     assert sentence in refused.text
@@ -116,6 +129,50 @@ def test_memory_is_claimed_before_texts_of_tokens_are_made(
     monkeypatch.undo()
     (answer,) = ask(app, (path, body))
     assert answer.status_code == 200, answer.text
+
+
+@pytest.mark.parametrize("spelled", ["\0", "\x80", '"', "a", "\0😀", "\x80😀", "a😀"])
+def test_texts_of_tokens_take_no_more_memory_than_is_claimed(models: list[Model], spelled: str) -> None:
+    """U+0080 stands for its byte, which is no text alone: its token becomes a replacement character."""
+    tokenizer, claim = models[0].tokenizer, MemoryClaim(Headroom())
+    character = {byte: char for char, byte in byte_alphabet().items()}
+    ids = [id for code in map(ord, spelled) if code < 256 and (id := tokenizer.token_id(character[code])) is not None]
+    rows = [[*(ids * 40_000), *(tokenizer.encode(spelled[1:], special=False).ids if spelled[1:] else ())]]
+    assert len(rows[0]) >= 40_000
+    decode_texts(models[0], Decoding(rows, "tokens"), MemoryClaim(Headroom()), lambda: None)  # the caches are filled
+    tracemalloc.start()
+    try:
+        [text] = decode_texts(models[0], Decoding(rows, "tokens"), claim, lambda: None)
+        written = dumps_sliced({"prompt": text})
+        most = tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+    assert max(most - FIXED_BYTES, len(written)) <= claim._size
+    assert len(written) >= (6 if spelled[0] == "\0" else 1) * 40_000
+
+
+def test_a_prompt_that_answers_repeat_is_claimed_as_it_is_written(
+    app: FastAPI, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    prompt, claims = "\0" * 40, list[int]()
+    grow = MemoryClaim.grow
+
+    def noted(self: MemoryClaim, size: int, what: str) -> None:
+        grow(self, size, what)
+        claims.append(size if "repeats" in what else 0)
+
+    monkeypatch.setattr(MemoryClaim, "grow", noted)
+    body = {"model": "talker", "prompt": prompt, "n": 3, "echo": True, "max_tokens": 1}
+    answer = ask(app, ("/v1/completions", body))[0]
+    assert answer.status_code == 200, answer.text
+    assert answer.content.count(rb"\u0000") >= 3 * 40
+    assert sum(claims) == BYTES_PER_WRITTEN_BYTE * 3 * 40 * len(rb"\u0000")
+
+
+def test_names_of_tokens_are_claimed_as_they_are_written() -> None:
+    assert json_size('a"\0\ufffd') == len(r"""a\"\u0000""") + 3
+    assert max_token_size(b"\xe2\x82\x80\x80\0a") == 3 + 3 + 6 + 1
+    assert max_token_size(b"\xe2\x82") == 6
 
 
 def test_the_route_of_text_embeddings_inference_has_its_own_format(app: FastAPI) -> None:
