@@ -29,7 +29,7 @@ TOKENS = tuple(range(5, 15))
 def worker(tiny_classifier: Path) -> ExplainWorker:
     loaded: Any = checkpoint.load(str(tiny_classifier))
     return ExplainWorker(
-        InstrumentedNetwork(loaded.network, loaded.head), loaded.head, model="judge", reads=False, piece=10
+        InstrumentedNetwork(loaded.network, loaded.head), loaded.head, model="judge", answers="classify", piece=10
     )
 
 
@@ -139,7 +139,7 @@ def test_nan_attributions_are_an_error(worker: ExplainWorker, tiny_classifier: P
     loaded: Any = checkpoint.load(str(tiny_classifier))
     loaded.head.out.weight.data.fill_(float("inf"))
     broken = ExplainWorker(
-        InstrumentedNetwork(loaded.network, loaded.head), loaded.head, model="judge", reads=False, piece=10
+        InstrumentedNetwork(loaded.network, loaded.head), loaded.head, model="judge", answers="classify", piece=10
     )
     [ticket] = ask(broken, why("gradient_x_input"))
     finish(broken)

@@ -2,11 +2,9 @@
 
 import re
 from dataclasses import replace
-from typing import Any, Self, get_args
+from typing import Any, get_args
 
 import pytest
-from torch.utils.flop_counter import FlopCounterMode
-from torch.utils.module_tracker import ModuleTracker
 
 from polyhead.models.checkpoint import Checkpoint, load
 from polyhead.models.explain import ExplanationRequest, InputTokens, Method, estimate_operations, explain
@@ -15,7 +13,7 @@ from polyhead.models.network.model_config import ModelConfig
 from polyhead.service.config.settings import Settings
 from polyhead.service.core.errors import AnswerTooLarge
 from polyhead.service.runtime.explain_cost import CHUNK_TOKENS, GIGA, WorkLimit
-from tests.support.explained import KINDS, both, driven
+from tests.support.explained import KINDS, both, count_operations, driven
 
 ROWS = 32
 METHODS = [method for method in get_args(Method) if method != "attention_flow"]  # mostly operations of other kinds
@@ -58,31 +56,9 @@ def test_operations_are_those_that_torch_counts(
     asked = ExplanationRequest(
         text, method, goals, steps=5, baseline=0, window=3, compared_text=text if kind == "bert-vector" else None
     )
-    counter = FlopCounterMode(display=False)
-    counter.mod_tracker = PlainTracker()
-    with counter:
-        driven(explain(watched, asked, piece=CHUNK_TOKENS))
-    counted, estimated = (
-        counter.get_total_flops(),
-        estimate_operations(loaded.config, loaded.decoder_config, asked, CHUNK_TOKENS),
-    )
+    counted = count_operations(lambda: driven(explain(watched, asked, piece=CHUNK_TOKENS)))
+    estimated = estimate_operations(loaded.config, loaded.decoder_config, asked, CHUNK_TOKENS)
     assert 0.9 * counted <= estimated <= 1.5 * counted
-
-
-class PlainTracker(ModuleTracker):
-    """Counts all operations as one total: torch's own counter hooks each module's inputs, which may not be autograd
-    leaves.
-    """
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.parents = {"Global"}
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *args: object) -> None:
-        pass
 
 
 def request_of(method: Method, rows: int, goals: int = 1, steps: int = 50) -> ExplanationRequest:
