@@ -224,12 +224,24 @@ def test_the_chosen_option_is_explained(server: Process, model: str) -> None:
     assert all(0 <= start < end <= len("A good fox.") for start, end in spans)
 
 
+@pytest.mark.parametrize("model", ["nli", "ranker"])
+def test_questions_and_options_are_no_part_of_an_explanation(server: Process, model: str) -> None:
+    """The baseline of an encoder has them as the text has, so the difference is divided among the characters."""
+    asked = {**PLACE, "explain": {"method": "integrated_gradients", "steps": 10}}
+    found = ask(server, model=model, state="A good fox.", instructions="Read.", questions={"q": asked})["answers"]["q"]
+    [attribution] = found["explanation"]["attributions"]
+    total = sum(each["score"] for each in attribution["characters"])
+    assert total == pytest.approx(attribution["completeness"]["sum"], abs=1e-5)
+    assert abs(total) > 1e-3
+
+
 RAW = {"type": "choice", "instructions": "what is it", "criteria": {"animal": None, "person": "a person was born"}}
 PREFIX = "Read this."  # before the state, for the model
 
 
-@pytest.mark.parametrize("model", ["texts", "marks", "schema"])
-@pytest.mark.parametrize("kind", ["choice", "noul"])
+@pytest.mark.parametrize(
+    ("model", "kind"), [("texts", "choice"), ("texts", "noul"), ("marks", "choice"), ("schema", "noul")]
+)
 def test_models_that_read_options_beside_the_text_are_explained(server: Process, model: str, kind: str) -> None:
     """By integrated gradients, which are complete over the characters of the state; the score is that of the answer."""
     state = "The [MASK] fox\u2014İ runs over Marie Curie"
