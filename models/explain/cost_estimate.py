@@ -157,8 +157,10 @@ def estimate_operations(
     operations that fit in that time, on a core with about 50 GFLOP a second. `config`, `body` and `head`: see
     `estimate_bytes`.
     """
-    passes = _network_operations(config, body, request, piece)
-    return passes + 2 * head.numbers * request.text.row_count * _count_passes(request) if request.goals else passes
+    operations = _network_operations(config, body, request, piece)
+    if request.goals:
+        operations += 2 * head.numbers * request.text.row_count * _count_passes(request)
+    return operations
 
 
 def _count_passes(request: ExplanationRequest) -> int:

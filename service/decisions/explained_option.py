@@ -24,8 +24,8 @@ from .generator_reads import LabelRead
 from .question import DecisionRequest, OptionScores, Question
 
 DEFAULT_METHOD: ExplainMethod = "gradient_x_input"
-# The networks of these models begin with a norm of the token embeddings alone, whose length therefore changes nothing:
-# gradients times input are near zero.
+# Published networks of these models begin with a norm of the token embeddings alone, whose length therefore changes
+# nothing: gradients times input are near zero.
 DEFAULT_METHODS: Mapping[Task, ExplainMethod] = dict.fromkeys(("label_texts", "decide"), "integrated_gradients")
 
 

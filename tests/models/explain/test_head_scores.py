@@ -89,6 +89,18 @@ def test_integrated_gradients_are_complete_over_the_text(loaded: Checkpoint, ins
     assert got.score == pytest.approx(float(instrumented.scores(TEXT)[0, 1]), abs=1e-5)
 
 
+def test_gradients_times_input_are_near_zero_where_a_norm_comes_first(
+    loaded: Checkpoint, instrumented: InstrumentedNetwork
+) -> None:
+    """Networks that add positions before the norm are different, so integrated gradients are the default."""
+    sizes = []
+    for method in ("gradient_x_input", "integrated_gradients"):
+        request = replace(build_request(method, steps=10), goals=GOALS[:1])
+        [got] = explained(explain(instrumented, request)).attributions
+        sizes.append(float(abs(got.values[list(TEXT_ROWS)]).max()))
+    assert (sizes[0] < 0.05 * sizes[1]) == (loaded.config.position != "learned")
+
+
 def test_occlusion_is_the_change_of_the_score(loaded: Checkpoint, instrumented: InstrumentedNetwork) -> None:
     embedded = instrumented.embeddings(TEXT)
     [got, _] = explained(explain(instrumented, build_request("occlusion"))).attributions
