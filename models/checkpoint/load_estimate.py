@@ -8,6 +8,7 @@ from math import prod
 import torch
 from torch import Tensor
 
+from ..explain.cost_estimate import HeadSize, measure_head
 from ..native.packed_network import INT4, INT4_SHIFTED, INT8, INT8_SHIFTED, WEIGHT_BITS
 from ..network.heads import LanguageHead
 from ..parallel import Cut
@@ -36,8 +37,9 @@ class LoadSize:
     the largest that is read whole and then cut. `computed`: the most float32 numbers beside the network while
     one tensor is computed (merged with an adapter, or multiplied by scales). `tokenizer` is in bytes.
 
-    `head`: numbers in the head, those shared with the network included. `tied`: a generator whose output matrix is the
-    token embedding. `bits`: see models.native.step_memory.
+    `head`: numbers in the head, those shared with the network included. `explained_head`: its size where explanations
+    compute all of it. `tied`: a generator whose output matrix is the token embedding. `bits`: see
+    models.native.step_memory.
     """
 
     parameters: int
@@ -48,6 +50,7 @@ class LoadSize:
     tokenizer: int
     tied: bool
     bits: Mapping[str, float]
+    explained_head: HeadSize
 
     def weight_bytes(self, dtype: torch.dtype) -> int:
         """Bytes of the weights in memory."""
@@ -79,6 +82,7 @@ def estimate_load(description: Description) -> LoadSize:
         tokenizer=max(
             description.tokenizer.vocab_size * TOKEN_BYTES, description.tokenizer.text_size * CHARACTER_BYTES
         ),
+        explained_head=measure_head(head),
         tied=isinstance(head, LanguageHead) and head.output.weight is network.tokens.weight,
         bits={
             ours: WEIGHT_BITS[format]

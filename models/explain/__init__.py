@@ -7,7 +7,7 @@ the steps of a busy thread. Attention rollout and flow: max_flow.py; gradients: 
 from collections.abc import Callable, Generator
 
 from .attention_weights import attention, attention_flow, attention_rollout
-from .cost_estimate import estimate_bytes, estimate_operations
+from .cost_estimate import FEW_CELLS, HeadSize, estimate_bytes, estimate_operations, measure_head
 from .explain_types import (
     PIECE_ROWS,
     AttentionWeights,
@@ -23,6 +23,7 @@ from .instrumented_network import InstrumentedNetwork
 from .occlusion import occlusion
 
 __all__ = [
+    "FEW_CELLS",
     "METHODS",
     "PIECE_ROWS",
     "AttentionWeights",
@@ -30,12 +31,14 @@ __all__ = [
     "Explanation",
     "ExplanationRequest",
     "Goal",
+    "HeadSize",
     "InputTokens",
     "InstrumentedNetwork",
     "Method",
     "estimate_bytes",
     "estimate_operations",
     "explain",
+    "measure_head",
 ]
 
 Steps = Generator[None, None, Explanation]

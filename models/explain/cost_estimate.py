@@ -1,14 +1,19 @@
 """Upper bounds of the memory and the time of an explanation, from the configuration and the request.
 
 A backward pass needs what every layer kept of its rows; a forward pass only what one layer holds at a time. What grows
-with pairs of rows is counted separately.
+with pairs of rows is counted separately. What a head computes is small beside a network, except for heads that score
+labels or options beside the text: they have matrices for all rows.
 """
 
+from dataclasses import dataclass
 from math import ceil
+
+from torch import nn
 
 from ..network.model_config import ModelConfig
 from .attention_probe import SCORE_ROWS
 from .explain_types import PIECE_ROWS, ExplanationRequest, InputTokens
+from .head_scores import RowReadingHead
 from .occlusion import windows
 
 FLOAT32_BYTES = 4
@@ -23,15 +28,44 @@ SCAN_OVERHEAD = 1_000_000  # operations in the time that launching the calls of 
 EDGE_OPERATIONS = 2000  # operations in the time that one flow takes for one edge, on one core
 
 
-def estimate_bytes(config: ModelConfig, body: ModelConfig, request: ExplanationRequest, piece: int = PIECE_ROWS) -> int:
+@dataclass(frozen=True)
+class HeadSize:
+    """What a head computes for a row, at most: all products of its matrices, which have so many `numbers`, and their
+    inputs and outputs, which are so many `features`."""
+
+    numbers: int = 0
+    features: int = 0
+
+
+FEW_CELLS = HeadSize()  # of heads that compute some cells of the scores
+
+
+def measure_head(head: nn.Module) -> HeadSize:
+    """The size of a head, which may be on the meta device."""
+    if not isinstance(head, RowReadingHead):
+        return FEW_CELLS
+    matrices = [matrix for matrix in head.parameters() if matrix.dim() > 1]
+    return HeadSize(sum(matrix.numel() for matrix in matrices), sum(sum(matrix.shape) for matrix in matrices))
+
+
+def estimate_bytes(
+    config: ModelConfig,
+    body: ModelConfig,
+    request: ExplanationRequest,
+    piece: int = PIECE_ROWS,
+    head: HeadSize = FEW_CELLS,
+) -> int:
     """Bytes of an explanation, without the weights and the answer's JSON.
 
-    `config` and `body` are as in models.checkpoint.Checkpoint: two for an encoder-decoder.
+    `config` and `body` are as in models.checkpoint.Checkpoint: two for an encoder-decoder. `head`: see `measure_head`.
     """
     text = request.text
     count = max(1, piece // max(1, text.row_count)) if request.method in ("integrated_gradients", "occlusion") else 1
     needs_gradients = request.method in GRADIENT_METHODS
     total = _stack_bytes(body, len(text.tokens), count, needs_gradients)
+    if request.goals:
+        kept = 2 if needs_gradients else 1  # features, and their gradients
+        total += FLOAT32_BYTES * count * len(text.tokens) * kept * head.features
     if text.source:
         total += _stack_bytes(config, len(text.source), count, needs_gradients) + _cross_attention_bytes(
             body, request, count, needs_gradients
@@ -111,13 +145,39 @@ def _weight_buffer_bytes(config: ModelConfig, body: ModelConfig, request: Explan
 
 
 def estimate_operations(
-    config: ModelConfig, body: ModelConfig, request: ExplanationRequest, piece: int = PIECE_ROWS
+    config: ModelConfig,
+    body: ModelConfig,
+    request: ExplanationRequest,
+    piece: int = PIECE_ROWS,
+    head: HeadSize = FEW_CELLS,
 ) -> int:
     """Floating-point operations of all passes, forward and backward; a product that is added counts as two.
 
     What takes time without being such an operation (reading weights for few rows, launching calls, flows) counts as the
-    operations that fit in that time, on a core with about 50 GFLOP a second. `config` and `body`: see `estimate_bytes`.
+    operations that fit in that time, on a core with about 50 GFLOP a second. `config`, `body` and `head`: see
+    `estimate_bytes`.
     """
+    operations = _network_operations(config, body, request, piece)
+    if request.goals:
+        operations += 2 * head.numbers * request.text.row_count * _count_passes(request)
+    return operations
+
+
+def _count_passes(request: ExplanationRequest) -> int:
+    """Passes of one text through the head, forward and backward."""
+    match request.method:
+        case "gradient_x_input":
+            return 1 + len(request.goals)
+        case "integrated_gradients":
+            return (1 + len(request.goals)) * request.steps + 2
+        case "occlusion":
+            return 1 + sum(1 for _ in windows(request))
+        case _:
+            return 0
+
+
+def _network_operations(config: ModelConfig, body: ModelConfig, request: ExplanationRequest, piece: int) -> int:
+    """As `estimate_operations`, without the head."""
     text, goals = request.text, max(len(request.goals), 1)
     together = max(1, piece // max(1, text.row_count))
     total = (

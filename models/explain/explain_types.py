@@ -7,6 +7,8 @@ from typing import Literal
 import numpy as np
 from numpy.typing import NDArray
 
+from ..core.decision_prompt import PromptKind
+
 Method = Literal[
     "attention", "attention_rollout", "attention_flow", "gradient_x_input", "integrated_gradients", "occlusion"
 ]
@@ -22,11 +24,17 @@ class InputTokens:
     token.
 
     Where rows of both are counted, as in `kept_rows` and `Attribution.values`, those of the source come first.
+
+    A head that compares a text with labels reads these at `label_rows` and the text at `text_rows`. A head that answers
+    questions of the kind `question` reads their options at `label_rows`.
     """
 
     tokens: tuple[int, ...]
     segments: tuple[int, ...] = ()  # empty: all zero
     source: tuple[int, ...] = ()
+    label_rows: tuple[int, ...] = ()
+    text_rows: tuple[int, ...] = ()
+    question: PromptKind = "choice"
 
     @property
     def row_count(self) -> int:

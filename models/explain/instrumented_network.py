@@ -143,15 +143,15 @@ class InstrumentedNetwork:
     def read_goals(self, request: ExplanationRequest, piece: int) -> Generator[None, None, GoalReader]:
         """The reader of the goals' values from states. Yields as `states_in_pieces` does."""
         if request.compared_text is None:
-            return GoalReader(self.head, request.goals, None)
+            return GoalReader(self.head, request)
         states = yield from self.states_in_pieces([request.compared_text], piece)
         with torch.no_grad():
-            return GoalReader(self.head, request.goals, head_scores.pooled_vectors(cast(Pooler, self.head), states))
+            return GoalReader(self.head, request, head_scores.pooled_vectors(cast(Pooler, self.head), states))
 
     @torch.no_grad()
     def scores(self, text: InputTokens, rows: Sequence[int] = (), beside: InputTokens | None = None) -> Tensor:
-        """Raw scores: [1, C] of labels; [T, C] if the head scores every row, or [R, C] for those `rows`; [1, 1] of an
-        embedder, the cosine with the text `beside`.
+        """Raw scores: [1, C] of labels or options; [T, C] if the head scores every row, or [R, C] for those `rows`;
+        [1, 1] of an embedder, the cosine with the text `beside`.
 
         Row r of a generator or encoder-decoder is for the token after row r.
         """
@@ -160,6 +160,8 @@ class InstrumentedNetwork:
             assert beside is not None
             other = head_scores.pooled_vectors(self.head, self.states([beside]))
             return head_scores.similarity(self.head, states, other)
+        if isinstance(self.head, head_scores.RowReadingHead):
+            return head_scores.label_scores(self.head, states, text)
         needed = [0] if isinstance(self.head, SequenceHead) else list(rows or range(len(text.tokens)))
         some, matrix, bias = head_scores.final_product(self.head, states, needed)
         return F.linear(some[0], matrix, bias)

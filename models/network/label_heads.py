@@ -57,7 +57,9 @@ class Recurrence(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         memory = x.new_zeros(2 * self.depth, 1, self.memory_width)
         weights = [getattr(self, name) for name in self.parameter_names]
-        out: Tensor = torch.lstm(x[None], (memory, memory), weights, True, self.depth, 0.0, False, True, True)[0]
+        # On some devices only the training mode has gradients; without dropout the result is the same.
+        train = x.requires_grad
+        out: Tensor = torch.lstm(x[None], (memory, memory), weights, True, self.depth, 0.0, train, True, True)[0]
         return out[0]
 
 

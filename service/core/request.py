@@ -198,6 +198,7 @@ class ExplainTextRequest:
     `heads` are returned; empty: all.  `baseline` is the neutral token, -1: a zero vector; `kept_rows` stay unchanged in
     the baseline.  For a model that reads one sequence and writes another, `source` is what it read and `tokens` what it
     wrote, and rows are counted from the start of the source.  An embedding is compared with that of `compared_tokens`.
+    `label_rows`, `text_rows` and `question` are as in Encode; the scores of the labels or options are one row.
     """
 
     id: str
@@ -213,6 +214,9 @@ class ExplainTextRequest:
     kept_rows: frozenset[int] = frozenset()
     window: int = 1  # tokens that occlusion hides together
     compared_tokens: tuple[int, ...] = ()
+    label_rows: tuple[int, ...] = ()
+    text_rows: tuple[int, ...] = ()
+    question: PromptKind = "choice"
     terms: Terms = DEFAULT_TERMS
     adapter: int = 0  # always 0: an adapter is explained by a network of its own
 

@@ -19,10 +19,11 @@ FALSE, TRUE = "false", "true"
 @dataclass(frozen=True, slots=True)
 class DeciderRead:
     """The requests for some questions of a call, each with its options in one order. `indices` are their places among
-    the questions.
+    the questions, and `asked` is what the model reads for them.
     """
 
     indices: tuple[int, ...]
+    asked: QuestionedText
     encoded: EncodedDecision
 
     @property
@@ -39,9 +40,14 @@ class DeciderRead:
             shares = softmax(np.asarray(row, np.float64)).tolist()
             usage = NO_USAGE if place.request in counted else usages[place.request]
             counted.add(place.request)
-            is_reversed = questions[index].kind == "predicate"
-            found[index] = OptionScores(tuple(shares[::-1] if is_reversed else shares), usage=usage)
+            options = (find_model_option(questions[index], option) for option in range(len(shares)))
+            found[index] = OptionScores(tuple(shares[option] for option in options), usage=usage)
         return found
+
+    def find_cell(self, index: int, question: Question, option: int) -> tuple[Encode, int]:
+        """The request that the score of an option of a question comes from, and the column of its output."""
+        place = self.encoded.scores[self.indices.index(index)]
+        return self.requests[place.request], place.first + place.order.index(find_model_option(question, option))
 
 
 def read_deciders(
@@ -59,8 +65,13 @@ def read_deciders(
         asked = tuple(write_question(request.questions[index], orders[index][turn]) for index in indices)
         wanted = QuestionedText(request.field, text, asked, request.is_joint)
         encoded = read_decision(model, wanted, f"{call}-{turn}", terms, check)
-        reads.append(DeciderRead(indices, encoded))
+        reads.append(DeciderRead(indices, wanted, encoded))
     return reads
+
+
+def find_model_option(question: Question, option: int) -> int:
+    """The index of an option as these models know it: theirs of a predicate are false and true."""
+    return len(question.options) - 1 - option if question.kind == "predicate" else option
 
 
 def write_question(question: Question, order: Order) -> QuestionText:

@@ -39,13 +39,15 @@ class HeadRead:
     the mass of the labels.
 
     `cells` has for each option the input and the column that its score comes from; the text is the `text_index`-th of
-    its pair. `ignored` are the fields of the question that the head does not read.
+    its pair, and begins `text_start` characters into it. `ignored` are the fields of the question that the head does
+    not read.
     """
 
     encoding: EncodingRequest
     score: Callable[[Table], Scored]
     cells: Sequence[Cell]
     text_index: int = 0
+    text_start: int = 0
     ignored: tuple[str, ...] = ()
 
     def score_options(self, values: Sequence[Sequence[float]], usage: Usage = NO_USAGE) -> OptionScores:
@@ -188,7 +190,7 @@ def read_given_labels(_: Model, state: str, field: str, question: Question, orde
     places = np.argsort(order).tolist()  # of each option in the order
     cells = [(0, place % len(labels)) for place in places]
     encoding = EncodingRequest(field=field, inputs=(text,), labels=labels, raw=True)
-    return HeadRead(encoding, score, cells, ignored=ignored)
+    return HeadRead(encoding, score, cells, text_start=len(text) - len(state), ignored=ignored)
 
 
 def read_choices(_: Model, state: str, field: str, question: Question, __: Order) -> HeadRead:

@@ -1,32 +1,46 @@
 """What is explained of the answer to a question: the score of the chosen option, over the characters of the text."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping
 from dataclasses import replace
 
-from ..core.errors import BadRequest
 from ..core.model import Model
+from ..core.request import ExplainMethod, Task
 from ..explain.explain_request import (
     DescribedGoal,
+    ExplainParameters,
     ExplainSubject,
+    ShownToken,
+    build_encoded_subject,
     build_generated_subject,
     build_subject,
     check_target,
 )
+from ..text.decision_prompts import locate_rows
 from ..text.encoder_inputs import EncodedInput, EncodingRequest
 from ..text.generation_request import ChatMessages
+from .decider_reads import DeciderRead
 from .encoder_reads import HeadRead
 from .generator_reads import LabelRead
-from .question import OptionScores, Question
+from .question import DecisionRequest, OptionScores, Question
+
+DEFAULT_METHOD: ExplainMethod = "gradient_x_input"
+# Published networks of these models begin with a norm of the token embeddings alone, whose length therefore changes
+# nothing: gradients times input are near zero.
+DEFAULT_METHODS: Mapping[Task, ExplainMethod] = dict.fromkeys(("label_texts", "decide"), "integrated_gradients")
 
 
 def check_explained(model: Model, question: Question) -> None:
     """Raise BadRequest if the answers of this model are not explained."""
     if question.explain is None:
         return
-    if model.task in ("label_texts", "decide"):
-        message = f"{model.name} reads the options beside the text; such models are not explained"
-        raise BadRequest(f"{question.field}.explain: {message}", param=f"{question.field}.explain")
-    check_target(model, question.explain)
+    check_target(model, choose_method(model, question.explain))
+
+
+def choose_method(model: Model, parameters: ExplainParameters) -> ExplainParameters:
+    """The parameters with the method that suits the model, where none is given."""
+    if not parameters.suits_model:
+        return parameters
+    return replace(parameters, method=DEFAULT_METHODS.get(model.task, DEFAULT_METHOD), suits_model=False)
 
 
 def build_label_subject(model: Model, state: str, read: LabelRead, scores: OptionScores) -> ExplainSubject:
@@ -49,23 +63,53 @@ def build_head_encoding(read: HeadRead, scores: OptionScores) -> EncodingRequest
 
 
 def build_head_subject(
-    question: Question, read: HeadRead, scores: OptionScores, encoded: Sequence[EncodedInput], start: int
+    decision: DecisionRequest, question: Question, read: HeadRead, scores: OptionScores, encoded: EncodedInput
 ) -> ExplainSubject:
-    """That input, with positions in the text that begins `start` characters into it."""
-    subject = build_subject(encoded)
+    """That input, with positions in the text of the request."""
+    subject = build_subject([encoded])
     goal = ((0, read.cells[scores.chosen][1]),)
-    return replace(locate_text(subject, read.text_index, start), goals=(describe_option(question, scores, goal),))
+    located = locate_state(decision, subject, encoded.text_start + read.text_start, read.text_index)
+    return replace(located, goals=(describe_option(question, scores, goal),))
 
 
-def locate_text(subject: ExplainSubject, text: int, start: int) -> ExplainSubject:
-    """The subject with positions only in one of its texts, from a character of it on."""
+def build_decider_subject(
+    model: Model, decision: DecisionRequest, index: int, read: DeciderRead, scores: OptionScores
+) -> ExplainSubject:
+    """What a model made for questions reads for one of them, with positions in the text of the request.
+
+    Tokenises the text again, so it is called on a thread for texts.
+    """
+    question = decision.questions[index]
+    request, column = read.find_cell(index, question, scores.chosen)
+    places = locate_rows(model, read.asked)
+    before = len(request.tokens) - len(places)
     shown = [
-        replace(token, text=0, start=max(token.start - start, 0), end=token.end - start)
-        if token.text == text and token.start is not None and token.end is not None and token.end > start
-        else replace(token, text=None, start=None, end=None)
-        for token in subject.shown_tokens
+        ShownToken(
+            id, model.tokenizer.piece(id), model.tokenizer.is_special(id), False, *([0, *place] if place else ())
+        )
+        for id, place in zip(request.tokens, [*[None] * before, *places], strict=True)
     ]
-    return replace(subject, shown_tokens=tuple(shown))
+    located = locate_state(decision, build_encoded_subject(shown, request))
+    return replace(located, goals=(describe_option(question, scores, ((0, column),)),))
+
+
+def locate_state(
+    decision: DecisionRequest, subject: ExplainSubject, text_start: int = 0, text: int = 0
+) -> ExplainSubject:
+    """The subject with positions in the state, which is the end of what is read of the request. This begins
+    `text_start` characters into the `text`-th text of the subject. All other tokens are no part of what is explained.
+    """
+    first = text_start + (len(decision.instructions) + 2 if decision.instructions else 0)
+    last = first + len(decision.state)
+
+    def locate(token: ShownToken) -> ShownToken:
+        if token.text == text and token.start is not None and token.end is not None:
+            start, end = max(token.start, first), min(token.end, last)
+            if start < end:
+                return replace(token, text=0, start=start - first, end=end - first)
+        return replace(token, text=None, start=None, end=None)
+
+    return replace(subject, shown_tokens=tuple(map(locate, subject.shown_tokens)), fixes_others=True)
 
 
 def describe_option(question: Question, scores: OptionScores, cells: tuple[tuple[int, int], ...]) -> DescribedGoal:

@@ -19,7 +19,7 @@ from polyhead.models.executors.contract import Executor, StepInput
 from polyhead.models.network.lora import Lora
 
 from ..core.errors import BadRequest, StepFailed
-from ..core.request import Done, Encode, Failed, OutputForm, Request, Task
+from ..core.request import Done, Encode, ExplainTextRequest, Failed, OutputForm, Request, Task
 from .fault_bisection import FaultBisector
 from .head_outputs import HeadEvent, HeadSet, OutputHead, read_outputs
 from .pending_requests import PendingRequests
@@ -106,6 +106,8 @@ class EncoderWorker:
         if len({*request.forms}) < len(request.forms):
             raise BadRequest("the same output is asked for twice", param="input")
         check_label_rows(request, heads.task)
+        if heads.task in ROWS_OF_TASKS and (request.rows or any(request.forms)):
+            raise BadRequest("a model that reads labels has no other rows or forms", param="input")
         if not 0 <= request.hidden < len(request.tokens):
             raise BadRequest(
                 f"hidden: fewer than the {len(request.tokens)} tokens, got {request.hidden}", param="input"
@@ -269,7 +271,7 @@ class EncoderWorker:
         return events
 
 
-def check_label_rows(request: Encode, task: Task) -> None:
+def check_label_rows(request: Encode | ExplainTextRequest, task: Task) -> None:
     """Raise BadRequest unless the request names exactly the rows that a head of this task reads: of labels or options,
     and of its text."""
     wanted = ROWS_OF_TASKS.get(task, ())
@@ -282,8 +284,6 @@ def check_label_rows(request: Encode, task: Task) -> None:
             raise BadRequest(message, param="input")
     if "text_rows" in wanted and len(request.label_rows) > MAX_LABELS:  # scores of spans are as many as labels
         raise BadRequest(f"label_rows: at most {MAX_LABELS}, got {len(request.label_rows)}", param="input")
-    if wanted and (request.rows or any(request.forms)):
-        raise BadRequest("a model that reads labels has no other rows or forms", param="input")
 
 
 def select_states(states: Tensor, rows: list[int] | None) -> Tensor:

@@ -25,8 +25,10 @@ from ..core.request import (
     ExplanationResult,
     Failed,
     Request,
+    Task,
     WorkerTask,
 )
+from .encoder_worker import check_label_rows
 from .head_outputs import OutputHead
 from .pending_requests import PendingRequests
 from .worker import HandleEvent, RequestHandle, StepReport, StepResult, WarmupRequest
@@ -40,20 +42,21 @@ ExplainJob = Generator[None, None, Explanation]
 class ExplainWorker:
     """`piece` is about how many rows are computed in one step.
 
-    `head` is the network's head, None for a generator.  `reads` says that the network reads one sequence and writes
-    another.  `check_cost` raises a PolyheadError for a request that costs too much.
+    `head` is the network's head, None for a generator, and `answers` is the task of the model.  `check_cost` raises a
+    PolyheadError for a request that costs too much.
     """
 
     task: WorkerTask = "explain"
     is_background = True
 
     def __init__(
-        self, watched: InstrumentedNetwork, head: OutputHead | None, *, model: str, reads: bool, piece: int
+        self, watched: InstrumentedNetwork, head: OutputHead | None, *, model: str, answers: Task, piece: int
     ) -> None:
         self.model = model
         self.check_cost: Callable[[ExplanationRequest], None] = lambda asked: None  # noqa: ARG005
         self._network, self._head, self._rows_per_piece = watched, head, piece
-        self._shortest_source = (0,) if reads else ()
+        self._answers = answers
+        self._shortest_source = (0,) if watched.seq2seq is not None else ()
         self._requests: PendingRequests[ExplainTextRequest] = PendingRequests()
         self._jobs: dict[RequestHandle, ExplainJob] = {}
         self._rotation: deque[RequestHandle] = deque()  # requests with a job; the first has waited longest for a step
@@ -72,6 +75,8 @@ class ExplainWorker:
         assert isinstance(request, ExplainTextRequest)
         if not request.tokens:
             raise BadRequest("the text has no tokens", param="input")
+        if request.goals:
+            check_label_rows(request, self._answers)
         self.check_cost(to_explain_query(request))
 
     def release(self) -> None:
@@ -214,7 +219,9 @@ class ExplainWorker:
 
 def to_explain_query(request: ExplainTextRequest) -> ExplanationRequest:
     return ExplanationRequest(
-        text=InputTokens(request.tokens, request.segments, request.source),
+        text=InputTokens(
+            request.tokens, request.segments, request.source, request.label_rows, request.text_rows, request.question
+        ),
         method=request.method,
         goals=request.goals,
         layers=request.layers,

@@ -6,15 +6,16 @@ which are the goals that the explanation attributes.
 
 from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import accumulate
 from typing import Any, Literal, cast
 
+from polyhead.models.core.decision_prompt import PromptKind
 from polyhead.models.tokenizer import Encoding
 
 from ..core.errors import BadRequest, TooLong
 from ..core.model import Model
-from ..core.request import ExplainMethod, ExplainTextRequest, Generate, Goal, Task, Terms
+from ..core.request import Encode, ExplainMethod, ExplainTextRequest, Generate, Goal, Task, Terms
 from ..text.encoder_inputs import OUTSIDE_LABELS, EncodedInput, EncodingRequest
 from ..text.encoder_outputs import EncoderOutput, FillOutput, ScoreOutput, SpanOutput, TagOutput
 from ..text.entities import Entity
@@ -62,7 +63,8 @@ TARGET_FIELDS: Mapping[Task, tuple[str, ...]] = {
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ExplainParameters:
     """How an answer is to be explained. `top_k`: only the largest weights of each row are in the response; 0: all.
-    `as_base64`: weights are encoded in base64, with `half_precision` as float16.
+    `as_base64`: weights are encoded in base64, with `half_precision` as float16. `suits_model`: the method is not
+    `method`, but the one that suits the model.
     """
 
     method: ExplainMethod = "attention"
@@ -76,6 +78,7 @@ class ExplainParameters:
     baseline: Baseline = "auto"
     window: int = 1
     max_tokens: int = 16
+    suits_model: bool = False
 
     @property
     def is_attribution(self) -> bool:
@@ -113,7 +116,12 @@ class DescribedGoal:
 
 @dataclass(frozen=True, slots=True)
 class ExplainSubject:
-    """What is explained: the tokens of the response, the tokens for the network, and the goals."""
+    """What is explained: the tokens of the response, the tokens for the network, and the goals. `label_rows`,
+    `text_rows` and `question` are as in core.request.Encode.
+
+    Of the answer to a question only the text is explained. With `fixes_others` tokens that are not from the text
+    (questions, options, hypotheses) are the same in the baseline.
+    """
 
     shown_tokens: tuple[ShownToken, ...]
     tokens: tuple[int, ...]
@@ -122,11 +130,21 @@ class ExplainSubject:
     compared_tokens: tuple[int, ...] = ()
     goals: tuple[DescribedGoal, ...] = ()
     output: str = ""
+    label_rows: tuple[int, ...] = ()
+    text_rows: tuple[int, ...] = ()
+    question: PromptKind = "choice"
+    fixes_others: bool = False
 
     @property
-    def special_rows(self) -> frozenset[int]:
-        """The rows of special tokens, which are not from the caller's text."""
-        return frozenset(index for index, token in enumerate(self.shown_tokens) if token.special)
+    def kept_rows(self) -> frozenset[int]:
+        """The rows that the baseline keeps: those of special tokens, which are not from the caller's text, and perhaps
+        of all others that are not.
+        """
+        return frozenset(
+            index
+            for index, token in enumerate(self.shown_tokens)
+            if token.special or (self.fixes_others and token.text is None)
+        )
 
 
 def check_target(model: Model, parameters: ExplainParameters) -> None:
@@ -140,7 +158,7 @@ def check_target(model: Model, parameters: ExplainParameters) -> None:
     for what, applies in unknown.items():
         if applies:
             raise BadRequest(f"{model.name} {what}; such models are not explained", param="explain")
-    fields = TARGET_FIELDS[model.task]
+    fields = TARGET_FIELDS.get(model.task, ())
     for name in parameters.target.given_fields:
         if name not in fields:
             has = f"there it has {', '.join(fields)}" if fields else "there is nothing to choose"
@@ -183,10 +201,19 @@ def build_encoding_call(model: Model, given: str | tuple[str, str], parameters: 
 def build_subject(reads: Sequence[EncodedInput]) -> ExplainSubject:
     first = reads[0]
     [request, *_] = first.requests
-    part = first.parts[0]
-    shown = tuple(show_tokens(part))
-    compared = reads[1].requests[0].tokens if len(reads) > 1 else ()
-    return ExplainSubject(shown, request.tokens, request.segments, compared_tokens=compared)
+    subject = build_encoded_subject(show_tokens(first.parts[0]), request)
+    return replace(subject, compared_tokens=reads[1].requests[0].tokens) if len(reads) > 1 else subject
+
+
+def build_encoded_subject(shown: Sequence[ShownToken], request: Encode) -> ExplainSubject:
+    return ExplainSubject(
+        tuple(shown),
+        request.tokens,
+        request.segments,
+        label_rows=request.label_rows,
+        text_rows=request.text_rows,
+        question=request.question,
+    )
 
 
 def show_tokens(part: Encoding) -> list[ShownToken]:
@@ -398,9 +425,12 @@ def build_explain_request(
         heads=parameters.heads,
         steps=parameters.steps,
         baseline=choose_baseline(model, parameters),
-        kept_rows=subject.special_rows,
+        kept_rows=subject.kept_rows,
         window=parameters.window,
         compared_tokens=subject.compared_tokens,
+        label_rows=subject.label_rows,
+        text_rows=subject.text_rows,
+        question=subject.question,
         terms=terms,
     )
 

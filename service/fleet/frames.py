@@ -55,7 +55,7 @@ from ..core.request import (
 from ..structured.compiled_guide import CompiledGuide
 from ..structured.thinking import ThinkingGuide
 
-PROTOCOL_VERSION = 10  # of this table and of the messages; both ends must have the same
+PROTOCOL_VERSION = 11  # of this table and of the messages; both ends must have the same
 MAX_FRAME_BYTES = 1 << 28  # bytes of a frame, at most
 LENGTH_BYTES = 4  # bytes of the length in front of a frame
 NONCE_BYTES = 32  # bytes

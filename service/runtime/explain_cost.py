@@ -7,7 +7,15 @@ from dataclasses import dataclass, replace
 
 import torch
 
-from polyhead.models.explain import METHODS, ExplanationRequest, InputTokens, estimate_bytes, estimate_operations
+from polyhead.models.explain import (
+    FEW_CELLS,
+    METHODS,
+    ExplanationRequest,
+    HeadSize,
+    InputTokens,
+    estimate_bytes,
+    estimate_operations,
+)
 from polyhead.models.network.model_config import ModelConfig
 
 from ..config.settings import Settings
@@ -47,19 +55,21 @@ def max_explain_bytes(size: ModelSize, tokens: int) -> int:
         request = ExplanationRequest(
             InputTokens(ids, source=ids if reader else ()), method, goals=(((0, 0),),), layers=(0,), heads=(0,)
         )
-        taken = max(taken, estimate_bytes(reader or body, body, request, CHUNK_TOKENS))
+        head = size.checkpoint_size.explained_head
+        taken = max(taken, estimate_bytes(reader or body, body, request, CHUNK_TOKENS, head))
     return taken + MAX_JOBS * MAX_ATTENTION_WEIGHTS * torch.float32.itemsize
 
 
 @dataclass(frozen=True)
 class WorkLimit:
-    """At most `operations` floating-point operations for one explanation by a network of these shapes (see
-    models.explain.estimate_operations).
+    """At most `operations` floating-point operations for one explanation by a network of these shapes with a head of
+    this size (see models.explain.estimate_operations).
     """
 
     config: ModelConfig
     body: ModelConfig
     operations: int
+    head: HeadSize = FEW_CELLS
 
     def check(self, request: ExplanationRequest) -> None:
         """Raise AnswerTooLarge if the request needs more. The message has the estimate, the limit and the changes that
@@ -77,7 +87,7 @@ class WorkLimit:
         raise AnswerTooLarge(f"{message}; ask for {', or '.join(self._suggest_changes(request))}", param=field)
 
     def _operations_of(self, request: ExplanationRequest) -> int:
-        return estimate_operations(self.config, self.body, request, CHUNK_TOKENS)
+        return estimate_operations(self.config, self.body, request, CHUNK_TOKENS, self.head)
 
     def _suggest_changes(self, request: ExplanationRequest) -> list[str]:
         """Return the changes that make the request small enough or smaller."""

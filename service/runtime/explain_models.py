@@ -22,7 +22,7 @@ import torch
 from polyhead.models import checkpoint
 from polyhead.models.checkpoint.description import Description
 from polyhead.models.core.errors import ModelError
-from polyhead.models.explain import InstrumentedNetwork
+from polyhead.models.explain import InstrumentedNetwork, measure_head
 from polyhead.models.network.heads import LanguageHead
 
 from ..concurrency.outcome import run_on_daemon_thread
@@ -231,9 +231,14 @@ class ExplainerCache:
         loaded = checkpoint.load_described(
             model.source, description, dtype=torch.float32, device=self._device, progress=progress
         )
-        instrumented, is_seq2seq = InstrumentedNetwork(loaded.network, loaded.head), loaded.decoding is not None
-        head = None if is_seq2seq or isinstance(loaded.head, LanguageHead) else cast(OutputHead, loaded.head)
-        limit = WorkLimit(loaded.config, loaded.decoder_config, self._settings.explain_gflop * GIGA)
-        worker = ExplainWorker(instrumented, head, model=model.name, reads=is_seq2seq, piece=CHUNK_TOKENS)
+        instrumented = InstrumentedNetwork(loaded.network, loaded.head)
+        head = (
+            None
+            if loaded.decoding is not None or isinstance(loaded.head, LanguageHead)
+            else cast(OutputHead, loaded.head)
+        )
+        operations = self._settings.explain_gflop * GIGA
+        limit = WorkLimit(loaded.config, loaded.decoder_config, operations, measure_head(loaded.head))
+        worker = ExplainWorker(instrumented, head, model=model.name, answers=model.task, piece=CHUNK_TOKENS)
         worker.check_cost = limit.check
         return worker

@@ -6,7 +6,7 @@ Nothing is cut off: a question or a text that the model would not read whole is 
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from itertools import accumulate
+from itertools import accumulate, chain
 
 from polyhead.models.core.decision_prompt import (
     DESCRIPTION_MARK,
@@ -36,6 +36,7 @@ SENTENCE_ENDS = (".", "!", "?")
 NO, YES = ("false", "no, the statement does not hold"), ("true", "yes, the statement holds")
 
 Option = tuple[str, str]  # its name and description; the description may be empty
+Span = tuple[int, int]  # code points [start, end) of a text
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,15 +107,26 @@ def read_decision(
     """Return the engine's requests for the questions, with `call` in their ids. `check` is called between slices of
     the texts, and stops the work by raising. Raises BadRequest, EmptyInput or TooLong, which name the field.
     """
-    prompt = model.decision_prompt
-    assert prompt is not None, "the model answers questions"
     check_decision(model, request)
     common = Encode("", (), raw=True, terms=terms, adapter=model.adapter)
+    return choose_reader(model, request, check).encode(call, common)
+
+
+def locate_rows(model: Model, request: QuestionedText) -> list[Span | None]:
+    """Return the places of the last rows of each request for the questions in their text: all rows of the text, and
+    those after it. None: a row is not from the text.
+    """
+    return choose_reader(model, request, no_check).locate_rows()
+
+
+def choose_reader(
+    model: Model, request: QuestionedText, check: Callable[[], None]
+) -> "OptionMarkReader | LabelSchemaReader":
+    prompt = model.decision_prompt
+    assert prompt is not None, "the model answers questions"
     if isinstance(prompt, OptionMarkPrompt):
-        reader: OptionMarkReader | LabelSchemaReader = OptionMarkReader(model, prompt, request, check)
-    else:
-        reader = LabelSchemaReader(model, prompt, request, check)
-    return reader.encode(call, common)
+        return OptionMarkReader(model, prompt, request, check)
+    return LabelSchemaReader(model, prompt, request, check)
 
 
 def check_decision(model: Model, request: QuestionedText) -> None:
@@ -180,6 +192,14 @@ class PieceEncoder:
                 known[piece] = check_token_ids(self._model, encoding.ids, where)
         return (known[piece] for piece in pieces)
 
+    def locate(self, pieces: Sequence[str]) -> list[list[Span]]:
+        """The places of the tokens of each piece in it."""
+        known = dict[str, list[Span]]()
+        for some in checked_batches(list(dict.fromkeys(pieces)), self._check):
+            encodings = self._model.tokenizer.encode_batch(list(some), special=False)
+            known |= {piece: encoding.offsets for piece, encoding in zip(some, encodings, strict=True)}
+        return [known[piece] for piece in pieces]
+
 
 class OptionMarkReader:
     """One request for each question, with the text after it: see OptionMarkPrompt."""
@@ -199,6 +219,15 @@ class OptionMarkReader:
             requests.append(request)
             scores.append(ScorePlace(index, 0, order, temperature(question.kind, len(order))))
         return EncodedDecision(tuple(requests), tuple(scores))
+
+    def locate_rows(self) -> list[Span | None]:
+        """See the function of this name."""
+        between = self._request.text.split(self._mark)
+        # Of each character of the text without marks, where it begins in the text with them.
+        sizes = chain.from_iterable(([1] * len(part), [len(self._mark)]) for part in between)
+        starts = list(accumulate(chain.from_iterable(sizes), initial=0))
+        [places] = self._pieces.locate([" ".join(between)])
+        return [*((starts[start], starts[end]) for start, end in places), None]
 
     def _build_request(self, question: QuestionText, text: list[int], common: Encode, id: str) -> Encode:
         instructions = f"{question.kind} question: {question.instructions}"
@@ -301,10 +330,27 @@ class LabelSchemaReader:
             yield from (LABEL_MARK, name)
         yield from (")", ")")
 
+    def locate_rows(self) -> list[Span | None]:
+        """See the function of this name. A word whose length changes in lower case is not divided."""
+        limit, found = len(self._request.text), list[Span | None]()
+        spans, words = list(self._list_spans()), list(self._list_words())
+        for (first, last), word, places in zip(spans, words, self._pieces.locate(words), strict=True):
+            for start, end in places:
+                whole = len(word) != last - first
+                span = (first, last) if whole else (first + start, first + end)
+                found.append((span[0], min(span[1], limit)) if span[0] < limit else None)
+        return found
+
     def _list_words(self) -> Iterator[str]:
+        whole = self._end_sentence()
+        return (whole[start:end].lower() for start, end in self._list_spans())
+
+    def _list_spans(self) -> Iterator[Span]:
+        return split_schema_words(self._end_sentence())
+
+    def _end_sentence(self) -> str:
         text = self._request.text
-        whole = text if text.endswith(SENTENCE_ENDS) else f"{text}."
-        return (whole[start:end].lower() for start, end in split_schema_words(whole))
+        return text if text.endswith(SENTENCE_ENDS) else f"{text}."
 
 
 def replace_tokens(common: Encode, id: str, tokens: Sequence[int], rows: Sequence[int], kind: PromptKind) -> Encode:

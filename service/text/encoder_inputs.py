@@ -104,13 +104,14 @@ class EncodedInput:
 
     `parts` are the tokens of the windows, if the answer refers to tokens. With several windows, requests and parts are
     computed at each access: overlapping windows take far more memory than the text. `words` are the ranges of the words
-    of which the answer has a row each, if it does.
+    of which the answer has a row each, if it does. `text_start`: characters that `parts` have before the input.
     """
 
     source: EncoderInput
     requests: Sequence[Encode]
     parts: Sequence[Encoding] = ()
     words: Sequence[tuple[int, int]] = ()
+    text_start: int = 0
 
 
 class TokenIds:

@@ -186,7 +186,9 @@ class TextReader(LabelReader):
         if self._prompt.starts_at_separator:
             separator = self._model.tokenizer.token_id(self._prompt.separator)
             first = next(row for row, id in enumerate(encoding.ids) if id == separator and row > request.label_rows[-1])
-        return EncodedInput(source, (replace(request, text_rows=tuple(range(first, len(encoding)))),))
+        request = replace(request, text_rows=tuple(range(first, len(encoding))))
+        parts = (encoding,) if self._request.needs_offsets else ()
+        return EncodedInput(source, (request,), parts, text_start=len(self._labels) if self._prompt.is_first else 0)
 
     def _cut_rows(self, source: str, encoding: Encoding, where: str) -> list[int]:
         """The rows without those of the text that do not fit."""

@@ -41,7 +41,7 @@ export function mountAttention(container, ctx) {
     explainSubject(session, ctx);
     fillTexts(session);
   }
-  const problem = availableViews(ctx.model).length === 0 ? "This server explains no answers: its setting explain is false." : "";
+  const problem = availableViews(ctx.model).length === 0 ? missingViewsNote(ctx.model) : "";
   container.replaceChildren(problem ? element("p", { class: "attn-note" }, problem) : session.root);
   session.start();
 }
@@ -77,6 +77,12 @@ function fillTexts(session) {
 /** Aborts the request of the tab in `container`, if one is running. */
 export function cancelAttention(container) {
   sessions.get(container)?.cancel();
+}
+
+/** Why a model has no view. */
+function missingViewsNote(model) {
+  if ((model.explain_decisions ?? []).length > 0) return "Answers of this model are explained in the tab Decide, where a question has a box for it.";
+  return "This server explains no answers: its setting explain is false.";
 }
 
 function missingInputNote(input) {

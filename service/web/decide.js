@@ -9,7 +9,6 @@ import { STATES, labelQuestions, typedQuestions } from "./samples.js";
 
 const PATH = "/v1/systemone";
 const TASK = "decisions"; // of models that answer questions
-const EXPLAIN_METHOD = "gradient_x_input"; // the server's default for questions
 const OWN_LABELS = "This classifier answers with its own labels only: options are labels of it, and of a question of yes or no the instructions are one.";
 
 export function canDecide(model) {
@@ -47,7 +46,7 @@ export function mountDecide(container, page) {
 
   function abilities() {
     const readsCriteria = !hasOwnLabels(model) && model.task !== "label_texts";
-    return { isExplained: (model.explain ?? []).includes(EXPLAIN_METHOD), readsCriteria };
+    return { isExplained: (model.explain_decisions ?? []).length > 0, readsCriteria };
   }
 
   function drawQuestions() {

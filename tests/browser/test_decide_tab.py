@@ -200,7 +200,7 @@ def test_what_counts_as_yes_is_in_the_request_and_in_its_code(visit: Visit, serv
     expect(asked.get_by_label("Yes means")).to_be_hidden()
 
 
-@pytest.mark.parametrize(("model", "text"), [("smollm2", TEXT), ("sentiment", EMOJI_TEXT)])
+@pytest.mark.parametrize(("model", "text"), [("smollm2", TEXT), ("sentiment", EMOJI_TEXT), ("texts", TEXT)])
 def test_an_answer_is_explained_by_the_characters_of_the_text(
     visit: Visit, served: Process, model: str, text: str
 ) -> None:
@@ -235,8 +235,8 @@ def test_fields_that_a_model_does_not_read_are_neither_shown_nor_sent(visit: Vis
     expect(question(page, 1).get_by_label("Explain the answer by the text")).to_be_visible()
     expect(question(page, 2).get_by_label("Yes means")).to_be_hidden()
     choose(page, "texts")
-    expect(question(page, 1).get_by_label("Explain the answer by the text")).to_be_hidden()
     expect(question(page, 2).get_by_label("Yes means")).to_be_hidden()
+    question(page, 1).get_by_label("Explain the answer by the text").uncheck()
     sent = Sent(page, PATH)
     assert decide(page) == ["topic", "complaint", "urgency"]
     topic, complaint, _ = sent.bodies[0]["questions"].values()
@@ -376,12 +376,15 @@ def test_it_is_accessible_and_fits_a_narrow_screen(visit: Visit, served: Process
 
 def test_models_without_a_form_of_their_own_are_shown(visit: Visit, served: Process) -> None:
     page = visit(served)
-    for model, said in (("texts", "the tab Decide has a form"), ("spans", "The page API lists the routes")):
+    for model, said, explained in (
+        ("texts", "the tab Decide has a form", "explained in the tab Decide"),
+        ("spans", "The page API lists the routes", "explains no answers"),
+    ):
         choose(page, model)
         expect(page.locator("#panel-try")).to_contain_text(said)
         expect(page.locator("#copy")).to_be_hidden()
         tab(page, "Attention")
-        expect(page.locator("#panel-attention")).to_contain_text("explains no answers")
+        expect(page.locator("#panel-attention")).to_contain_text(explained)
         tab(page, "Try")
     choose(page, "texts")
     tab(page, "Decide")

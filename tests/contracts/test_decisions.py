@@ -224,6 +224,67 @@ def test_the_chosen_option_is_explained(server: Process, model: str) -> None:
     assert all(0 <= start < end <= len("A good fox.") for start, end in spans)
 
 
+@pytest.mark.parametrize("model", ["nli", "ranker"])
+def test_questions_and_options_are_no_part_of_an_explanation(server: Process, model: str) -> None:
+    """The baseline of an encoder has them as the text has, so the difference is divided among the characters."""
+    asked = {**PLACE, "explain": {"method": "integrated_gradients", "steps": 10}}
+    found = ask(server, model=model, state="A good fox.", instructions="Read.", questions={"q": asked})["answers"]["q"]
+    [attribution] = found["explanation"]["attributions"]
+    total = sum(each["score"] for each in attribution["characters"])
+    assert total == pytest.approx(attribution["completeness"]["sum"], abs=1e-5)
+    assert abs(total) > 1e-3
+
+
+RAW = {"type": "choice", "instructions": "what is it", "criteria": {"animal": None, "person": "a person was born"}}
+PREFIX = "Read this."  # before the state, for the model
+
+
+@pytest.mark.parametrize(
+    ("model", "kind"), [("texts", "choice"), ("texts", "noul"), ("marks", "choice"), ("schema", "noul")]
+)
+def test_models_that_read_options_beside_the_text_are_explained(server: Process, model: str, kind: str) -> None:
+    """By integrated gradients, which are complete over the characters of the state; the score is that of the answer."""
+    state = "The [MASK] fox\u2014İ runs over Marie Curie"
+    question = RAW if kind == "choice" else YES_OR_NO
+    why = {"steps": 150}
+    body = {"model": model, "state": state, "instructions": PREFIX, "questions": {"q": question}}
+    plain = ask(server, **body)["answers"]["q"]
+    found = ask(server, **body | {"questions": {"other": SPEED, "q": {**question, "explain": why}}})["answers"]["q"]
+    explanation = found.pop("explanation")
+    assert found == plain
+    assert explanation["method"] == "integrated_gradients"
+    [attribution] = explanation["attributions"]
+    shares = found["probabilities"]
+    chosen = max(shares, key=shares.__getitem__)
+    assert attribution["target"]["option"] == chosen
+    assert attribution["target"]["probability"] == shares[chosen]
+    completeness = attribution["completeness"]
+    assert completeness["holds"]
+    assert abs(completeness["difference"]) > 1e-3
+    pieces = attribution["characters"]
+    assert sum(each["score"] for each in pieces) == pytest.approx(completeness["sum"], abs=1e-4)
+    covered = {place for each in pieces for place in range(each["start"], each["end"])}
+    marks = range(state.index("["), state.index("]") + 1) if model == "marks" else range(0)
+    assert covered | set(marks) >= {place for place, letter in enumerate(state) if letter.isalpha()}
+    assert max(covered) < len(state)
+    assert {each["text"] for each in pieces} == {0}
+    if model == "texts" and kind == "noul":
+        yes = 1 / (1 + math.exp(-attribution["target"]["score"]))
+        assert shares["yes"] == pytest.approx(yes, abs=1e-5)
+
+
+def test_the_explained_score_is_that_of_the_package(server: Process) -> None:
+    """A logit of the package is the score divided by a temperature."""
+    logits = decision_models.read_answers()["marks"][1]
+    asked = {str(place): as_systemone(decision_models.QUESTIONS[place]) for place in (0, 1)}
+    asked["0"] |= {"explain": {"method": "occlusion"}}
+    asked["1"] |= {"explain": {"method": "gradient_x_input"}}
+    found = ask(server, model="marks", state=decision_models.TEXTS[1], questions=asked)["answers"]
+    for place, temperature in enumerate((1.5, 2.0)):
+        [attribution] = found[str(place)]["explanation"]["attributions"]
+        assert attribution["target"]["score"] / temperature == pytest.approx(max(logits[place]), abs=1e-4)
+
+
 def test_the_official_client(server: Process) -> None:
     client = openai.OpenAI(base_url=f"{server.url}/v1", api_key="none", max_retries=0)
     found = client.decisions.create(
@@ -313,7 +374,11 @@ def test_the_client_of_typesafe_sends_zstd(server: Process) -> None:
             {"model": "judge", "state": "a", "questions": {"q": PLACE}},
             "questions.q: judge is a classifier",
         ),
-        ("systemone", {"model": "texts", "questions": {"q": {**PLACE, "explain": {}}}}, "questions.q.explain"),
+        (
+            "systemone",
+            {"questions": {"q": {**PLACE, "explain": {"method": "attention"}}}},
+            "questions.q.explain.method",
+        ),
         (
             "systemone",
             {"model": "texts", "questions": {f"q{number}": {**MANY, "permutations": 24} for number in range(99)}},

@@ -1,11 +1,14 @@
 """Tiny random networks to explain, beside the same networks in transformers."""
 
-from collections.abc import Generator
+from collections.abc import Callable, Generator
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, Self, TypeVar
 
 import torch
 import transformers as tf
+from torch.profiler import ProfilerActivity, profile
+from torch.utils.flop_counter import FlopCounterMode
+from torch.utils.module_tracker import ModuleTracker
 
 from polyhead.models.checkpoint import load
 from polyhead.models.explain import Explanation, InstrumentedNetwork
@@ -83,3 +86,40 @@ def driven(steps: Generator[None, None, T]) -> tuple[T, int]:
 
 def explained(steps: Generator[None, None, Explanation]) -> Explanation:
     return driven(steps)[0]
+
+
+class PlainTracker(ModuleTracker):
+    """Counts all operations as one total: torch's own counter hooks each module's inputs, which may not be autograd
+    leaves.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.parents = {"Global"}
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *args: object) -> None:
+        pass
+
+
+def count_operations(run: Callable[[], object]) -> int:
+    """Floating-point operations of `run` as torch counts them."""
+    counter = FlopCounterMode(display=False)
+    counter.mod_tracker = PlainTracker()
+    with counter:
+        run()
+    return counter.get_total_flops()
+
+
+def measure_peak(run: Callable[[], object]) -> int:
+    """The most bytes that torch holds at once of those that it allocates in `run`."""
+    with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as seen:
+        run()
+    allocated = peak = 0
+    for event in seen.profiler.kineto_results.events():  # type: ignore[union-attr]
+        if event.name() == "[memory]":
+            allocated += event.nbytes()
+            peak = max(peak, allocated)
+    return peak

@@ -14,7 +14,7 @@ from ...core.errors import BadRequest, PolyheadError, StepFailed
 from ...core.model import Model
 from ...core.request import Done, Failed, GeneratedToken, HeadOutput, Task, Terms
 from ...decisions.calibration import apply_calibration
-from ...decisions.decider_reads import read_deciders
+from ...decisions.decider_reads import DeciderRead, read_deciders
 from ...decisions.encoder_reads import (
     DECISION_TASKS,
     HEAD_READS,
@@ -24,10 +24,12 @@ from ...decisions.encoder_reads import (
     read_heads,
 )
 from ...decisions.explained_option import (
+    build_decider_subject,
     build_head_encoding,
     build_head_subject,
     build_label_subject,
     check_explained,
+    choose_method,
 )
 from ...decisions.generator_reads import LabelRead, check_read_count, read_labels
 from ...decisions.question import DecisionRequest, OptionScores, Question, average_orders
@@ -112,7 +114,7 @@ async def ask_heads(
     async for question, orders in iterate_in_slices(zip(decision.questions, reads, strict=True), QUESTIONS_PER_SLICE):
         scores = settle_scores(model, question, [read.score_options(*next(outputs)) for read in orders])
         if question.explain is not None:
-            explain_call = ExplainCall(request, wire, model, question.explain)
+            explain_call = ExplainCall(request, wire, model, choose_method(model, question.explain))
             subject = await encode_option(explain_call, decision, question, orders[0], scores)
             scores = replace(scores, explanation=await compute_explanation(explain_call, subject))
         found.append(scores)
@@ -177,9 +179,8 @@ async def encode_option(
     call = f"{explain_call.model.task}-{uuid.uuid4().hex}"
     with request_context(request).time_tokenising():
         found = await server(request).text.read_inputs(explain_call.model, encoding, call, explain_call.terms)
-    encoded = [each for each in found if isinstance(each, EncodedInput)]
-    start = len(decision.instructions) + 2 if decision.instructions else 0
-    return build_head_subject(question, read, scores, encoded, start)
+    [encoded] = [each for each in found if isinstance(each, EncodedInput)]
+    return build_head_subject(decision, question, read, scores, encoded)
 
 
 # Generators
@@ -202,7 +203,7 @@ async def ask_generator(
     ]
     for index, (question, (read, *_)) in enumerate(zip(decision.questions, reads, strict=True)):
         if question.explain is not None:
-            explain_call = ExplainCall(request, wire, model, question.explain)
+            explain_call = ExplainCall(request, wire, model, choose_method(model, question.explain))
             subject = await place_label(explain_call, decision, read, found[index])
             found[index] = replace(found[index], explanation=await compute_explanation(explain_call, subject))
     return found
@@ -273,7 +274,25 @@ async def ask_deciders(
         values, usages = [values for values, _ in outputs], [usage for _, usage in outputs]
         for index, scores in read.score_options(decision.questions, values, usages).items():
             orders[index].append(scores)
-    return [settle_scores(model, question, some) for question, some in zip(decision.questions, orders, strict=True)]
+    found = [settle_scores(model, question, some) for question, some in zip(decision.questions, orders, strict=True)]
+    for index, question in enumerate(decision.questions):
+        if question.explain is not None:
+            explain_call = ExplainCall(request, wire, model, choose_method(model, question.explain))
+            subject = await place_option(explain_call, decision, index, reads[0], found[index])
+            found[index] = replace(found[index], explanation=await compute_explanation(explain_call, subject))
+    return found
+
+
+async def place_option(
+    explain_call: ExplainCall, decision: DecisionRequest, index: int, read: DeciderRead, scores: OptionScores
+) -> ExplainSubject:
+    """What the score of the chosen option comes from, with positions in the text; computed on a thread. `read` is the
+    first one, which has all questions.
+    """
+    job = TokenizerJob(decision.field, len(decision.state), explain_call.terms)
+    work = partial(build_decider_subject, explain_call.model, decision, index, read, scores)
+    with request_context(explain_call.request).time_tokenising():
+        return await server(explain_call.request).text.run(explain_call.model, job, work)
 
 
 async def read_head(source: EventSource) -> tuple[list[float], Usage]:

@@ -1,6 +1,7 @@
 """Fields that both dialects of decisions have, and JSON values as text."""
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Annotated, Any, Literal
 
 import orjson
@@ -14,6 +15,7 @@ from .explain_options import MAX_INDICES, MAX_STEPS
 MAX_NAME_CHARS = 256  # characters of a question's name
 Permutations = Annotated[int, between(1, MAX_PERMUTATIONS)]
 QuestionName = Annotated[str, max_chars(MAX_NAME_CHARS)]
+QuestionMethod = Literal["auto", "gradient_x_input", "integrated_gradients", "occlusion"]  # auto: by the model
 CacheSalt = Annotated[str, Field(min_length=1, max_length=1024)]
 
 
@@ -27,14 +29,15 @@ def json_text(value: str | Mapping[str, Any] | Sequence[Any] | None) -> str:
 class QuestionExplain(Wire):
     """How the chosen option is explained, by attributions to the characters of the text."""
 
-    method: Literal["gradient_x_input", "integrated_gradients", "occlusion"] = "gradient_x_input"
+    method: QuestionMethod = "auto"
     steps: Annotated[int, between(1, MAX_STEPS)] = 50
     baseline: Literal["auto", "pad", "mask", "unk", "eos", "zero"] = "auto"
     window: Annotated[int, between(1, MAX_INDICES)] = 1
 
     @property
     def parameters(self) -> ExplainParameters:
-        return ExplainParameters(method=self.method, steps=self.steps, baseline=self.baseline, window=self.window)
+        given = ExplainParameters(steps=self.steps, baseline=self.baseline, window=self.window)
+        return replace(given, suits_model=True) if self.method == "auto" else replace(given, method=self.method)
 
 
 class AskedQuestion(Wire):

@@ -8,6 +8,7 @@ from ...core.request import ExplainMethod, Task
 from ...decisions.encoder_reads import DECISION_TASKS
 from ...explain.explain_request import TARGET_FIELDS
 from ...text import zero_shot
+from .question_fields import QuestionMethod
 
 TEXT_GENERATION = "text-generation"
 ZERO_SHOT = "zero-shot-classification"
@@ -46,7 +47,8 @@ def describe_model(model: Model, *, explained: bool) -> dict[str, Any]:
 
     `tasks`: the names of its pipelines, and `decisions` if it answers questions about a text; `sampling`: the options
     of requests that do not set them, where the API's defaults are not used; `pairs`: whether it reads two texts at
-    once; `mask`: the text of the mask token; `explain`: the methods that explain its answers.
+    once; `mask`: the text of the mask token; `explain`: the methods that explain its answers, and `explain_decisions`
+    those that explain its answers to questions.
     """
     hidden = model.tokenizer.mask_id if model.task == "fill" else None
     return {
@@ -59,4 +61,5 @@ def describe_model(model: Model, *, explained: bool) -> dict[str, Any]:
         "mask": "" if hidden is None else model.tokenizer.piece(hidden),
         "pairs": "needed" if model.both_orders else PAIR_USE.get(model.task, "none"),
         "explain": get_args(ExplainMethod) if explained and model.task in TARGET_FIELDS else (),
+        "explain_decisions": get_args(QuestionMethod) if explained and model.task in DECISION_TASKS else (),
     }

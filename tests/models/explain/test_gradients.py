@@ -9,7 +9,6 @@ import numpy as np
 import pytest
 import torch
 from captum.attr import LayerIntegratedGradients
-from torch.profiler import ProfilerActivity, profile
 
 from polyhead.models.checkpoint import load
 from polyhead.models.core.errors import UnsupportedError
@@ -20,7 +19,7 @@ from polyhead.models.network.model_config import ModelConfig
 from polyhead.models.network.transformer import Transformer
 from polyhead.models.recurrent import RecurrentConfig, RecurrentTranslator
 from tests.families.test_encoder_decoders import ROWS, save_reference
-from tests.support.explained import TOKENS, both, driven, explained
+from tests.support.explained import TOKENS, both, driven, explained, measure_peak
 from tests.support.translators import translator
 
 PAD, STEPS = 0, 12
@@ -323,14 +322,8 @@ def test_the_memory_estimate_is_an_upper_bound_and_close(name: str, method: Any)
     )
     if method == "attention":
         request = replace(request, layers=(1, 2))
-    explained(explain(instrumented, request))
-    with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as seen:
-        found = explained(explain(instrumented, request))
-    allocated = peak = 0
-    for event in seen.profiler.kineto_results.events():  # type: ignore[union-attr]
-        if event.name() == "[memory]":
-            allocated += event.nbytes()
-            peak = max(peak, allocated)
+    found = explained(explain(instrumented, request))
+    peak = measure_peak(lambda: explained(explain(instrumented, request)))
     peak += sum(weights.values.nbytes for weights in found.weights)
     estimated = estimate_bytes(config, config, request) - SLACK_BYTES
     assert peak <= estimated + SLACK_BYTES / 4

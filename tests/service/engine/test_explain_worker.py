@@ -13,13 +13,22 @@ import transformers as tf
 
 from polyhead.models import checkpoint
 from polyhead.models.explain import METHODS, Explanation, InstrumentedNetwork, explain
-from polyhead.service.core.errors import AnswerTooLarge, Conflict, Expired, InsufficientMemory, StepFailed, Unavailable
+from polyhead.service.core.errors import (
+    AnswerTooLarge,
+    BadRequest,
+    Conflict,
+    Expired,
+    InsufficientMemory,
+    StepFailed,
+    Unavailable,
+)
 from polyhead.service.core.request import Done, ExplainMethod, ExplainTextRequest, ExplanationResult, Failed, Terms
 from polyhead.service.engine import explain_worker as explainer
 from polyhead.service.engine.explain_worker import MAX_ACTIVE_JOBS, MAX_JOBS, ExplainWorker
 from polyhead.service.runtime.registry import ModelRegistry
 from tests.models.checkpoint.test_merged_adapter import adapted
 from tests.service.runtime.test_registry import serving
+from tests.support import label_models
 from tests.support.engine_fakes import ask, finish, turn
 
 TOKENS = tuple(range(5, 15))
@@ -29,7 +38,7 @@ TOKENS = tuple(range(5, 15))
 def worker(tiny_classifier: Path) -> ExplainWorker:
     loaded: Any = checkpoint.load(str(tiny_classifier))
     return ExplainWorker(
-        InstrumentedNetwork(loaded.network, loaded.head), loaded.head, model="judge", reads=False, piece=10
+        InstrumentedNetwork(loaded.network, loaded.head), loaded.head, model="judge", answers="classify", piece=10
     )
 
 
@@ -135,11 +144,27 @@ def test_a_failed_explanation_fails_alone(worker: ExplainWorker, monkeypatch: py
     assert good.ended
 
 
+def test_rows_of_labels_are_checked(worker: ExplainWorker, tmp_path: Path) -> None:
+    """A head that reads labels needs them, and no other head has them."""
+    loaded: Any = checkpoint.load(str(label_models.gliclass(tmp_path / "texts")))
+    network = InstrumentedNetwork(loaded.network, loaded.head)
+    labelled = ExplainWorker(network, loaded.head, model="texts", answers="label_texts", piece=10)
+    labelled.validate(why(label_rows=(1, 3), text_rows=(5,)))
+    labelled.validate(ExplainTextRequest("why", TOKENS, "attention"))
+    for rows in ((), (3, 1), (len(TOKENS),), (-1,)):
+        with pytest.raises(BadRequest, match="label_rows: must be ascending and below the 10 tokens, and not empty"):
+            labelled.validate(why(label_rows=rows, text_rows=(5,)))
+        with pytest.raises(BadRequest, match="text_rows: must be"):
+            labelled.validate(why(label_rows=(1,), text_rows=rows))
+    with pytest.raises(BadRequest, match="the model reads no labels beside a text"):
+        worker.validate(why(label_rows=(1,)))
+
+
 def test_nan_attributions_are_an_error(worker: ExplainWorker, tiny_classifier: Path) -> None:
     loaded: Any = checkpoint.load(str(tiny_classifier))
     loaded.head.out.weight.data.fill_(float("inf"))
     broken = ExplainWorker(
-        InstrumentedNetwork(loaded.network, loaded.head), loaded.head, model="judge", reads=False, piece=10
+        InstrumentedNetwork(loaded.network, loaded.head), loaded.head, model="judge", answers="classify", piece=10
     )
     [ticket] = ask(broken, why("gradient_x_input"))
     finish(broken)

@@ -344,6 +344,7 @@ WRONG += [
     replace(EXPLAIN, method="integrated_gradients", steps=0, baseline=-9),
     replace(EXPLAIN, method="attention", layers=(1 << 40,), heads=(-9,)),
     replace(EXPLAIN, kept_rows=frozenset({-1, 1 << 40}), window=-1),
+    replace(EXPLAIN, label_rows=(-1, 1 << 40), text_rows=(1 << 40,)),
 ]
 
 

@@ -32,6 +32,7 @@ from polyhead.service.fleet.ingress import assemble_ingress
 from polyhead.service.fleet.replica import Replica
 from polyhead.service.fleet.replica_connection import ConnectionContext
 from polyhead.service.server import assembly as serve
+from tests.support import decision_models
 from tests.support.processes import Page
 
 SECRET = "a secret of the tests"
@@ -151,8 +152,11 @@ def ended(events: Sequence[Event]) -> Event:
 
 
 @pytest.fixture(scope="module")
-def settings(tiny_generator: Path, tiny_classifier: Path, tiny_embedder: Path) -> Settings:
-    models = {"chat": tiny_generator, "judge": tiny_classifier, "embed": tiny_embedder}
+def settings(
+    tiny_generator: Path, tiny_classifier: Path, tiny_embedder: Path, tmp_path_factory: pytest.TempPathFactory
+) -> Settings:
+    decider = decision_models.make_variant("marks", tmp_path_factory.mktemp("deciders") / "marks")
+    models = {"chat": tiny_generator, "judge": tiny_classifier, "embed": tiny_embedder, "decider": decider}
     return Settings(models={name: str(path) for name, path in models.items()}, drain_seconds=5, cache_tokens=4096)
 
 
@@ -185,6 +189,16 @@ ASKED: list[tuple[str, Any]] = [
     ("/v1/embeddings", {"model": "embed", "input": ["A good film.", "dull"] * 5}),
     ("/v1/explain", {"model": "judge", "input": "A good film.", "method": "attention"}),
     ("/v1/explain", {"model": "chat", "input": "The fox", "method": "gradient_x_input"}),
+    (
+        "/v1/systemone",
+        {
+            "model": "decider",
+            "state": "a dog runs",
+            "questions": {
+                "fast": {"type": "score", "instructions": "how", "criteria": ["a", "b"], "explain": {"steps": 5}}
+            },
+        },
+    ),
 ]
 UNIQUE_PARTS = ("id", "created", "request_id", "seconds")  # parts of an answer that no two answers have in common
 
@@ -222,7 +236,7 @@ def test_the_answers_are_those_of_one_server(settings: Settings) -> None:
         page = await here.page()
         assert 'polyhead_replicas{model="chat"} 2.0' in page
         assert 'polyhead_requests_total{model="embed",outcome="done",task="embed"} 10.0' in page
-        assert page.count("polyhead_replica_queued_tokens{") == 6
+        assert page.count("polyhead_replica_queued_tokens{") == 8
         assert here.fleet.tokens == 0
 
     expected = asyncio.run(alone())

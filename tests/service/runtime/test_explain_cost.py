@@ -2,20 +2,28 @@
 
 import re
 from dataclasses import replace
-from typing import Any, Self, get_args
+from pathlib import Path
+from typing import Any, get_args
 
 import pytest
-from torch.utils.flop_counter import FlopCounterMode
-from torch.utils.module_tracker import ModuleTracker
 
-from polyhead.models.checkpoint import Checkpoint, load
-from polyhead.models.explain import ExplanationRequest, InputTokens, Method, estimate_operations, explain
+from polyhead.models.checkpoint import Checkpoint, describe_source, load
+from polyhead.models.explain import (
+    ExplanationRequest,
+    HeadSize,
+    InputTokens,
+    Method,
+    estimate_operations,
+    explain,
+)
 from polyhead.models.explain import cost_estimate as estimate
 from polyhead.models.network.model_config import ModelConfig
 from polyhead.service.config.settings import Settings
 from polyhead.service.core.errors import AnswerTooLarge
-from polyhead.service.runtime.explain_cost import CHUNK_TOKENS, GIGA, WorkLimit
-from tests.support.explained import KINDS, both, driven
+from polyhead.service.runtime.explain_cost import CHUNK_TOKENS, GIGA, WorkLimit, explainer_memory_need
+from polyhead.service.runtime.memory_budget import measure_model
+from tests.support import decision_models
+from tests.support.explained import KINDS, both, count_operations, driven
 
 ROWS = 32
 METHODS = [method for method in get_args(Method) if method != "attention_flow"]  # mostly operations of other kinds
@@ -58,31 +66,9 @@ def test_operations_are_those_that_torch_counts(
     asked = ExplanationRequest(
         text, method, goals, steps=5, baseline=0, window=3, compared_text=text if kind == "bert-vector" else None
     )
-    counter = FlopCounterMode(display=False)
-    counter.mod_tracker = PlainTracker()
-    with counter:
-        driven(explain(watched, asked, piece=CHUNK_TOKENS))
-    counted, estimated = (
-        counter.get_total_flops(),
-        estimate_operations(loaded.config, loaded.decoder_config, asked, CHUNK_TOKENS),
-    )
+    counted = count_operations(lambda: driven(explain(watched, asked, piece=CHUNK_TOKENS)))
+    estimated = estimate_operations(loaded.config, loaded.decoder_config, asked, CHUNK_TOKENS)
     assert 0.9 * counted <= estimated <= 1.5 * counted
-
-
-class PlainTracker(ModuleTracker):
-    """Counts all operations as one total: torch's own counter hooks each module's inputs, which may not be autograd
-    leaves.
-    """
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.parents = {"Global"}
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *args: object) -> None:
-        pass
 
 
 def request_of(method: Method, rows: int, goals: int = 1, steps: int = 50) -> ExplanationRequest:
@@ -141,3 +127,20 @@ def test_many_small_passes_cost_their_calls() -> None:
     tiny = replace(MINILM, width=8, heads=1, kv_heads=1, head_width=8, mlp_width=8, depth=2)
     assert refusal(tiny, request_of("integrated_gradients", 300, goals=256, steps=1000))
     assert not refusal(tiny, request_of("integrated_gradients", 40, steps=1000))
+
+
+def test_the_layers_of_a_head_count(tmp_path: Path) -> None:
+    """In the limit of work, and in the memory that is reserved for an explainer."""
+    asked, head = request_of("integrated_gradients", 40), HeadSize(numbers=10**7, features=10**4)
+    needed = estimate_operations(MINILM, MINILM, asked, CHUNK_TOKENS)
+    WorkLimit(MINILM, MINILM, needed).check(asked)
+    with pytest.raises(AnswerTooLarge):
+        WorkLimit(MINILM, MINILM, needed, head).check(asked)
+    sizes = [
+        measure_model("decider", describe_source(str(decision_models.laya(tmp_path / str(depth), head_layers=depth))))
+        for depth in (0, 4)
+    ]
+    without, layered = (explainer_memory_need(size, Settings()).workspace for size in sizes)
+    added = sizes[1].checkpoint_size.explained_head.features - sizes[0].checkpoint_size.explained_head.features
+    most = 2 * 4 * added * sizes[0].context  # bytes of the features and their gradients, for every token
+    assert 0.5 * most < layered - without <= most

@@ -160,6 +160,7 @@ def test_every_model_describes_its_form(tiny_generator: Path, tiny_classifier: P
         model(tiny_classifier, "judge", "classify", labels=("entails", "not")),
         model(tiny_classifier, "order", "rank"),
         model(tiny_classifier, "words", "fill"),
+        model(tiny_classifier, "texts", "label_texts"),
     ]
     data = call(application(Registry(models, echo)), "GET", "/v1/models").json()["data"]
     known = {one["id"]: (one["task"], one["tasks"][-2:], one["chat"], one["pairs"], one["mask"]) for one in data}
@@ -169,6 +170,13 @@ def test_every_model_describes_its_form(tiny_generator: Path, tiny_classifier: P
         "judge": ("classify", ["zero-shot-classification", "decisions"], False, "possible", ""),
         "order": ("rank", ["text-classification", "decisions"], False, "needed", ""),
         "words": ("fill", ["fill-mask"], False, "none", "[MASK]"),
+        "texts": ("label_texts", ["zero-shot-classification", "decisions"], False, "none", ""),
+    }
+    explained = {one["id"]: (len(one["explain"]), len(one["explain_decisions"])) for one in data}
+    assert explained == {
+        **dict.fromkeys(("talker", "writer", "judge", "order"), (6, 4)),
+        "words": (6, 0),
+        "texts": (0, 4),
     }
     assert {tuple(one["labels"]) for one in data} == {(), ("entails", "not")}
     assert {one["max_tokens"] for one in data} == {64}

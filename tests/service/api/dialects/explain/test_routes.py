@@ -276,10 +276,8 @@ def test_explanations_can_be_disabled(folders: dict[str, Path]) -> None:
         answer = ask(process, path, body)
         error = answer.json()["error"]
         assert (answer.status_code, error["message"] if isinstance(error, dict) else error) == (status, said)
-    assert [model["explain"] for model in httpx.get(process.url + "/v1/models", timeout=PATIENCE).json()["data"]] == [
-        [],
-        [],
-    ]
+    models = httpx.get(process.url + "/v1/models", timeout=PATIENCE).json()["data"]
+    assert [(model["explain"], model["explain_decisions"]) for model in models] == [([], []), ([], [])]
     assert httpx.get(process.url + "/v1/models/judge", timeout=PATIENCE).json()["explain"] == []
     assert process.rest().total("engine_steps_total") == 0, "a step was computed"
     process.stop()
