@@ -117,10 +117,10 @@ class FileStore:
         try:
             await on_disk(partial(write_file, self.content_path(file.id), content))
             await self._records.write(grown)
-        except BaseException:
-            await self._forget(file.id)
-            raise
-        self._set(grown)
+            self._set(grown)
+        finally:
+            if not self._files[file.id].is_complete:
+                await self._forget(file.id)
         return grown
 
     async def start_output(self, owner: str, filename: str) -> str:
