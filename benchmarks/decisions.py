@@ -49,6 +49,7 @@ from polyhead.service.runtime import quickstart
 
 TEN_GOAL, TEN_STATE = 1.3, 1000
 SUBJECTS = ("a film", "sport", "money", "food", "travel", "music", "health", "school", "politics", "a machine")
+PRECISIONS = ("int8", "int4", "float32")
 LATENCY_STATE = 300  # tokens
 WARM = 3  # calls that are not counted
 GOALS_MS = {"encoder": 6.0, "smollm2": 60.0}
@@ -86,9 +87,9 @@ def bits(options: Options) -> Iterator[Row]:
     label = {"it": {"type": "noul", "instructions": "POSITIVE"}}
     asked = decision_peers.QUESTIONS
     kinds = (
-        *(Kind(f"generator {each}", generator, each, asked, writes=True) for each in ("int8", "int4", "float32")),
-        *(Kind(f"entailment {each}", nli, each, asked) for each in ("int8", "float32")),
-        Kind("classifier float32", sources["sentiment"], "float32", label),
+        *(Kind(f"generator {each}", generator, each, asked, writes=True) for each in PRECISIONS),
+        *(Kind(f"entailment {each}", nli, each, asked) for each in PRECISIONS),
+        *(Kind(f"classifier {each}", sources["sentiment"], each, label) for each in PRECISIONS),
     )
     texts = texts_of(generator, 200, 60)
     for kind in (kind for kind in kinds if is_named(kind.name, options.models)):
