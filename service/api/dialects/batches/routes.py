@@ -85,8 +85,11 @@ async def show_file(request: Request, file_id: str) -> Response:
 
 @router.get("/v1/files/{file_id}/content", summary="The content of a file.")
 async def send_content(request: Request, file_id: str) -> Response:
-    file = files(request).find(file_id, owner(request))
-    path = files(request).content_path(file.id)
+    store, context = files(request), request_context(request)
+    file = store.find(file_id, context.owner)
+    store.hold(file.id)  # it is not deleted while it is sent
+    context.cleanup.callback(store.release, file.id)
+    path = store.content_path(file.id)
     return FileResponse(path, media_type="application/octet-stream", filename=file.filename)
 
 

@@ -19,7 +19,7 @@ from polyhead.service.api.batches.file_store import FileStore, StoredFile, Store
 from polyhead.service.api.batches.record_folder import new_id
 from polyhead.service.api.dialects.batches.wire import read_line
 from polyhead.service.config.settings import SettingsError
-from polyhead.service.core.errors import InsufficientStorage, NotFound, TooMany
+from polyhead.service.core.errors import Conflict, InsufficientStorage, NotFound, TooMany
 
 ENDPOINT = "/v1/embeddings"
 Call = Callable[[str, str, bytes], Coroutine[Any, Any, OwnAnswer]]
@@ -392,3 +392,63 @@ def test_an_upload_that_fails_leaves_nothing(tmp_path: Path, monkeypatch: pytest
         assert again.content_path(kept.id).read_bytes() == b"x" * 60
 
     asyncio.run(run())
+
+
+def test_a_key_has_its_share_of_the_number_of_files(tmp_path: Path) -> None:
+    async def run() -> None:
+        files = FileStore(tmp_path, StoreLimits(1 << 20, 0.5, files=4), owners=("one", "two"))
+        await files.open()
+        first = await files.add("one", "a", b"x")
+        await files.start_output("one", "b")
+        with pytest.raises(InsufficientStorage, match="a key may have 2 files together, and there are as many"):
+            await files.add("one", "c", b"x")
+        with pytest.raises(InsufficientStorage, match="a key may have 2 files"):
+            await files.start_output("one", "c")
+        assert (await files.add("two", "a", b"x")).owner == "two"
+        await files.delete(first.id, "one")
+        await files.add("one", "c", b"x")
+        await files.add("two", "b", b"x")
+        with pytest.raises(InsufficientStorage, match="all keys may have 4 files together"):
+            await files.add("three", "a", b"x")
+        files.close()
+
+    asyncio.run(run())
+
+
+def test_a_file_is_not_found_while_it_is_deleted_nor_deleted_while_it_is_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def find_missing(path: Path, *, missing_ok: bool) -> None:
+        assert missing_ok
+        seen.append((path.suffix, files.contains(kept.id)))
+        with pytest.raises(NotFound):
+            files.find(kept.id, "me")
+
+    def fail(path: Path, *, missing_ok: bool) -> None:
+        raise OSError(errno.EROFS, "Read-only file system")
+
+    seen = list[tuple[str, bool]]()
+    files = FileStore(tmp_path, StoreLimits(100))
+
+    async def add() -> StoredFile:
+        await files.open()
+        return await files.add("me", "a", b"x" * 60)
+
+    async def delete() -> None:
+        files.hold(kept.id)
+        with pytest.raises(Conflict, match="is read by a batch, or sent to a client"):
+            await files.delete(kept.id, "me")
+        files.release(kept.id)
+        with monkeypatch.context() as patch, pytest.raises(InsufficientStorage, match="Read-only"):
+            patch.setattr(Path, "unlink", fail)
+            await files.delete(kept.id, "me")
+        assert files.find(kept.id, "me").bytes == 60
+        with monkeypatch.context() as patch:
+            patch.setattr(Path, "unlink", find_missing)
+            await files.delete(kept.id, "me")
+        assert seen == [(".content", True), (".json", True)]
+        assert not files.contains(kept.id)
+        files.close()
+
+    kept = asyncio.run(add())
+    asyncio.run(delete())
