@@ -8,6 +8,8 @@ from .record_folder import Record
 
 Status = Literal["validating", "failed", "in_progress", "finalizing", "completed", "expired", "cancelling", "cancelled"]
 ENDED: frozenset[Status] = frozenset({"failed", "completed", "expired", "cancelled"})
+KEPT_BYTES, ERROR_BYTES, PAIR_BYTES = 3072, 1024, 128  # of a batch, each error, each pair of metadata: without texts
+BYTES_PER_CHARACTER = 4
 WINDOW_S = 24 * 3600  # in which a batch is answered; what is not answered by then is not answered at all
 
 
@@ -41,6 +43,13 @@ class Batch(Record):
     @property
     def expires_at(self) -> int:
         return self.created_at + WINDOW_S
+
+    @property
+    def kept_bytes(self) -> int:
+        """About what it takes in memory."""
+        texts = sum(PAIR_BYTES + BYTES_PER_CHARACTER * (len(key) + len(value)) for key, value in self.metadata.items())
+        errors = sum(ERROR_BYTES + BYTES_PER_CHARACTER * len(error.message) for error in self.errors)
+        return KEPT_BYTES + texts + errors
 
     @property
     def has_ended(self) -> bool:

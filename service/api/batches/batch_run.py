@@ -137,8 +137,8 @@ class BatchRun:
             file = getattr(self.batch, field)
             has_lines = self.files.contains(file) and await self.files.finish_output(file, self.batch.output_seconds)
             kept[field] = file if has_lines else ""
-        await self.store.set_status(self.id, status, errors=list(errors), **kept)
-        log.info("%s: %s, %d of %d requests answered", self.id, status, self.batch.completed, self.batch.total)
+        batch = await self.store.set_status(self.id, status, errors=list(errors), **kept)
+        log.info("%s: %s, %d of %d requests answered", batch.id, status, batch.completed, batch.total)
 
     def _seconds_left(self) -> float:
         return self.batch.expires_at - self.store.clock()

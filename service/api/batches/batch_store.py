@@ -1,6 +1,7 @@
 """All batches, ended or not, with the files that they read and write."""
 
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 
@@ -9,7 +10,7 @@ from .batch import Batch, Status
 from .file_store import FileStore
 from .record_folder import RecordFolder
 
-MAX_BATCHES = 10_000
+MAX_KEPT_BYTES = 32 << 20  # of all batches together, by `Batch.kept_bytes`: more than ten thousand ordinary ones
 MAX_UNFINISHED = 64  # of one owner
 
 
@@ -20,9 +21,11 @@ class BatchStore:
         self.files, self.clock = files, clock
         self._records = RecordFolder(files.folder / "batches", Batch)
         self._batches: dict[str, Batch] = {}
+        self._bytes = Counter[str]()  # by owner: what its batches take
 
     async def open(self) -> None:
-        self._batches = {batch.id: batch for batch in await self._records.read_all()}
+        for batch in await self._records.read_all():
+            self._set(batch)
         for batch in self.unfinished():
             self.files.hold(batch.input_file)
 
@@ -45,25 +48,47 @@ class BatchStore:
         return (batch for batch in reversed(self._batches.values()) if batch.owner == owner)
 
     async def add(self, batch: Batch) -> None:
-        """Raises NotFound if there is no such file, and TooMany."""
+        """Raises NotFound if there is no such file, TooMany, and InsufficientStorage."""
         self.files.find(batch.input_file, batch.owner)
         if sum(other.owner == batch.owner for other in self.unfinished()) >= MAX_UNFINISHED:
             raise TooMany(f"{MAX_UNFINISHED} batches of this key have not ended, at most so many are accepted")
-        oldest = next((each for each in self._batches.values() if each.has_ended), None)
-        if len(self._batches) >= MAX_BATCHES and oldest is None:
-            raise TooMany(f"{MAX_BATCHES} batches have not ended, at most so many are accepted")
         self.files.hold(batch.input_file)
+        self._set(batch)  # before anything is awaited, so that it counts at once
         try:
-            await self.save(batch)
-            if len(self._batches) > MAX_BATCHES and oldest is not None:
-                await self._records.remove(self._batches.pop(oldest.id).id)
-        except InsufficientStorage:
-            self._batches.pop(batch.id, None)
+            await self._make_room()
+            await self._records.write(batch)
+        except BaseException:
+            self._drop(batch.id)
             self.files.release(batch.input_file)
             raise
 
-    async def save(self, batch: Batch) -> Batch:
+    async def _make_room(self) -> None:
+        """Forget batches that have ended until the others fit: each time the oldest of the key whose batches take most,
+        so that no key loses batches by what another keeps.  Raises InsufficientStorage.
+        """
+        while self._bytes.total() > MAX_KEPT_BYTES:
+            ended = Counter[str]()
+            for batch in self._batches.values():
+                ended[batch.owner] += batch.has_ended
+            owner = max((owner for owner in ended if ended[owner]), key=self._bytes.__getitem__, default=None)
+            if owner is None:
+                raise InsufficientStorage("there are as many batches as the server keeps, and none of them has ended")
+            oldest = next(batch for batch in self._batches.values() if batch.owner == owner and batch.has_ended)
+            self._drop(oldest.id)
+            with suppress(InsufficientStorage):  # it is logged; the next server finds the batch again
+                await self._records.remove(oldest.id)
+
+    def _set(self, batch: Batch) -> None:
+        before = self._batches.get(batch.id)
+        self._bytes[batch.owner] += batch.kept_bytes - (before.kept_bytes if before else 0)
         self._batches[batch.id] = batch
+
+    def _drop(self, batch_id: str) -> None:
+        batch = self._batches.pop(batch_id)
+        self._bytes[batch.owner] -= batch.kept_bytes
+
+    async def save(self, batch: Batch) -> Batch:
+        self._set(batch)
         await self._records.write(batch)
         return batch
 
@@ -73,7 +98,7 @@ class BatchStore:
         If the disk is full, the next server finds the batch with its last status, and goes on with it.
         """
         batch = self._batches[batch_id].model_copy(update=changes).with_status(status, self.clock())
-        self._batches[batch_id] = batch
+        self._set(batch)
         if batch.has_ended:
             self.files.release(batch.input_file)
         with suppress(InsufficientStorage):
@@ -82,5 +107,6 @@ class BatchStore:
 
     def update(self, batch_id: str, **changes: object) -> Batch:
         """Change fields in memory only."""
-        batch = self._batches[batch_id] = self._batches[batch_id].model_copy(update=changes)
+        batch = self._batches[batch_id].model_copy(update=changes)
+        self._set(batch)
         return batch

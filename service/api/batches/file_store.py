@@ -22,7 +22,7 @@ from typing import Annotated, Literal, TypeVar
 from pydantic import Field
 
 from ...config.settings import SettingsError
-from ...core.errors import Conflict, InsufficientStorage, NotFound, TooMany
+from ...core.errors import Conflict, InsufficientStorage, NotFound
 from .record_folder import ID_PATTERN, Record, RecordFolder, append_whole, keep_whole_lines, new_id, on_disk, write_file
 
 try:
@@ -45,16 +45,17 @@ class StoredFile(Record):
 
 @dataclass(frozen=True)
 class StoreLimits:
-    """Bytes of all files together; one owner may have the fraction `share` of them."""
+    """Bytes of all files together, and how many there may be; one owner may have the fraction `share` of both."""
 
     bytes: int
     share: float = 1.0
+    files: int = MAX_FILES
 
 
 class FileStore:
     """All files.  `open` must be called before anything else.
 
-    If there are several `owners`, each may use its share of the limit; the collection may change.
+    If there are several `owners`, each may use its share of the limits; the collection may change.
     """
 
     def __init__(
@@ -70,7 +71,8 @@ class FileStore:
         self._records = RecordFolder(folder / "files", StoredFile)
         self._files: dict[str, StoredFile] = {}
         self._bytes = Counter[str]()  # by owner; summing up all files for each line that a batch writes would take long
-        self._uses: dict[str, int] = {}  # by file: how many batches read or write it
+        self._counts = Counter[str]()  # by owner: its files
+        self._uses: dict[str, int] = {}  # by file: how many batches and responses read it
         self._lock = lock_folder(folder)
 
     async def open(self) -> None:
@@ -99,9 +101,8 @@ class FileStore:
             raise NotFound(f"there is no file {file_id[:60]!r}")
         return file
 
-    def list_files(self, owner: str) -> Iterator[StoredFile]:
-        """The newest first."""
-        for file in reversed(self._files.values()):
+    def list_files(self, owner: str, *, newest_first: bool = True) -> Iterator[StoredFile]:
+        for file in reversed(self._files.values()) if newest_first else self._files.values():
             if file.owner == owner and file.is_complete and not self._is_expired(file):
                 yield file
 
@@ -109,7 +110,7 @@ class FileStore:
         return self._records.folder / f"{file_id}.content"
 
     async def add(self, owner: str, filename: str, content: bytes | bytearray, seconds: int = 0) -> StoredFile:
-        """Keep an uploaded file, for `seconds` if they are given.  Raises InsufficientStorage and TooMany."""
+        """Keep an uploaded file, for `seconds` if they are given.  Raises InsufficientStorage."""
         file = self._new_file(owner, filename, "batch", seconds)
         grown = file.model_copy(update={"bytes": len(content)})
         self._check_room(owner, len(content))
@@ -124,7 +125,7 @@ class FileStore:
         return grown
 
     async def start_output(self, owner: str, filename: str) -> str:
-        """Begin an empty file that a batch writes, and return its id."""
+        """Begin an empty file that a batch writes, and return its id.  Raises InsufficientStorage."""
         file = self._new_file(owner, filename, "batch_output", 0).model_copy(update={"is_complete": False})
         self._set(file)
         await on_disk(partial(write_file, self.content_path(file.id), b""))
@@ -162,10 +163,11 @@ class FileStore:
         return True
 
     async def delete(self, file_id: str, owner: str) -> None:
-        """Raises NotFound, and Conflict while a batch reads the file."""
+        """Raises NotFound, and Conflict while a batch or a response reads the file."""
         self.find(file_id, owner)
         if self._uses.get(file_id):
-            raise Conflict(f"the file {file_id!r} is read by a batch; cancel the batch first")
+            message = "is read by a batch, or sent to a client; cancel the batch first, or wait"
+            raise Conflict(f"the file {file_id!r} {message}")
         await self._forget(file_id)
 
     def hold(self, file_id: str) -> None:
@@ -184,14 +186,17 @@ class FileStore:
     async def remove_expired(self) -> None:
         for file in [file for file in self._files.values() if self._is_expired(file)]:
             if not self._uses.get(file.id):
-                await self._forget(file.id)
+                with suppress(InsufficientStorage):  # it is logged, and tried again later
+                    await self._forget(file.id)
 
     def _is_expired(self, file: StoredFile) -> bool:
         return bool(file.expires_at) and self.clock() >= file.expires_at
 
     def _new_file(self, owner: str, filename: str, purpose: Purpose, seconds: int) -> StoredFile:
-        if len(self._files) >= MAX_FILES:
-            raise TooMany(f"the server keeps {MAX_FILES} files at most, and has as many; delete some")
+        of_owner = self._share_of(self.limits.files)
+        if len(self._files) >= self.limits.files or self._counts[owner] >= of_owner:
+            most, whose = (of_owner, "a key") if self._counts[owner] >= of_owner else (self.limits.files, "all keys")
+            raise InsufficientStorage(f"{whose} may have {most} files together, and there are as many; delete some")
         now = int(self.clock())
         expires_at = now + seconds if seconds else 0
         file_id = new_id("file-")
@@ -201,7 +206,7 @@ class FileStore:
 
     def _check_room(self, owner: str, size: int) -> None:
         of_owner, of_all = self._bytes[owner], self._bytes.total()
-        share = math.floor(self.limits.bytes * (self.limits.share if len(self._owners) > 1 else 1.0))
+        share = self._share_of(self.limits.bytes)
         if of_all + size > self.limits.bytes or of_owner + size > share:
             most, used = (share, of_owner) if of_owner + size > share else (self.limits.bytes, of_all)
             whose = "the files of a key" if most < self.limits.bytes else "all files"
@@ -210,15 +215,29 @@ class FileStore:
                 "delete some"
             )
 
+    def _share_of(self, limit: int) -> int:
+        """How much of a limit one owner may have."""
+        return max(math.floor(limit * (self.limits.share if len(self._owners) > 1 else 1.0)), 1)
+
     async def _forget(self, file_id: str) -> None:
-        await on_disk(partial(self.content_path(file_id).unlink, missing_ok=True))
-        await self._records.remove(file_id)
-        if (file := self._files.pop(file_id, None)) is not None:
+        """Remove a file.  It is not found while its bytes are removed; where they cannot be, it is as before."""
+        if (file := self._files.get(file_id)) is None:
+            return
+        self._set(file.model_copy(update={"is_complete": False}))
+        try:
+            await on_disk(partial(self.content_path(file_id).unlink, missing_ok=True))
+            await self._records.remove(file_id)
+        except InsufficientStorage:
+            self._set(file)
+            raise
+        if self._files.pop(file_id, None) is not None:
             self._bytes[file.owner] -= file.bytes
+            self._counts[file.owner] -= 1
 
     def _set(self, file: StoredFile) -> None:
         before = self._files.get(file.id)
         self._bytes[file.owner] += file.bytes - (before.bytes if before else 0)
+        self._counts[file.owner] += before is None
         self._files[file.id] = file
 
 

@@ -19,7 +19,9 @@ from ...shared.streaming import JsonResponse
 from .upload import read_upload
 from .wire import MAX_KEPT_S, MIN_KEPT_S, BatchRequest, write_batch, write_file, write_list
 
-MAX_LISTED_FILES, MAX_LISTED_BATCHES, LISTED_BATCHES = 10_000, 100, 20
+MAX_LISTED_FILES, MAX_LISTED_BATCHES, LISTED_BATCHES = 10_000, 100, 20  # that a client may ask for, and gets
+MAX_PAGE_FILES = 1000  # in one answer; `has_more` says that there are more, and clients ask for the next page
+FILE_BYTES = 4096  # of a file in a list: the entry and its JSON, with a name of any 255 characters
 UPLOAD: dict[str, Any] = {
     "requestBody": {
         "required": True,
@@ -73,8 +75,11 @@ async def list_files(
     order: Literal["asc", "desc"] = "desc",
     purpose: str = "",
 ) -> Response:
-    found = [file for file in files(request).list_files(owner(request)) if purpose in ("", file.purpose)]
-    page, has_more = cut_page(iter(found if order == "desc" else reversed(found)), after, limit)
+    context = request_context(request)
+    listed = files(request).list_files(context.owner, newest_first=order == "desc")
+    found = (file for file in listed if purpose in ("", file.purpose))
+    page, has_more = cut_page(found, after, min(limit, MAX_PAGE_FILES))
+    context.claim.grow(FILE_BYTES * len(page), "the list")
     return JsonResponse(write_list([write_file(file) for file in page], has_more=has_more))
 
 
@@ -85,8 +90,11 @@ async def show_file(request: Request, file_id: str) -> Response:
 
 @router.get("/v1/files/{file_id}/content", summary="The content of a file.")
 async def send_content(request: Request, file_id: str) -> Response:
-    file = files(request).find(file_id, owner(request))
-    path = files(request).content_path(file.id)
+    store, context = files(request), request_context(request)
+    file = store.find(file_id, context.owner)
+    store.hold(file.id)  # it is not deleted while it is sent
+    context.cleanup.callback(store.release, file.id)
+    path = store.content_path(file.id)
     return FileResponse(path, media_type="application/octet-stream", filename=file.filename)
 
 
@@ -118,7 +126,9 @@ async def create_batch(request: Request) -> Response:
 async def list_batches(
     request: Request, after: str = "", limit: Annotated[int, Query(ge=1, le=MAX_LISTED_BATCHES)] = LISTED_BATCHES
 ) -> Response:
-    page, has_more = cut_page(runner(request).store.list_batches(owner(request)), after, limit)
+    context = request_context(request)
+    page, has_more = cut_page(runner(request).store.list_batches(context.owner), after, limit)
+    context.claim.grow(sum(2 * batch.kept_bytes for batch in page), "the list")
     return JsonResponse(write_list([write_batch(batch) for batch in page], has_more=has_more))
 
 

@@ -1,0 +1,82 @@
+"""Lists of files and batches: in pages, and with a claim on memory for requests."""
+
+import asyncio
+import json
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from fastapi import Request
+
+from polyhead.service.api.access.request_context import RequestContext
+from polyhead.service.api.batches.batch import Batch
+from polyhead.service.api.batches.batch_runner import BatchRunner
+from polyhead.service.api.batches.batch_store import BatchStore
+from polyhead.service.api.batches.file_store import FileStore, StoreLimits
+from polyhead.service.api.batches.record_folder import new_id
+from polyhead.service.api.dialects.batches import routes
+from polyhead.service.api.dialects.batches.wire import read_line
+from polyhead.service.core.errors import Overloaded
+from polyhead.service.resources.request_memory import Headroom, MemoryClaim
+
+
+async def open_runner(folder: Path) -> BatchRunner:
+    async def never_called(owner: str, path: str, body: bytes) -> Any:
+        raise AssertionError
+
+    runner = BatchRunner(BatchStore(FileStore(folder, StoreLimits(1 << 20))), never_called, read_line)
+    await runner.open()
+    return runner
+
+
+def ask(runner: BatchRunner, headroom: Headroom) -> Request:
+    context = RequestContext("id", claim=MemoryClaim(headroom))
+    app = SimpleNamespace(state=SimpleNamespace(batches=runner))
+    return Request({"type": "http", "app": app, "state": {"context": context}})
+
+
+def test_files_are_listed_in_pages(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(routes, "MAX_PAGE_FILES", 3)
+
+    async def read_pages(runner: BatchRunner, order: Any) -> list[list[str]]:
+        found, page = list[list[str]](), {"last_id": "", "has_more": True}
+        while page["has_more"]:
+            request = ask(runner, Headroom())
+            answer = await routes.list_files(request, after=str(page["last_id"]), order=order, limit=10_000)
+            page = json.loads(bytes(answer.body))
+            found.append([file["filename"] for file in page["data"]])
+        return found
+
+    async def run() -> None:
+        runner = await open_runner(tmp_path)
+        for number in range(7):
+            await runner.store.files.add("", str(number), b"x")
+        assert await read_pages(runner, "desc") == [["6", "5", "4"], ["3", "2", "1"], ["0"]]
+        assert await read_pages(runner, "asc") == [["0", "1", "2"], ["3", "4", "5"], ["6"]]
+        runner.store.files.close()
+
+    asyncio.run(run())
+
+
+def test_lists_are_claimed(tmp_path: Path) -> None:
+    async def run() -> None:
+        runner, headroom = await open_runner(tmp_path), Headroom(1 << 30)
+        file = await runner.store.files.add("", "a", b"x")
+        metadata = {str(number): "x" * 512 for number in range(16)}
+        await runner.store.add(
+            Batch(id=new_id("batch_"), owner="", created_at=1, endpoint="", input_file=file.id, metadata=metadata)
+        )
+        for list_some in (routes.list_files, routes.list_batches):
+            request = ask(runner, headroom)
+            answer = await list_some(request, after="", limit=100)
+            claimed = headroom.shortfall(int(headroom.total))
+            assert len(answer.body) < claimed < 100_000
+            request.state.context.claim.release()
+            headroom.reserve(int(headroom.total), "others")
+            with pytest.raises(Overloaded, match="the list takes about"):
+                await list_some(ask(runner, headroom), after="", limit=100)
+            headroom.release(int(headroom.total))
+        runner.store.files.close()
+
+    asyncio.run(run())
