@@ -1,6 +1,5 @@
 """`polyhead train | evaluate | export`.  A kind of recipe is a line in KINDS."""
 
-import shutil
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,6 +11,7 @@ from polyhead.models.checkpoint.folder_files import FolderCheck, accept_folder
 
 from ..data.examples import Corpus
 from ..export.adapter_folder import write_json
+from ..export.result_folder import copy_result
 from ..loop import trainer
 from ..loop.errors import RecipeError
 from . import finetune_run, network_run
@@ -72,11 +72,16 @@ def evaluate(folder: Path, data: Path, folder_check: FolderCheck = accept_folder
 
 
 def export(run: Path, out: Path) -> None:
-    """Write a run's result as a folder that can be served; a network from scratch as far as it is trained."""
-    if out.exists() and any(out.iterdir()):
+    """Write a run's result as a folder that can be served; a network from scratch as far as it is trained.
+
+    The run may be a stranger's: what is copied is checked as what is loaded.  Raises CheckpointError and RecipeError.
+    """
+    if out.is_symlink() and not out.exists():
+        raise RecipeError(f"{out}: it is a link to a missing path; name a new or an empty folder")
+    if out.exists() and (not out.is_dir() or any(out.iterdir())):
         raise RecipeError(f"{out}: it is not empty; name a new or an empty folder")
-    results = [run / name for name in ("adapter", "model") if (run / name).is_dir()]
+    results = [name for name in ("adapter", "model") if (run / name).is_dir()]
     if results and not (run / network_run.RECIPE_FILE).exists():
-        shutil.copytree(results[0], out, symlinks=True, dirs_exist_ok=True)  # symbolic links are not followed
+        copy_result(run, results[0], out)
     else:
         network_run.export_run(run, out)
