@@ -54,13 +54,15 @@ class BatchStore:
             raise TooMany(f"{MAX_UNFINISHED} batches of this key have not ended, at most so many are accepted")
         self.files.hold(batch.input_file)
         self._set(batch)  # before anything is awaited, so that it counts at once
+        is_kept = False
         try:
             await self._make_room()
             await self._records.write(batch)
-        except BaseException:
-            self._drop(batch.id)
-            self.files.release(batch.input_file)
-            raise
+            is_kept = True
+        finally:
+            if not is_kept:
+                self._drop(batch.id)
+                self.files.release(batch.input_file)
 
     async def _make_room(self) -> None:
         """Forget batches that have ended until the others fit: each time the oldest of the key whose batches take most,
