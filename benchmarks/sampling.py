@@ -25,6 +25,7 @@ from benchmarks.serving import machine
 from polyhead.models import checkpoint
 from polyhead.models.checkpoint import Checkpoint
 from polyhead.models.checkpoint.default_precision import choose_precision
+from polyhead.models.checkpoint.weight_reader import WeightReader
 from polyhead.models.executors.contract import Executor, StepInput
 from polyhead.models.native.packed_network import free_weights
 from polyhead.service.config import settings
@@ -86,7 +87,9 @@ def opened(chosen: Settings) -> tuple[Checkpoint, Executor, Sampler]:
     what = checkpoint.describe_source(source)
     place = choose_placement(chosen, choose_precision(what.entries.values()), what.config)
     torch.set_num_threads(place.torch_threads)
-    loaded = checkpoint.prepare(source, what, dtype=place.dtype, device=place.device, progress=lambda done, total: None)
+    loaded = checkpoint.prepare(
+        source, WeightReader(what), dtype=place.dtype, device=place.device, progress=checkpoint.ignore_progress
+    )
 
     @contextmanager
     def held(part: nn.Module) -> Iterator[None]:

@@ -10,6 +10,7 @@ from torch import nn
 from benchmarks.peer_runs.workload import Run
 from polyhead.models import checkpoint
 from polyhead.models.checkpoint import Checkpoint
+from polyhead.models.checkpoint.weight_reader import WeightReader
 from polyhead.models.executors.contract import Executor
 from polyhead.models.native.packed_network import free_weights
 from polyhead.service.config import settings
@@ -37,8 +38,9 @@ def load_model(run: Run, blocks: Callable[[Placement], int] = lambda placement: 
     what = checkpoint.describe_source(source)
     placement = choose_placement(chosen, what.default_precision, what.decoder_config)
     torch.set_num_threads(placement.torch_threads)
-    begin = checkpoint.prepare if placement.instructions else checkpoint.load_described
-    loaded = begin(source, what, dtype=placement.dtype, device=placement.device, progress=checkpoint.ignore_progress)
+    begin = checkpoint.prepare if placement.instructions else checkpoint.load_built
+    options = {"dtype": placement.dtype, "device": placement.device, "progress": checkpoint.ignore_progress}
+    loaded = begin(source, WeightReader(what), **options)
 
     @contextmanager
     def held(part: nn.Module) -> Iterator[None]:

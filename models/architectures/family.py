@@ -143,8 +143,8 @@ def deinterleave_heads(tensor: Tensor, heads: int, rotary_width: int = 0) -> Ten
     """Reorder the first R rows of each head [H * D, ...] from (pairs, 2) to (2, pairs), so that features d and
     d + R / 2 form a pair. R is `rotary_width`; 0: all rows."""
     rows = tensor.reshape(heads, -1, *tensor.shape[1:])  # [H, D, ...]
-    if tensor.is_meta:  # only the shape is asked for; new tensors would import torch's compiler, which takes 70 MB
-        return rows.view(tensor.shape)
+    if tensor.is_meta:  # only shape and storage are asked for; index_select would import torch's compiler: 70 MB
+        return torch.empty(tensor.shape, dtype=tensor.dtype, device="meta")
     order = torch.arange(len(tensor), device=tensor.device).view(heads, -1)  # [H, D]
     width = rotary_width or rows.size(1)
     paired = order[:, :width].reshape(heads, -1, 2).transpose(1, 2).reshape(heads, width)

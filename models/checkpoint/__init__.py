@@ -31,7 +31,7 @@ from . import gguf_file as gguf
 from . import merged_adapter as adapter
 from . import recurrent_folder as recurrent
 from .default_precision import DefaultPrecision
-from .description import Description, Form, build_on_meta
+from .description import Description, Form
 from .folder_files import FolderCheck, accept_folder
 from .gguf_adapter import apply_gguf_adapter, read_gguf_adapter
 from .gguf_parts import find_split_file
@@ -39,6 +39,7 @@ from .published_rerankers import FOLDER_TASK, TASK_MARK, WantedTask, split_task
 from .source_policy import ANY_SOURCE, SourcePolicy
 from .unread_formats import check_file
 from .weight_reader import WeightReader
+from .weight_reader import ignore_progress as ignore_progress
 
 Task = Literal[
     "generate",
@@ -108,10 +109,6 @@ class Checkpoint:
     skipped_tokens: frozenset[int] = frozenset()
 
 
-def ignore_progress(done: int, total: int) -> None:
-    """The default progress callback: does nothing."""
-
-
 def load(
     source: str,
     *,
@@ -138,7 +135,19 @@ def load_described(
     progress: Callable[[int, int], None],
 ) -> Checkpoint:
     """As `load`, for a source that is described already."""
-    checkpoint = prepare(source, description, dtype=dtype, device=device, progress=progress)
+    return load_built(source, WeightReader(description), dtype=dtype, device=device, progress=progress)
+
+
+def load_built(
+    source: str,
+    weights: WeightReader,
+    *,
+    dtype: torch.dtype,
+    device: torch.device | str,
+    progress: Callable[[int, int], None],
+) -> Checkpoint:
+    """As `load_described`, for a network that is built already."""
+    checkpoint = prepare(source, weights, dtype=dtype, device=device, progress=progress)
     checkpoint.load_weights(checkpoint.network)
     checkpoint.load_weights(checkpoint.head)
     checkpoint.network.to(device)
@@ -148,31 +157,28 @@ def load_described(
 
 def prepare(
     source: str,
-    description: Description,
+    weights: WeightReader,
     *,
     dtype: torch.dtype,
     device: torch.device | str,
     progress: Callable[[int, int], None],
 ) -> Checkpoint:
-    """As `load_described`, but nothing is read yet: parameters have shapes and no memory until `load_weights` is called
+    """As `load_built`, but nothing is read yet: parameters have shapes and no memory until `load_weights` is called
     for a part.
-
-    CheckpointError unless the files hold exactly the network's tensors.
     """
-    network, head = build_on_meta(description)
-    weights = WeightReader(description, network, head, progress)
+    weights.begin(progress)
+    description = weights.description
     known, rows = description.tokenizer.vocab_size, description.config.vocab_size
     if known > rows:
         log.warning("%s: the tokenizer has %d tokens, the network only the first %d", source, known, rows)
-    numbers = {id(parameter): parameter.numel() for each in (network, head) for parameter in each.parameters()}
     return Checkpoint(
         source=source,
         family=description.family,
         task=cast(Task, description.head.task),
         config=description.config,
         decoder_config=description.decoder_config,
-        network=network.eval(),
-        head=head.eval(),
+        network=weights.network,
+        head=weights.head,
         tokenizer=description.tokenizer.with_text_tags(description.chat.format.tags)
         if description.chat
         else description.tokenizer,
@@ -194,7 +200,7 @@ def prepare(
         skipped_tokens=description.head.skipped_tokens,
         stop_tokens=description.stop_tokens,
         max_tokens=description.max_tokens,
-        weight_bytes=sum(numbers.values()) * dtype.itemsize,
+        weight_bytes=weights.parameter_count * dtype.itemsize,
         dtype=str(dtype).removeprefix("torch."),
         default_precision=description.default_precision,
         load_weights=partial(weights.load, dtype=dtype, device=torch.device(device)),

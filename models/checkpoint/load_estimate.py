@@ -1,7 +1,7 @@
 """Estimates what loading a checkpoint takes, from its description alone. The parameters are counted on the meta device;
 no tensor is read."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from math import prod
 
@@ -13,11 +13,12 @@ from ..native.packed_network import INT4, INT4_SHIFTED, INT8, INT8_SHIFTED, WEIG
 from ..network.heads import LanguageHead
 from ..parallel import Cut
 from .default_precision import kind_precision
-from .description import Description, build_on_meta, match_entries, translate_shape
+from .description import Description, NamedPieces, translate_shape
 from .merged_adapter import MergedEntry
 from .quantized.quantized_entry import QuantizedEntry
 from .tensor_files import PIECE_BYTES, TensorEntry
 from .tensor_slices import locate_pieces
+from .weight_reader import WeightReader
 
 TOKEN_BYTES = 300  # bytes that a tokenizer takes for an entry of its vocabulary, merges included
 CHARACTER_BYTES = 50  # bytes for each character of long tokens: most are nodes of the tree for grammars
@@ -65,15 +66,19 @@ class LoadSize:
 
 def estimate_load(description: Description) -> LoadSize:
     """The sizes of a described checkpoint. Raises CheckpointError if the files do not hold the described tensors."""
-    network, head = build_on_meta(description)
-    entries = match_entries(description, network, head)
-    cuts = description.cut_network(network, head)
-    numbers = {id(parameter): parameter.numel() for module in (network, head) for parameter in module.parameters()}
-    pieces = {name: translate_shape(description, name, each) for name, each in entries.items()}
+    return estimate_reading(WeightReader(description))
+
+
+def estimate_reading(weights: WeightReader) -> LoadSize:
+    """As `estimate_load`, for weights that nothing was read of yet."""
+    description, network, head = weights.description, weights.network, weights.head
+    entries, cuts = weights.entries, weights.cuts
+    stored = {name: torch.empty(entry.shape, device="meta") for name, entry in entries.items()}
+    pieces = {name: translate_shape(description, name, each, stored[name]) for name, each in entries.items()}
     return LoadSize(
-        parameters=sum(numbers.values()),
+        parameters=weights.parameter_count,
         head=sum(parameter.numel() for parameter in head.parameters()),
-        rearranged=max((_count_noncontiguous(piece for _, piece in each) for each in pieces.values()), default=0),
+        rearranged=max((_count_copied(stored[name], each) for name, each in pieces.items()), default=0),
         cut=max(
             (prod(each.shape) for name, each in entries.items() if _is_cut_after_read(description, name, each, cuts)),
             default=0,
@@ -94,9 +99,11 @@ def estimate_load(description: Description) -> LoadSize:
     )
 
 
-def _count_noncontiguous(pieces: Iterable[Tensor]) -> int:
-    """Count of numbers that are not in the layout in which they are used."""
-    return sum(piece.numel() for piece in pieces if not piece.is_contiguous())
+def _count_copied(whole: Tensor, pieces: NamedPieces) -> int:
+    """Count of the numbers of a tensor that are copied: reordered, or not in the layout in which they are used."""
+    storage = whole.untyped_storage()
+    copied = [each for _, each in pieces if not each.is_contiguous() or each.untyped_storage() is not storage]
+    return sum(map(Tensor.numel, copied))
 
 
 def _is_cut_after_read(description: Description, name: str, entry: TensorEntry, cuts: Mapping[str, Cut]) -> bool:

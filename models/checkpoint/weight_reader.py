@@ -8,6 +8,7 @@ made. So each expert is read alone, where a file has those of a layer in one ten
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from math import prod
+from typing import cast
 
 import torch
 from torch import Tensor, nn
@@ -15,28 +16,36 @@ from torch import Tensor, nn
 from ..native.block_weights import BlockWeights
 from ..native.library import BLOCK_KINDS, load_fastest
 from ..network.transformer import Transformer
-from .description import Description, match_entries, translate_shape
+from .description import Description, build_on_meta, match_entries, translate_shape
 from .tensor_files import TensorEntry
 from .tensor_slices import read_cut_pieces
 
 
-class WeightReader:
-    """Reads the weights of `network` and `head`, both on the meta device. `progress` is called with the bytes read so
-    far and in all.
+def ignore_progress(done: int, total: int) -> None:
+    """The default progress callback: does nothing."""
 
-    After the shapes are compared with the files, the modules are cut to this process's share if the description
-    has cuts. Raises CheckpointError unless the files hold exactly the needed tensors.
+
+class WeightReader:
+    """Builds `network` and `head` of a description on the meta device, where they have no weights, and reads these.
+
+    Building is Python alone, a millisecond for each expert of a mixture, so it is done on a thread that others do not
+    wait for; reading may be done on another one. After the shapes are compared with the files, the modules are cut
+    to this process's share if the description has cuts. Raises CheckpointError unless the files hold exactly the
+    needed tensors.
     """
 
-    def __init__(
-        self, description: Description, network: Transformer, head: nn.Module, progress: Callable[[int, int], None]
-    ) -> None:
-        self._description, self._progress, self._table = description, progress, network.tokens
-        entries = match_entries(description, network, head)
-        self._cuts = description.cut_network(network, head)
-        self._owners = parameter_owners(network, head)
+    def __init__(self, description: Description) -> None:
+        network, head = (module.eval() for module in build_on_meta(description))
+        self.description, self.network, self.head = description, cast(Transformer, network), head
+        self.entries = entries = match_entries(description, self.network, head)
+        self.cuts = description.cut_network(self.network, head)
+        self._progress: Callable[[int, int], None] = ignore_progress
+        self._table = self.network.tokens
+        self._owners = parameter_owners(self.network, head)
+        self._unread = {place: parameter for parameter, places in self._owners.items() for place in places}
         self._parameters = {f"head.{name}": parameter for name, parameter in head.named_parameters()}
-        self._parameters |= dict(network.named_parameters())
+        self._parameters |= dict(self.network.named_parameters())
+        self.parameter_count = sum(parameter.numel() for parameter in self._owners)
         self._entries: dict[nn.Parameter, tuple[str, TensorEntry]] = {}
         self._blocks: dict[nn.Parameter, TensorEntry] = {}  # matrices that can be read as blocks, each as an entry
         for name, entry in entries.items():
@@ -45,9 +54,12 @@ class WeightReader:
             for ours, _ in pieces:
                 if ours in self._parameters:
                     self._entries[self._parameters[ours]] = name, entry
-            if blocks := self._locate_blocks(entry, whole, pieces):
-                self._blocks |= blocks if self._keeps_rows(name, entry, pieces) else {}
+            self._blocks |= self._locate_blocks(entry, whole, pieces)
         self._total, self._done = sum(entry.read_size for entry in entries.values()), 0
+
+    def begin(self, progress: Callable[[int, int], None]) -> None:
+        """From now on, call `progress` with the bytes read since then, and with those of all tensors."""
+        self._progress, self._done = progress, 0
         progress(0, self._total)
 
     def load(self, part: nn.Module, dtype: torch.dtype, device: torch.device) -> None:
@@ -72,17 +84,25 @@ class WeightReader:
                 self._register(parameter, BlockWeights(blocks, entry.kind))
         self.load(part, torch.float32, torch.device("cpu"))
 
+    def unload(self, part: nn.Module) -> None:
+        """Free the weights of `part`, at all places where they are used, so that they can be loaded again."""
+        for owner in part.modules():
+            for leaf, _ in list(owner.named_parameters(recurse=False)):
+                unread = self._unread[owner, leaf]
+                self._register(unread, unread)
+
     def _locate_blocks(
         self, entry: TensorEntry, whole: Tensor, pieces: Sequence[tuple[str, Tensor]]
     ) -> dict[nn.Parameter, TensorEntry]:
         """The matrices that `whole`, a tensor of a file without memory, becomes: each with its rows in the file. Empty
-        unless the library decodes its blocks and all its pieces are matrices of whole rows, in their order."""
+        unless the library decodes its blocks and all its pieces are matrices of whole rows, in their order: rows that
+        are reordered are no view of the file's tensor."""
         columns = entry.shape[-1] if entry.shape else 0
         if (
             not columns
             or type(entry) is not TensorEntry
             or entry.kind not in BLOCK_KINDS
-            or self._cuts
+            or self.cuts
             or load_fastest() is None
         ):
             return {}
@@ -101,19 +121,6 @@ class WeightReader:
             found[parameter] = replace(entry, shape=tuple(piece.shape), start=start)
         return found
 
-    def _keeps_rows(self, name: str, entry: TensorEntry, pieces: Sequence[tuple[str, Tensor]]) -> bool:
-        """Whether the rows of all pieces are in the file's order. deinterleave_heads, which reorders rows, returns a
-        tensor without memory as it is.
-        """
-        columns = entry.shape[-1]
-        numbers = torch.arange(prod(entry.shape[:-1]), dtype=torch.int32)
-        marked = self._description.translate(name, numbers.view(*entry.shape[:-1], 1).expand(entry.shape))
-        firsts = [int(piece.storage_offset()) // columns for _, piece in pieces]
-        return all(
-            torch.equal(rows[:, 0], numbers[first : first + len(rows)])
-            for first, (_, rows) in zip(firsts, marked, strict=True)
-        )
-
     def _report_bytes(self, size: int) -> None:
         self._done += size
         self._progress(self._done, self._total)
@@ -129,7 +136,7 @@ class WeightReader:
         def read(some: TensorEntry) -> Tensor:
             return some.read(dtype, device, self._report_bytes)
 
-        for ours, piece in read_cut_pieces(self._description, name, entry, self._cuts, read):
+        for ours, piece in read_cut_pieces(self.description, name, entry, self.cuts, read):
             if ours in self._parameters:
                 self._register(self._parameters[ours], nn.Parameter(piece.contiguous()))
         self._done = before + entry.read_size

@@ -20,6 +20,7 @@ from torch import Tensor, nn
 from polyhead.models import checkpoint
 from polyhead.models.checkpoint import Checkpoint
 from polyhead.models.checkpoint.description import Description, missing_embedding
+from polyhead.models.checkpoint.weight_reader import WeightReader
 from polyhead.models.core.errors import ModelError, UnsupportedError
 from polyhead.models.executors.contract import StateUse, StepInput
 from polyhead.models.executors.torch_executor import TorchExecutor
@@ -193,10 +194,10 @@ class QualityMeasurement:
         """Yield the output of each batch.  The network is in memory until the last one is taken."""
         placement = self._choose_placement(settings)
         torch.set_num_threads(placement.torch_threads)
-        begin = checkpoint.prepare if placement.instructions else checkpoint.load_described
+        begin = checkpoint.prepare if placement.instructions else checkpoint.load_built
         loaded = begin(
             self.source,
-            self.description,
+            WeightReader(self.description),
             dtype=placement.dtype,
             device=placement.device,
             progress=checkpoint.ignore_progress,

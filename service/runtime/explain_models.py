@@ -20,7 +20,8 @@ from typing import Protocol, cast
 import torch
 
 from polyhead.models import checkpoint
-from polyhead.models.checkpoint.description import Description
+from polyhead.models.checkpoint.folder_files import FolderCheck
+from polyhead.models.checkpoint.weight_reader import WeightReader
 from polyhead.models.core.errors import ModelError
 from polyhead.models.explain import InstrumentedNetwork, measure_head
 from polyhead.models.network.heads import LanguageHead
@@ -180,17 +181,20 @@ class ExplainerCache:
         began, loading.stage = time.perf_counter(), "was being read"
         check_tokenizer = partial(self._tokenizer_check.check_changed, check_wanted=loading.check)
         try:
-            description = await run_on_daemon_thread(
-                lambda: checkpoint.describe_source(source, self._source_policy, check_tokenizer)
-            )
-            need = await self._reserve_memory(measure_model(model.name, description))
-            worker = await self._load_worker(loading, model, description, need)
+            weights, size = await run_on_daemon_thread(lambda: self._measure(model.name, source, check_tokenizer))
+            need = await self._reserve_memory(size)
+            worker = await self._load_worker(loading, model, weights, need)
         except ModelError as error:
             raise Conflict(f"{model.name} cannot be read again to be explained: {error}", param="model") from None
         self._explainers[model.name] = LoadedExplainer(model, worker, need)
         self._engine.add_worker(worker, BACKGROUND_SHARE * self._settings.weights.get(model.name, 1.0))
         seconds = time.perf_counter() - began
         log.info("the explainer of %s is ready: %.0f MiB more, in %.2f s", model.name, need.weights / 2**20, seconds)
+
+    def _measure(self, name: str, source: str, check_tokenizer: FolderCheck) -> tuple[WeightReader, ModelSize]:
+        """Describe, build and measure a network. Raises ModelError."""
+        weights = WeightReader(checkpoint.describe_source(source, self._source_policy, check_tokenizer))
+        return weights, measure_model(name, weights.description, weights=weights)
 
     async def _reserve_memory(self, size: ModelSize) -> MemoryNeed:
         """Reserve the memory that an explainer needs. If too little is free, unload idle explainers first, the least
@@ -207,14 +211,14 @@ class ExplainerCache:
         return need
 
     async def _load_worker(
-        self, loading: LoadTask, model: Model, description: Description, need: MemoryNeed
+        self, loading: LoadTask, model: Model, weights: WeightReader, need: MemoryNeed
     ) -> ExplainWorker:
         def yield_turn() -> None:
             loading.check()
             self._engine.yield_turn()
 
         def build() -> ExplainWorker:
-            worker = self._build_worker(model, description, yielding_progress(yield_turn, loading))
+            worker = self._build_worker(model, weights, yielding_progress(yield_turn, loading))
             worker.warm_up(yield_turn)
             return worker
 
@@ -224,12 +228,10 @@ class ExplainerCache:
             undo.pop_all()
         return worker
 
-    def _build_worker(
-        self, model: Model, description: Description, progress: Callable[[int, int], None]
-    ) -> ExplainWorker:
+    def _build_worker(self, model: Model, weights: WeightReader, progress: Callable[[int, int], None]) -> ExplainWorker:
         """Read the checkpoint in float32 and build the worker. Called on the engine's thread."""
-        loaded = checkpoint.load_described(
-            model.source, description, dtype=torch.float32, device=self._device, progress=progress
+        loaded = checkpoint.load_built(
+            model.source, weights, dtype=torch.float32, device=self._device, progress=progress
         )
         instrumented = InstrumentedNetwork(loaded.network, loaded.head)
         head = (

@@ -1,7 +1,8 @@
 """From a checkpoint source to a worker that is ready: describe, plan memory, read and pack the weights, warm up.
 
-Whatever the description shows to be impossible is rejected on a separate thread, before weights are read. Weights are
-read on the engine's thread, which lets the loaded models compute every few milliseconds.
+Whatever the description shows to be impossible is rejected on a separate thread, before weights are read; the network
+is built there, too. Weights are read on the engine's thread, which lets the loaded models compute every few
+milliseconds.
 """
 
 import asyncio
@@ -25,6 +26,7 @@ from polyhead.models.checkpoint.hub import DownloadOptions
 from polyhead.models.checkpoint.published_rerankers import TASK_MARK
 from polyhead.models.checkpoint.source_policy import SourcePolicy
 from polyhead.models.checkpoint.unmerged_adapter import BaseModel, LoraPlan
+from polyhead.models.checkpoint.weight_reader import WeightReader
 from polyhead.models.executors.contract import Executor
 from polyhead.models.invariant import SafeSizes, make_head_invariant
 from polyhead.models.native.packed_network import free_weights, unsupported_reason
@@ -79,13 +81,19 @@ log = logging.getLogger("polyhead.loader")
 
 @dataclass(frozen=True)
 class DescribedModel:
-    """A checkpoint whose description was read, and not its weights. `draft`: the description of its draft model."""
+    """A checkpoint whose description was read, and not its weights. `draft`: the description of its draft model.
+
+    `weights` and `draft_weights` read those of a network that is built already, for one load; there are none for a
+    model that several processes compute.
+    """
 
     source: str
     description: Description
     size: ModelSize
     placement: Placement
+    weights: WeightReader | None
     draft: Description | None = None
+    draft_weights: WeightReader | None = None
 
 
 @dataclass(frozen=True)
@@ -290,10 +298,13 @@ class Loader:
     def _place(
         self, name: str, source: str, description: Description, draft: Description | None = None
     ) -> DescribedModel:
-        """Measure and place a model. Raises now what is impossible, before other models are planned."""
-        size = measure_model(name, description, draft, self._settings.tensor_parallel)
+        """Build, measure and place a model. Raises now what is impossible, before other models are planned."""
+        world = self._settings.tensor_parallel
+        weights = WeightReader(description) if world == 1 else None
+        size = measure_model(name, description, draft, world, weights)
         placement = choose_placement(self._settings, size.default_precision, size.config)
-        return DescribedModel(source, description, size, placement, draft)
+        draft_weights = None if draft is None else WeightReader(draft)
+        return DescribedModel(source, description, size, placement, weights, draft, draft_weights)
 
     def _log_recurrent_limits(self, size: ModelSize, need: MemoryNeed) -> None:
         if not size.config.is_recurrent:
@@ -398,7 +409,8 @@ class Loader:
         drafter = self._build_drafter(loading, described, need)
         for test in tests:
             loading.stage = TEST_PHRASE
-            test.compute_reference(yielding_progress(self._yield_callback(loading), loading))
+            assert described.weights is not None, "one process computes what is tested"
+            test.compute_reference(described.weights, yielding_progress(self._yield_callback(loading), loading))
             trim_heap()
             loading.stage = STAGES["read and pack"]
         loaded = self._read_checkpoint(loading, described, plan.part)
@@ -408,6 +420,7 @@ class Loader:
         worker = self._build_worker(described.placement, need, loaded, drafter, self._executor_hook(executor))
         cost = next((test.cost for test in tests), None)
         if cost is not None and cost > plan.max_cost:
+            free_weights(loaded.head)  # the rest is packed, and the packed weights are freed with the executor
             return PrecisionCostError(described.placement, cost)
         read, loading.stage = time.perf_counter(), STAGES["warm up"]
         worker.warm_up(self._yield_callback(loading))
@@ -450,7 +463,10 @@ class Loader:
         # A draft model is never distributed over several processes.
         placement = choose_placement(settings, size.default_precision, size.config)
         loaded = self._read_checkpoint(
-            loading, DescribedModel(source, described.draft, size, placement), None, is_shown=False
+            loading,
+            DescribedModel(source, described.draft, size, placement, described.draft_weights),
+            None,
+            is_shown=False,
         )
         words = min(loaded.config.vocab_size, described.size.config.vocab_size)
         log.info("%s: %s drafts for it", name, source)
@@ -478,9 +494,10 @@ class Loader:
         progress = yielding_progress(yield_turn, loading, is_shown=is_shown)
         if part is not None:
             return part.read(described.description, progress)
-        read = checkpoint.prepare if placement.instructions else checkpoint.load_described
+        assert described.weights is not None, "one process computes it"
+        read = checkpoint.prepare if placement.instructions else checkpoint.load_built
         return read(
-            described.source, described.description, dtype=placement.dtype, device=placement.device, progress=progress
+            described.source, described.weights, dtype=placement.dtype, device=placement.device, progress=progress
         )
 
     def _build_executor(

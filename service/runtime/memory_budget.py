@@ -14,8 +14,9 @@ import torch
 
 from polyhead.models.checkpoint.default_precision import DefaultPrecision
 from polyhead.models.checkpoint.description import Description
-from polyhead.models.checkpoint.load_estimate import LoadSize, estimate_load
+from polyhead.models.checkpoint.load_estimate import LoadSize, estimate_load, estimate_reading
 from polyhead.models.checkpoint.unmerged_adapter import LoraPlan
+from polyhead.models.checkpoint.weight_reader import WeightReader
 from polyhead.models.core.errors import UnsupportedError
 from polyhead.models.core.label_prompt import MAX_LABELS
 from polyhead.models.executors.seq2seq_executor import MAX_SOURCE_TOKENS
@@ -103,8 +104,14 @@ class ModelSize:
         return self.task in ("generate", "fill")
 
 
-def measure_model(name: str, description: Description, draft: Description | None = None, world: int = 1) -> ModelSize:
-    """Measure a described model for `world` processes.
+def measure_model(
+    name: str,
+    description: Description,
+    draft: Description | None = None,
+    world: int = 1,
+    weights: WeightReader | None = None,
+) -> ModelSize:
+    """Measure a described model for `world` processes. `weights`: its network, if one process has it and built it.
 
     Raises CheckpointError if the files do not hold what the description requires, and UnsupportedError if so many
     processes cannot compute it together.
@@ -118,7 +125,7 @@ def measure_model(name: str, description: Description, draft: Description | None
         task="generate" if description.head.decoding else cast(Task, description.head.task),
         columns=count_head_columns(description),
         context=description.max_tokens,
-        checkpoint_size=estimate_load(own),
+        checkpoint_size=estimate_load(own) if weights is None else estimate_reading(weights),
         default_precision=description.default_precision,
         draft=measure_model(f"{name}'s draft", draft) if draft else None,
     )

@@ -18,13 +18,11 @@ import torch
 from torch import nn
 
 from polyhead.models.checkpoint.default_precision import DefaultPrecision
-from polyhead.models.checkpoint.description import Description, build_on_meta, missing_embedding
+from polyhead.models.checkpoint.description import Description, missing_embedding
 from polyhead.models.checkpoint.weight_reader import WeightReader
 from polyhead.models.executors.contract import Executor, StateUse, StepInput
 from polyhead.models.native.library import library_hash
-from polyhead.models.native.packed_network import free_weights
 from polyhead.models.network.ragged import RaggedBatch
-from polyhead.models.network.transformer import Transformer
 from polyhead.models.quantization.divergence import Divergence
 
 from ..config.settings import Settings
@@ -156,27 +154,27 @@ class SelfTest:
         """Whether the cost is unknown and there is a text to measure it with."""
         return self.cost is None and bool(self._texts)
 
-    def compute_reference(self, progress: Callable[[int, int], None]) -> None:
-        """Compute the reference in float32, reading and freeing the weights of one layer at a time. Does nothing if the
-        cost is known.
+    def compute_reference(self, weights: WeightReader, progress: Callable[[int, int], None]) -> None:
+        """Compute the reference in float32, reading the weights of one layer at a time; afterwards none are in memory.
+        Does nothing if the cost is known.
 
         `progress` gets the bytes read and the bytes in all, often and outside of torch's inference mode: it may let
         other models compute.
         """
         if not self._is_due:
             return
-        network, _, fill = self._build_empty_network(progress)
+        network = weights.network
+        weights.begin(progress)
 
         @contextmanager
         def load_part(part: nn.Module) -> Iterator[None]:
-            fill(part)
+            weights.load(part, torch.float32, torch.device("cpu"))
             with torch.inference_mode():
                 yield
-            free_weights(part)
+            weights.unload(part)
 
-        for name, child in network.named_children():
-            if name not in ("tokens", "blocks"):
-                fill(child)
+        small = nn.ModuleList(child for name, child in network.named_children() if name not in ("tokens", "blocks"))
+        weights.load(small, torch.float32, torch.device("cpu"))
         with load_part(network.tokens):
             x, frame = network.embed(RaggedBatch.of(self._texts))
         blocks = list(network.blocks)
@@ -192,19 +190,11 @@ class SelfTest:
                 for row in self._compared_rows(text)
             ]
             x = network.close(x)[rows]
-        if self.description.head.task == "generate":  # its matrix may be the token embedding, which was freed
-            _, head, fill = self._build_empty_network(progress)
-            with load_part(head):
-                x = head(x)
+        weights.unload(small)
+        if self.description.head.task == "generate":
+            with load_part(weights.head):
+                x = weights.head(x)
         self._reference = x
-
-    def _build_empty_network(
-        self, progress: Callable[[int, int], None]
-    ) -> tuple[Transformer, nn.Module, Callable[[nn.Module], None]]:
-        """Return the network and its head without weights, and a function that reads the weights of a part of them."""
-        network, head = build_on_meta(self.description)
-        weights = WeightReader(self.description, network, head, progress)
-        return network.eval(), head.eval(), lambda part: weights.load(part, torch.float32, torch.device("cpu"))
 
     @torch.inference_mode()
     def compare(self, executor: Executor) -> None:

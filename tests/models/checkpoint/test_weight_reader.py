@@ -16,6 +16,7 @@ from torch import nn
 from polyhead.models import checkpoint
 from polyhead.models.checkpoint import Checkpoint, ignore_progress
 from polyhead.models.checkpoint.tensor_files import TensorEntry
+from polyhead.models.checkpoint.weight_reader import WeightReader
 from polyhead.models.core.errors import CheckpointError
 from polyhead.models.executors.contract import StepInput
 from polyhead.models.native.block_weights import BlockWeights
@@ -31,7 +32,7 @@ pytestmark = pytest.mark.skipif(not runnable_targets(), reason="polyhead was ins
 
 def prepared(source: Path, progress: Callable[[int, int], None] = ignore_progress) -> Checkpoint:
     what = checkpoint.describe_source(str(source))
-    return checkpoint.prepare(str(source), what, dtype=torch.float32, device="cpu", progress=progress)
+    return checkpoint.prepare(str(source), WeightReader(what), dtype=torch.float32, device="cpu", progress=progress)
 
 
 def allocated_parts(loaded: Checkpoint) -> set[str]:
@@ -233,3 +234,21 @@ def test_a_file_that_ends_inside_a_tensor_of_blocks_is_refused(tmp_path: Path) -
         file.truncate(path.stat().st_size - 1000)
     with pytest.raises(CheckpointError, match=r"mixture\.gguf.*the file ends inside it"):
         packed_blocks(loaded, "int4", from_blocks=True)
+
+
+def test_a_part_that_is_unloaded_can_be_loaded_again(tiny_generator: Path) -> None:
+    """A tied matrix, too; afterwards nothing of it is in memory, and the network is what it was."""
+    weights = WeightReader(checkpoint.describe_source(str(tiny_generator)))
+    head, tokens = cast(LanguageHead, weights.head), weights.network.tokens
+    names, cpu = list(weights.network.state_dict()), torch.device("cpu")
+    weights.load(tokens, torch.float32, cpu)
+    first = tokens.weight
+    weights.unload(head)  # which shares it
+    assert tokens.weight.is_meta
+    assert head.output.weight is tokens.weight
+    weights.load(weights.network, torch.float32, cpu)
+    assert torch.equal(tokens.weight, first)
+    assert head.output.weight is tokens.weight
+    assert list(weights.network.state_dict()) == names
+    weights.unload(weights.network)
+    assert all(parameter.is_meta for parameter in (*weights.network.parameters(), *head.parameters()))

@@ -34,6 +34,8 @@ from polyhead.service.engine.generator_worker import GeneratorWorker
 from polyhead.service.runtime.memory_budget import MemoryNeed, measure_model
 from polyhead.service.runtime.placement import choose_placement
 from polyhead.service.runtime.rank_processes import RankProcesses, check_adapter_allowed
+from tests.families.conformance import save_checkpoint
+from tests.families.modern_decoders import ROWS as DECODERS
 from tests.models.native.test_recurrent_layers import RECURRENT
 from tests.support import checkpoints, translators
 from tests.support.edits import edited, with_tensors
@@ -311,6 +313,20 @@ def test_each_process_reads_only_its_share(name: str, tmp_path: Path) -> None:
         if len(pieces) == len(rows) == 1 and len(full[0][1].shape) > 0 and entry.shape == tuple(full[0][1].shape):
             assert read == [tuple(pieces[0][1].shape)]
         assert (locate_pieces(what, entry_name, entry, cuts) is None) == (not any(ours in cuts for ours, _ in full))
+
+
+def test_rows_that_are_reordered_are_cut_after_they_are_read(tmp_path: Path) -> None:
+    """GLM's files have the features of a pair side by side: a range of the file's rows is not one of the network's."""
+    what = checkpoint.describe_source(str(save_checkpoint(DECODERS["glm"], tmp_path)))
+    network, head = description.build_on_meta(what)
+    cuts = cut_parameters(network, head, Share(1, 2))
+    entries = {name: entry for name, entry in what.entries.items() if ".q_proj." in name or ".k_proj." in name}
+    assert entries
+    for name, entry in entries.items():
+        whole = entry.read(torch.float32, torch.device("cpu"))
+        pieces = read_cut_pieces(what, name, entry, cuts, lambda some: some.read(torch.float32, torch.device("cpu")))
+        for (ours, piece), (_, full) in zip(pieces, what.translate(name, whole), strict=True):
+            assert torch.equal(piece, cuts[ours](full))
 
 
 def test_alibi_slopes_are_split_with_their_heads() -> None:

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from polyhead.models.checkpoint.weight_reader import WeightReader
 from polyhead.models.tokenizer import Tokenizer
 from polyhead.service.core.errors import Cancelled, Expired, Unavailable
 from polyhead.service.engine.encoder_worker import EncoderWorker
@@ -100,9 +101,9 @@ def packing(monkeypatch: pytest.MonkeyPatch, hold: Hold) -> None:
 def testing(monkeypatch: pytest.MonkeyPatch, hold: Hold) -> None:
     real = SelfTest.compute_reference
 
-    def expect(self: SelfTest, progress: Callable[[int, int], None]) -> None:
+    def expect(self: SelfTest, weights: WeightReader, progress: Callable[[int, int], None]) -> None:
         hold.part_by_part(lambda: progress(1, 2))
-        real(self, progress)
+        real(self, weights, progress)
 
     monkeypatch.setattr(SelfTest, "compute_reference", expect)
 

@@ -5,6 +5,7 @@ import logging
 import math
 import os
 import random
+import threading
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -15,8 +16,9 @@ from peft import LoraConfig, get_peft_model
 from transformers import AutoModelForSequenceClassification
 
 from polyhead.models import checkpoint
-from polyhead.models.checkpoint import ignore_progress
+from polyhead.models.checkpoint import ignore_progress, weight_reader
 from polyhead.models.checkpoint.description import Description
+from polyhead.models.checkpoint.weight_reader import WeightReader
 from polyhead.models.core.errors import CheckpointError
 from polyhead.models.native.native_executor import NativeExecutor
 from polyhead.models.network.ragged import RaggedBatch
@@ -86,7 +88,7 @@ def test_the_cost_is_the_difference_of_the_answers(tmp_path: Path) -> None:
     what, settings = checkpoint.describe_source(str(source)), Settings(model_dir=tmp_path)
     place = choose_placement(settings, what.default_precision, what.decoder_config)
     test = SelfTest(what, place, settings, what.max_tokens)
-    test.compute_reference(ignore_progress)
+    test.compute_reference(WeightReader(what), ignore_progress)
     loaded = checkpoint.load(str(source))
     head: Any = loaded.head
     narrow = NativeExecutor(loaded.network, head, precision="int8", block_count=16)
@@ -114,7 +116,7 @@ def test_a_cost_is_measured_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     def again(*_: object) -> None:
         raise AssertionError("it is known")
 
-    monkeypatch.setattr(SelfTest, "_build_empty_network", again)
+    monkeypatch.setattr(SelfTest, "_compared_rows", again)
     assert served(source, tmp_path).dtype == "int8"
     assert served(source, tmp_path, max_kl=MANY).dtype == "float32"  # the plan uses float32 from the start
     what = checkpoint.describe_source(str(source))
@@ -134,7 +136,7 @@ def test_a_small_cache_gets_short_texts(tokens: int, tmp_path: Path) -> None:
     steps = [test._rows_of(text, executor) for text in test._texts]
     assert steps
     assert max(block for rows in steps for block in rows.block_tables[0]) < executor.block_count
-    test.compute_reference(ignore_progress)
+    test.compute_reference(WeightReader(what), ignore_progress)
     test.compare(executor)
     assert test.cost is not None
     assert served(source, tmp_path, cache_tokens=max(tokens, 32)).dtype == "int8"
@@ -175,7 +177,7 @@ def test_layers_that_share_their_weights_are_read_once(tmp_path: Path) -> None:
     source = save_checkpoint(ROWS["AlbertModel"], tmp_path)
     what, settings = checkpoint.describe_source(str(source)), Settings(model_dir=tmp_path, precision="int8")
     test = SelfTest(what, choose_placement(settings, None, what.config), settings, what.max_tokens)
-    test.compute_reference(ignore_progress)
+    test.compute_reference(WeightReader(what), ignore_progress)
     loaded = checkpoint.load(str(source))
     with torch.inference_mode():
         states = loaded.network(RaggedBatch.of(test._texts))
@@ -192,7 +194,7 @@ def test_nan_costs_too_much(tmp_path: Path) -> None:
     test = SelfTest(
         what, choose_placement(settings, what.default_precision, what.decoder_config), settings, what.max_tokens
     )
-    test.compute_reference(ignore_progress)
+    test.compute_reference(WeightReader(what), ignore_progress)
 
     class Broken:
         block_size, state_count, window_blocks = 16, 0, 0
@@ -349,7 +351,7 @@ def test_a_cost_of_weights_that_changed_meanwhile_is_not_kept(tmp_path: Path) ->
     what, settings = checkpoint.describe_source(str(source)), Settings(model_dir=tmp_path)
     place = choose_placement(settings, what.default_precision, what.decoder_config)
     test = SelfTest(what, place, settings, what.max_tokens)
-    test.compute_reference(ignore_progress)
+    test.compute_reference(WeightReader(what), ignore_progress)
     loaded = checkpoint.load(str(source))
     head: Any = loaded.head
     executor = NativeExecutor(loaded.network, head, precision="int8", block_count=16)
@@ -422,3 +424,25 @@ def test_a_cost_belongs_to_kernels_and_instructions() -> None:
     assert len(cost_key(place).split()[-1]) == 64
     assert fidelity.is_tested(place)
     assert not fidelity.is_tested(choose_placement(Settings(precision="float32")))
+
+
+@pytest.mark.parametrize("bound", [None, MANY])
+def test_a_network_is_built_once_for_a_load_and_not_by_the_engine(
+    bound: float | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Other models wait for the engine's thread. A second load, in float32, has a network of its own."""
+    threads: dict[str, list[str]] = {"build_on_meta": [], "match_entries": []}
+
+    def note_thread(called: list[str], real: Any) -> Any:
+        def noted(*given: Any) -> Any:
+            called.append(threading.current_thread().name)
+            return real(*given)
+
+        return noted
+
+    for name, called in threads.items():
+        monkeypatch.setattr(weight_reader, name, note_thread(called, getattr(weight_reader, name)))
+    source = file_of(tmp_path)
+    assert served(source, tmp_path, **({"max_kl": bound} if bound else {})).dtype == ("float32" if bound else "int8")
+    assert [set(called) for called in threads.values()] == [{"aside"}, {"aside"}]
+    assert [len(called) for called in threads.values()] == ([2, 2] if bound else [1, 1])
