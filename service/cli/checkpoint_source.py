@@ -9,6 +9,7 @@ import torch
 
 from polyhead.models.checkpoint import Checkpoint, describe_source, ignore_progress, load_described
 from polyhead.models.checkpoint.description import Description
+from polyhead.models.checkpoint.folder_files import JsonObject
 
 from ..config.settings import read_settings
 from ..runtime import quickstart
@@ -33,9 +34,17 @@ def open_checkpoint(source: str) -> Checkpoint:
 
 def describe_checked(source: str) -> Description:
     """Describe a source whose tokenizer is tried in a child process first, as serve does.  Raises ModelError."""
+    return describe_source(source, folder_check=try_tokenizer_apart)
+
+
+def try_tokenizer_apart(source: Path, fields: JsonObject) -> None:
+    """Have a child process, which ends then, try the tokenizer of a folder or of a GGUF file's metadata `fields`.
+
+    Raises CheckpointError as TokenizerCheck does.
+    """
     check = TokenizerCheck()
     try:
-        return describe_source(source, folder_check=check.check_folder)
+        check.check_folder(source, fields)
     finally:
         check.close()
 
