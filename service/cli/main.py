@@ -282,7 +282,9 @@ def export(
 ) -> None:
     """Write the current result of a training run as a folder that can be served."""
     with import_training() as follow:
-        follow.export(run, out)
+        from .checkpoint_source import try_tokenizer_apart
+
+        follow.export(run, out, try_tokenizer_apart)
     typer.echo(out)
 
 

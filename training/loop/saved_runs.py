@@ -6,7 +6,8 @@ a run that is killed at any time can be resumed.
 
 import json
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -15,9 +16,14 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save
 from torch import Tensor, nn
 
+from polyhead.models.checkpoint.tensor_files import TensorEntry, read_metadata, read_safetensors
+from polyhead.models.core.errors import CheckpointError, show_value
+
 from .errors import RecipeError
 
 RANDOM_STATE = "chance"  # prefix of torch's random states, by device
+WEIGHT = "weight."  # before the names of trained parameters and buffers
+MAX_DIGITS = 10  # of the number of a parameter
 
 
 def named_tensors(modules: Sequence[nn.Module]) -> dict[str, Tensor]:
@@ -34,7 +40,7 @@ def write_run(
     path: Path, modules: Sequence[nn.Module], optimizer: torch.optim.Optimizer, progress: Mapping[str, Any]
 ) -> None:
     """Save a run; `progress` is its progress, as JSON values."""
-    tensors = {f"weight.{name}": tensor.detach() for name, tensor in named_tensors(modules).items()}
+    tensors = {f"{WEIGHT}{name}": tensor.detach() for name, tensor in named_tensors(modules).items()}
     for number, state in optimizer.state_dict()["state"].items():
         tensors |= {f"optimizer.{number}.{kind}": torch.as_tensor(value) for kind, value in state.items()}
     tensors |= {f"{RANDOM_STATE}.{device}": state for device, state in random_states().items()}
@@ -44,7 +50,7 @@ def write_run(
 def write_weights(path: Path, modules: Sequence[nn.Module]) -> None:
     """Save the weights only."""
     replace_file(
-        path, {f"weight.{name}": each.detach().cpu().contiguous() for name, each in named_tensors(modules).items()}, {}
+        path, {f"{WEIGHT}{name}": each.detach().cpu().contiguous() for name, each in named_tensors(modules).items()}, {}
     )
 
 
@@ -60,47 +66,99 @@ def replace_file(path: Path, tensors: Mapping[str, Tensor], progress: Mapping[st
 
 
 def read_run(path: Path, modules: Sequence[nn.Module], optimizer: torch.optim.Optimizer) -> dict[str, Any]:
-    """Restore a run, and return its progress.  Raises RecipeError if the file is of another network."""
-    tensors, progress = read_tensors(path)
-    copy_weights(path, tensors, modules)
+    """Restore a run, and return its progress.  Raises RecipeError if the file is damaged or of another network."""
+    entries = read_entries(path)
+    progress = read_progress(path)
+    check_weights(path, entries, modules)
+    trained = [parameter for group in optimizer.param_groups for parameter in group["params"]]
     states: dict[int, dict[str, Tensor]] = {}
-    for name, tensor in tensors.items():
-        kind, _, rest = name.partition(".")
-        if kind == "optimizer":
-            number, _, kind_name = rest.partition(".")
-            states.setdefault(int(number), {})[kind_name] = tensor
-        elif kind == RANDOM_STATE:
-            torch.set_rng_state(tensor) if rest == "cpu" else torch.cuda.set_rng_state(tensor, rest)
+    with open_tensors(path) as file:
+        copy_weights(file, modules)
+        for name in entries:
+            kind, _, rest = name.partition(".")
+            if kind == "optimizer":
+                number, state = check_state(path, entries[name], trained)
+                states.setdefault(number, {})[state] = file.get_tensor(name)
+            elif kind == RANDOM_STATE:
+                restore_random_state(path, rest, file.get_tensor(name))
     optimizer.load_state_dict({**optimizer.state_dict(), "state": states})
     return progress
 
 
 def read_weights(path: Path, modules: Sequence[nn.Module]) -> None:
-    """Load the weights only, of a run or of its best evaluation."""
-    copy_weights(path, read_tensors(path)[0], modules)
+    """Load the weights only, of a run or of its best evaluation.  Raises as `read_run` does."""
+    check_weights(path, read_entries(path), modules)
+    with open_tensors(path) as file:
+        copy_weights(file, modules)
 
 
-def read_tensors(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
+def read_entries(path: Path) -> dict[str, TensorEntry]:
+    """Return the tensors of a saved run, from its header alone.  Raises RecipeError."""
+    try:
+        entries = read_safetensors(path)
+    except CheckpointError as error:
+        raise RecipeError(f"{path}: no run can be resumed from it: {str(error).removeprefix(f'{path}: ')}") from None
+    if unknown := next((entry for entry in entries.values() if entry.encoding is None), None):
+        raise RecipeError(f"{path}: no run can be resumed from it: {show_value(unknown.name)} is {unknown.kind}")
+    return entries
+
+
+@contextmanager
+def open_tensors(path: Path) -> Iterator[Any]:
+    """Open a saved run whose header was read.  Raises RecipeError."""
     try:
         with safe_open(path, "pt") as file:
-            return {name: file.get_tensor(name) for name in file.keys()}, json.loads(file.metadata()["place"])  # noqa: SIM118
+            yield file
     except (OSError, SafetensorError) as error:
         raise RecipeError(f"{path}: no run can be resumed from it: {error}") from None
 
 
+def read_progress(path: Path) -> dict[str, Any]:
+    """Return the progress in the metadata of a saved run.  Raises RecipeError."""
+    try:
+        progress = json.loads(read_metadata(path).get("place", ""))
+    except (TypeError, ValueError, RecursionError):
+        progress = None
+    if not isinstance(progress, dict):
+        raise RecipeError(f"{path}: no run can be resumed from it: its metadata has no object of JSON named place")
+    return progress
+
+
+def check_weights(path: Path, entries: Mapping[str, TensorEntry], modules: Sequence[nn.Module]) -> None:
+    """Raise RecipeError unless a saved run has the weights of these modules, which may be on the meta device."""
+    here = named_tensors(modules)
+    saved = {name.removeprefix(WEIGHT): entry.shape for name, entry in entries.items() if name.startswith(WEIGHT)}
+    if differing := saved.keys() ^ here.keys():
+        raise RecipeError(f"{path}: it is of another network: {show_value(min(differing))} is only in one of both")
+    for name, tensor in here.items():
+        if saved[name] != tensor.shape:
+            raise RecipeError(f"{path}: it is of another network: {name} is {show_value(list(saved[name]))} there")
+
+
 @torch.no_grad()
-def copy_weights(path: Path, tensors: Mapping[str, Tensor], modules: Sequence[nn.Module]) -> None:
-    tensors_here, saved_names = (
-        named_tensors(modules),
-        {name.removeprefix("weight.") for name in tensors if name.startswith("weight.")},
-    )
-    if differing := saved_names ^ tensors_here.keys():
-        raise RecipeError(f"{path}: it is of another network: {min(differing)} is only in one of both")
-    for name, tensor in tensors_here.items():
-        saved = tensors[f"weight.{name}"]
-        if saved.shape != tensor.shape:
-            raise RecipeError(f"{path}: it is of another network: {name} is {list(saved.shape)} there")
-        tensor.copy_(saved)
+def copy_weights(file: Any, modules: Sequence[nn.Module]) -> None:
+    """Copy weights that `check_weights` has compared, one tensor after the other."""
+    for name, tensor in named_tensors(modules).items():
+        tensor.copy_(file.get_tensor(f"{WEIGHT}{name}"))
+
+
+def check_state(path: Path, entry: TensorEntry, trained: Sequence[Tensor]) -> tuple[int, str]:
+    """Return the number of the parameter that a state of the optimizer belongs to, and the state's name.  Raises
+    RecipeError unless it is one number or has the parameter's shape: torch computes with it unchecked.
+    """
+    _, number, state = (*entry.name.split(".", 2), "", "")[:3]
+    parameter = int(number) if number.isascii() and number.isdigit() and len(number) < MAX_DIGITS else len(trained)
+    if parameter >= len(trained) or entry.shape not in ((), tuple(trained[parameter].shape)):
+        raise RecipeError(f"{path}: {show_value(entry.name)} is no state of one of the {len(trained)} parameters")
+    return parameter, state
+
+
+def restore_random_state(path: Path, device: str, state: Tensor) -> None:
+    try:
+        torch.set_rng_state(state) if device == "cpu" else torch.cuda.set_rng_state(state, device)
+    except (RuntimeError, TypeError, ValueError, AssertionError) as error:
+        shown = show_value(f"{RANDOM_STATE}.{device}")
+        raise RecipeError(f"{path}: {shown} is no state of a random number generator here: {error}") from None
 
 
 def random_states() -> dict[str, Tensor]:

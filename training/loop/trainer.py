@@ -19,6 +19,7 @@ from . import saved_runs as saved
 from .errors import RecipeError
 from .journal import Journal, Progress
 from .schedule import TrainingPlan
+from .toml_file import validate
 
 Batch = TypeVar("Batch")
 RUN_FILE, BEST_FILE = "run.safetensors", "best.safetensors"
@@ -128,13 +129,15 @@ def start_run(task: Trainable[Batch], plan: TrainingPlan, run_folder: RunFolder)
         trained.values(), lr=plan.rate, betas=plan.betas, weight_decay=plan.weight_decay, fused=True
     )
     saved_run = saved.read_run(last, modules, optimizer) if run_folder.resume and last.exists() else {}
-    if saved_run and saved_run["made_of"] != run_folder.recipe_text:
+    if saved_run and saved_run.get("made_of") != run_folder.recipe_text:
         raise RecipeError(f"{last}: it is of another recipe; start a new run, or restore the recipe")
     steps = plan.epochs * -(-len(task.batches(0)) // plan.accumulate)
     steps = min(steps, plan.steps or steps)
-    journal = Journal(run_folder.folder / "metrics.jsonl", Progress(**saved_run.get("progress", {})))
-    best = BestEvaluation(**saved_run.get("watch", {}))
-    return TrainingRun(task, plan, steps, optimizer, journal, run_folder, best, saved_run.get("figures", {}))
+    progress = validate(Progress, saved_run.get("progress", {}), last, "progress")
+    journal = Journal(run_folder.folder / "metrics.jsonl", progress)
+    best = validate(BestEvaluation, saved_run.get("watch", {}), last, "watch")
+    figures = validate(dict[str, float], saved_run.get("figures", {}), last, "figures")
+    return TrainingRun(task, plan, steps, optimizer, journal, run_folder, best, figures)
 
 
 def train_step(run: TrainingRun[Batch], portion: Sequence[Batch], portions: int) -> None:

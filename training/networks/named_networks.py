@@ -25,6 +25,7 @@ from .translators import (
     RecurrentSize,
     build_recurrent,
     build_transformer,
+    required_id,
     write_recurrent,
     write_transformer,
 )
@@ -91,8 +92,8 @@ def build_encoder(shape: TransformerSize, tokenizer: Tokenizer, max_tokens: int)
 
 
 def write_generator(modules: Sequence[nn.Module], tokenizer: Tokenizer, folder: Path) -> None:
-    assert tokenizer.eos_id is not None
-    ends = {"bos_token_id": tokenizer.eos_id, "eos_token_id": tokenizer.eos_id}
+    end = required_id(tokenizer.eos_id)
+    ends = {"bos_token_id": end, "eos_token_id": end}
     write_in_family(modules, "gpt2", "GPT2LMHeadModel", folder, ends)
 
 

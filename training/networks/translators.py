@@ -18,6 +18,7 @@ from polyhead.models.tokenizer import Tokenizer
 
 from ..export import network_folder as export
 from ..loop.dropout import add_dropout
+from ..loop.errors import RecipeError
 from .network_size import TransformerSize
 
 
@@ -95,7 +96,9 @@ def build_recurrent(shape: RecurrentSize, tokenizer: Tokenizer, max_tokens: int)
 
 
 def required_id(role: int | None) -> int:
-    assert role is not None, "the vocabulary was made for translators"
+    """Return the id of a special token.  Raises RecipeError if the vocabulary, which a saved run has, lacks it."""
+    if role is None:
+        raise RecipeError("vocabulary: it lacks a special token of such networks: it was made for another kind")
     return role
 
 

@@ -71,10 +71,11 @@ def evaluate(folder: Path, data: Path, folder_check: FolderCheck = accept_folder
     return KINDS[type(recipe)].evaluate(folder, recipe, data, folder_check)
 
 
-def export(run: Path, out: Path) -> None:
+def export(run: Path, out: Path, folder_check: FolderCheck = accept_folder) -> None:
     """Write a run's result as a folder that can be served; a network from scratch as far as it is trained.
 
-    The run may be a stranger's: what is copied is checked as what is loaded.  Raises CheckpointError and RecipeError.
+    The run may be a stranger's: what is copied is checked as what is loaded, and `folder_check` is called with the
+    folder of its vocabulary before that is read.  Raises CheckpointError and RecipeError.
     """
     if out.is_symlink() and not out.exists():
         raise RecipeError(f"{out}: it is a link to a missing path; name a new or an empty folder")
@@ -84,4 +85,4 @@ def export(run: Path, out: Path) -> None:
     if results and not (run / network_run.RECIPE_FILE).exists():
         copy_result(run, results[0], out)
     else:
-        network_run.export_run(run, out)
+        network_run.export_run(run, out, folder_check)

@@ -3,21 +3,24 @@
 A run's folder has everything needed to resume, measure and export it: the recipe, the vocabulary and the weights.
 """
 
-import json
 import shutil
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from math import prod
 from pathlib import Path
 from typing import Any, cast
 
 import torch
 from torch import nn
 
-from polyhead.models.core.files import copy_file
+from polyhead.models.checkpoint.folder_files import FolderCheck, read_json
+from polyhead.models.checkpoint.tensor_files import TensorEntry
+from polyhead.models.core.files import subfolder
 from polyhead.models.seq2seq.protocol import Seq2Seq
 from polyhead.models.tokenizer import Tokenizer
 
 from ..data.examples import Corpus, Split
+from ..export.result_folder import copy_result
 from ..loop import saved_runs as saved
 from ..loop.errors import RecipeError
 from ..loop.loss_plot import draw_loss
@@ -32,6 +35,8 @@ from ..objectives.translation_scores import score_translations
 from .recipe import NetworkRecipe, RunOptions, split_corpus
 
 VOCABULARY_FOLDER, MODEL_FOLDER, RECIPE_FILE = "vocabulary", "model", "recipe.json"
+MAX_NUMBERS = 1 << 31  # numbers of a network that is exported; all are in memory
+MAX_TABLE = 1 << 24  # numbers of a table of positions that any file of weights may have
 
 
 @dataclass(frozen=True)
@@ -120,20 +125,46 @@ def build_objective(recipe: NetworkRecipe, tokenizer: Tokenizer, modules: Sequen
 
 def write_model(recipe: NetworkRecipe, tokenizer: Tokenizer, modules: list[nn.Module], run: Path, out: Path) -> None:
     """Write the files of the run's vocabulary and of the network: a folder that can be served."""
-    out.mkdir(parents=True, exist_ok=True)
-    for file in (run / VOCABULARY_FOLDER).iterdir():
-        if not file.is_dir():
-            copy_file(file, out / file.name)
+    copy_result(run, VOCABULARY_FOLDER, out)
     recipe.network_kind.write(modules, tokenizer, out)
 
 
-def export_run(folder: Path, out: Path) -> None:
-    """Write a run's current weights, or the best if a figure is watched, as a folder that can be served."""
-    if not (folder / RECIPE_FILE).exists():
+def export_run(folder: Path, out: Path, folder_check: FolderCheck) -> None:
+    """Write a run's current weights, or the best if a figure is watched, as a folder that can be served.
+
+    The folder may be a stranger's: `folder_check` is called with that of its vocabulary before it is read, and the
+    network is built after its sizes were compared with the file of weights.  Raises CheckpointError and RecipeError.
+    """
+    file = folder / RECIPE_FILE
+    if not file.exists():
         raise RecipeError(f"{folder}: not a run of a network recipe: it has no {RECIPE_FILE}")
-    recipe = validate(NetworkRecipe, json.loads((folder / RECIPE_FILE).read_text()), folder / RECIPE_FILE)
-    tokenizer = Tokenizer.from_folder(folder / VOCABULARY_FOLDER)
-    modules = build_modules(recipe, tokenizer)
+    recipe = replace(validate(NetworkRecipe, read_json(file), file), device="cpu")
+    recipe.check(file)
+    vocabulary = subfolder(folder, VOCABULARY_FOLDER)
+    folder_check(vocabulary, {})
+    tokenizer = Tokenizer.from_folder(vocabulary)
     best = recipe.plan.watch and (folder / BEST_FILE).exists()
-    saved.read_weights(folder / (BEST_FILE if best else RUN_FILE), modules)
+    weights = folder / (BEST_FILE if best else RUN_FILE)
+    entries = saved.read_entries(weights)
+    check_size(recipe, tokenizer, [each for name, each in entries.items() if name.startswith(saved.WEIGHT)], file)
+    with torch.device("meta"):
+        saved.check_weights(weights, entries, build_modules(replace(recipe, device="meta"), tokenizer))
+    modules = build_modules(recipe, tokenizer)
+    saved.read_weights(weights, modules)
     write_model(recipe, tokenizer, modules, folder, out)
+
+
+def check_size(recipe: NetworkRecipe, tokenizer: Tokenizer, entries: Collection[TensorEntry], file: Path) -> None:
+    """Raise RecipeError for a network that has more layers or wider ones than the tensors `entries` can be of.
+
+    A table of positions is computed, and layers are built, before shapes can be compared.
+    """
+    numbers, sizes = sum(prod(entry.shape) for entry in entries), asdict(recipe.network_size(file))
+    if numbers > MAX_NUMBERS:
+        raise RecipeError(f"{file}: its weights are {numbers} numbers, and {MAX_NUMBERS} are the most that is exported")
+    width, context = sizes["width"], recipe.data.context
+    if width * tokenizer.vocab_size > numbers or width * context > max(numbers, MAX_TABLE):
+        raise RecipeError(f"{file}: network.width: {width} features are more than the saved weights have")
+    wrong = next((name for name, size in sizes.items() if type(size) is int and size > 2 * numbers), "")
+    if wrong or sizes["depth"] > len(entries):
+        raise RecipeError(f"{file}: network.{wrong or 'depth'}: it is more than the saved weights have")

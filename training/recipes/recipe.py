@@ -14,6 +14,7 @@ from typing import Annotated, Any
 from pydantic import AfterValidator, ConfigDict, Field, NonNegativeFloat, NonNegativeInt, PositiveInt
 
 from polyhead.models.checkpoint.folder_files import FolderCheck, accept_folder
+from polyhead.models.core.errors import show_value
 
 from ..data.examples import Corpus, Split, split_by_domain, split_by_source
 from ..loop.dropout import DropoutRate
@@ -30,7 +31,7 @@ from ..tasks.sources import TASK_SOURCES, TEXT_SOURCES, TaskSource, TextSource
 
 def check_name(table: Mapping[str, object], name: str) -> str:
     if name not in table:
-        raise ValueError(f"{name!r} is none of {', '.join(table)}")
+        raise ValueError(f"{show_value(name)} is none of {', '.join(table)}")
     return name
 
 
@@ -150,8 +151,8 @@ class NetworkRecipe:
     def check(self, path: Path) -> None:
         """Raise RecipeError if the network's fields are wrong, or fields contradict each other."""
         kind = self.network.get("kind")
-        if kind not in NETWORKS:
-            raise RecipeError(f"{path}: network.kind: {kind!r} is none of {', '.join(NETWORKS)}")
+        if not isinstance(kind, str) or kind not in NETWORKS:
+            raise RecipeError(f"{path}: network.kind: {show_value(kind)} is none of {', '.join(NETWORKS)}")
         self.network_size(path)
         translates = self.network_kind.objective == "translation"
         if translates != self.source.is_translated:

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from safetensors.torch import save_file
 from torch import Tensor, nn
 
 from polyhead.training.loop import journal, trainer
@@ -116,7 +117,7 @@ def test_a_run_of_another_recipe_or_network_is_not_resumed(tmp_path: Path) -> No
         train(Regression(), plan, RunFolder(tmp_path, resume=True, recipe_text="other"))
     other = Regression()
     other.network = nn.Linear(3, 2)
-    with pytest.raises(RecipeError, match=r"it is of another network: 0\.0\.bias is only in one"):
+    with pytest.raises(RecipeError, match=r"it is of another network: '0\.0\.bias' is only in one"):
         train(other, plan, RunFolder(tmp_path, resume=True, recipe_text="one"))
     wider = Regression()
     wider.network[0] = nn.Linear(3, 9)  # type: ignore[index]
@@ -128,6 +129,33 @@ def test_a_damaged_file_cannot_be_resumed(tmp_path: Path) -> None:
     (tmp_path / RUN_FILE).write_bytes(b"no safetensors")
     with pytest.raises(RecipeError, match="no run can be resumed from it"):
         train(Regression(), TrainingPlan(epochs=1, rate=0.1), RunFolder(tmp_path, resume=True))
+
+
+@pytest.mark.parametrize(
+    ("tensors", "progress", "complaint"),
+    [
+        (
+            {"optimizer.x.exp_avg": torch.zeros(1)},
+            "{}",
+            r"'optimizer\.x\.exp_avg' is no state of one of the 4 parameters",
+        ),
+        ({"optimizer.4.exp_avg": torch.zeros(1)}, "{}", "'optimizer.4.exp_avg' is no state"),
+        ({"optimizer.0.exp_avg": torch.zeros(1)}, "{}", "'optimizer.0.exp_avg' is no state"),
+        ({"chance.cpu": torch.zeros(1)}, "{}", "'chance.cpu' is no state of a random number generator here"),
+        ({}, "[" * 100_000, "its metadata has no object of JSON named place"),
+        ({}, "[]", "its metadata has no object of JSON named place"),
+        ({}, '{"made_of": "", "progress": {"step": []}}', r"run\.safetensors: progress\.step: Input should be"),
+        ({}, '{"made_of": "", "watch": 1}', r"run\.safetensors: watch"),
+    ],
+)
+def test_a_changed_file_cannot_be_resumed(
+    tensors: dict[str, Tensor], progress: str, complaint: str, tmp_path: Path
+) -> None:
+    task = Regression()
+    weights = {f"weight.{name}": each.detach() for name, each in saved.named_tensors(task.modules()).items()}
+    save_file(weights | tensors, tmp_path / RUN_FILE, {"place": progress})
+    with pytest.raises(RecipeError, match=complaint):
+        train(task, TrainingPlan(epochs=1, rate=0.1), RunFolder(tmp_path, resume=True))
 
 
 def test_a_failed_save_keeps_the_previous_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

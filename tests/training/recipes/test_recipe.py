@@ -1,6 +1,7 @@
 """Recipes as they are read: wrong fields are named, and what a recipe takes from its base."""
 
 import json
+import os
 from dataclasses import replace
 from pathlib import Path
 
@@ -85,6 +86,33 @@ def test_a_recipe_may_extend_another(tmp_path: Path) -> None:
         read_recipe(tmp_path / "a.toml")
     with pytest.raises(RecipeError, match=r"none\.toml: cannot be read"):
         read_recipe(tmp_path / "c.toml")
+
+
+@pytest.mark.parametrize(
+    ("text", "complaint"),
+    [
+        ('base = "/dev/zero"', "/dev/zero: is no regular file"),
+        ('base = "pipe"', "pipe: is no regular file"),
+        ('base = "long"', "long: is longer than 16 KiB"),
+        ('base = "a/../r.toml"', "more than 16 files are based on each other"),
+        ("base = 1", r"r\.toml: base: 1 should be the path of a file"),
+        ('base = "\\u0000"', r"r\.toml: base: '\\x00' should be the path of a file"),
+        ("a = " + "[" * 15_000, r"r\.toml: has more than 16 tables and lists inside each other"),
+        (".".join("a" * 3_000) + " = 1", r"r\.toml: has more than 16 tables and lists inside each other"),
+        ("a = " + "1" * 10_000, r"r\.toml: is not TOML: .*4300"),
+        ("a = 1979-13-01", r"r\.toml: is not TOML"),
+        ("[network]\nkind = []", r"r\.toml: "),
+    ],
+)
+def test_no_file_of_a_recipe_holds_the_command(text: str, complaint: str, tmp_path: Path) -> None:
+    """Devices, pipes and long files are not read, and what is nested deep or based on itself is named."""
+    os.mkfifo(tmp_path / "pipe")
+    (tmp_path / "a").mkdir()
+    (tmp_path / "long").touch()
+    os.truncate(tmp_path / "long", 1 << 40)
+    (tmp_path / "r.toml").write_text(text)
+    with pytest.raises(RecipeError, match=complaint):
+        read_recipe(tmp_path / "r.toml")
 
 
 @pytest.mark.parametrize("field", ["parameters = 0", "hidden = 16"])
