@@ -296,8 +296,8 @@ def pack_network(
     fill_plan(plan, network.config, head is not None)
     plan.narrow = pack.precision != "float32"
     tied = head is not None and head.output.weight is network.tokens.weight
-    with load_part(network.tokens):
-        if head is not None and tied:
+    with load_part(network.tokens), load_part(head) if head is not None and tied else nullcontext():
+        if head is not None and tied:  # its matrix is loaded, a bias of its own is not
             plan.head = pack.pack_linear([head.output])
         if plan.head.format not in TABLE_FORMATS or not tied:
             pack.token_table = pack.pack_table(network.tokens.weight)

@@ -30,6 +30,7 @@ from tests.families.classic_decoders import Row
 from tests.support import gguf_files
 from tests.support.checkpoints import byte_level_bpe
 from tests.support.edits import edited
+from tests.support.loading import pack_by_parts
 
 ROWS = {**classic_decoders.ROWS, **modern_decoders.ROWS, **recurrent_decoders.ROWS}
 HEADS = {**classic_decoders.HEADS, **modern_decoders.HEADS, **recurrent_decoders.HEADS}
@@ -154,7 +155,7 @@ def test_the_compiled_step_equals_the_reference_or_refuses(case_of: Callable[[st
     case = case_of(name)
     if refusal := unsupported_reason(case.ours.config):
         pytest.skip(refusal)
-    executor = NativeExecutor(case.ours.network, case.ours.head, block_count=40, state_count=40, precision="float32")
+    executor = pack_by_parts(case.folder, block_count=40, state_count=40, precision="float32")
     assert_close(chunked_logits(executor), reference_logits(case.theirs))
 
 

@@ -17,12 +17,12 @@ from polyhead.models.executors.contract import Executor, StepInput
 from polyhead.models.executors.torch_executor import TorchExecutor
 from polyhead.models.invariant import make_invariant
 from polyhead.models.native.library import runnable_targets
-from polyhead.models.native.native_executor import NativeExecutor
 from polyhead.models.native.packed_network import unsupported_reason
 from polyhead.models.network.lora import adaptable_shapes
 from polyhead.models.network.ragged import RaggedBatch
 from polyhead.models.parallel.share import split_problem
 from tests.support.checkpoints import byte_level_bpe
+from tests.support.loading import pack_by_parts
 
 SEQUENCES = [[5, 6, 7, 8, 9, 10, 11, 12, 13], [20, 21, 22], [30, 31, 32, 33, 34], [40]]
 SHAPE = dict(
@@ -381,7 +381,7 @@ def test_the_compiled_step_equals_the_reference(name: str, tmp_path: Path) -> No
     if reason := unsupported_reason(ours.network.config):
         pytest.skip(reason)
     expected = theirs(torch.tensor([SEQUENCES[0]])).logits[0]
-    executor = NativeExecutor(ours.network, ours.head, precision="float32", block_count=8, threads=2)
+    executor = pack_by_parts(tmp_path, precision="float32", block_count=8, threads=2)
     scale = max(1.0, float(expected.abs().max()))
     assert float((chunked_logits(executor, SEQUENCES[0]) - expected).abs().max()) <= 1e-5 * scale
 
