@@ -36,7 +36,8 @@ STORED_BITS = {
 class LoadSize:
     """Counts of numbers: in the network (tied ones once), in the largest tensor that is copied to another layout, in
     the largest that is read whole and then cut. `computed`: the most float32 numbers beside the network while
-    one tensor is computed (merged with an adapter, or multiplied by scales). `tokenizer` is in bytes.
+    one tensor is computed (merged with an adapter, or multiplied by scales). `tokenizer` is in bytes, and so is
+    `buffers`: what the description has read already, and the network keeps.
 
     `head`: numbers in the head, those shared with the network included. `explained_head`: its size where explanations
     compute all of it. `tied`: a generator whose output matrix is the token embedding. `bits`: see
@@ -49,13 +50,14 @@ class LoadSize:
     cut: int
     computed: int
     tokenizer: int
+    buffers: int
     tied: bool
     bits: Mapping[str, float]
     explained_head: HeadSize
 
     def weight_bytes(self, dtype: torch.dtype) -> int:
-        """Bytes of the weights in memory."""
-        return self.parameters * dtype.itemsize
+        """Bytes of the weights in memory, and of the network's buffers."""
+        return self.parameters * dtype.itemsize + self.buffers
 
     def temporary_bytes(self, dtype: torch.dtype) -> int:
         """Bytes needed in addition while the weights are read."""
@@ -87,6 +89,7 @@ def estimate_reading(weights: WeightReader) -> LoadSize:
         tokenizer=max(
             description.tokenizer.vocab_size * TOKEN_BYTES, description.tokenizer.text_size * CHARACTER_BYTES
         ),
+        buffers=sum(each.nbytes for each in network.buffers() if not each.is_meta),
         explained_head=measure_head(head),
         tied=isinstance(head, LanguageHead) and head.output.weight is network.tokens.weight,
         bits={

@@ -55,8 +55,8 @@ def describe_static(root: Path, folder_check: FolderCheck = accept_folder) -> De
     config, entries = read_json(path / "config.json", {}), list_tensors(path)
     matrix = find_matrix(path, entries)
     entries = {**entries, matrix.name: matrix}
-    mapping = read_mapping(entries[MAPPING], matrix.shape[0]) if MAPPING in entries else None
     tokenizer = load_tokenizer(path, folder_check).without_boundary_tokens()
+    mapping = read_mapping(entries[MAPPING], matrix.shape[0], tokenizer.vocab_size) if MAPPING in entries else None
     limit = read_limit(path / "config.json", config)
     shape = ModelConfig(
         vocab_size=matrix.shape[0] if mapping is None else len(mapping),
@@ -102,10 +102,17 @@ def find_matrix(path: Path, entries: Mapping[str, TensorEntry]) -> TensorEntry:
     return replace(matrix, kind=BYTES) if matrix.kind == "I8" else matrix
 
 
-def read_mapping(entry: TensorEntry, rows: int) -> Tensor:
-    """The row of each token, [V]. CheckpointError for a row that the matrix does not have."""
+def read_mapping(entry: TensorEntry, rows: int, tokens: int) -> Tensor:
+    """The row of each token, [V]. CheckpointError for a row that the matrix does not have.
+
+    It is read while the folder is described, before its memory is estimated, so it is as long as the tokenizer has
+    `tokens` at most.
+    """
     if entry.kind not in INTEGER_ENCODINGS or len(entry.shape) != 1 or not entry.shape[0]:
         message = f"its numbers are {entry.kind} of shape {list(entry.shape)}, which should be one integer a token"
+        raise CheckpointError(message, file=str(entry.file), tensor=entry.name)
+    if entry.shape[0] > tokens:
+        message = f"it names the rows of {entry.shape[0]} tokens, and the tokenizer has {tokens}"
         raise CheckpointError(message, file=str(entry.file), tensor=entry.name)
     mapping = entry.read(torch.int64, torch.device("cpu"))
     if int(mapping.min()) < 0 or int(mapping.max()) >= rows:

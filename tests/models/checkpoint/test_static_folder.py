@@ -9,7 +9,8 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch.nn import functional as F
 
-from polyhead.models.checkpoint import load
+from polyhead.models.checkpoint import describe_source, load
+from polyhead.models.checkpoint.load_estimate import estimate_load
 from polyhead.models.checkpoint.static_folder import DEFAULT_LENGTH, MAX_LENGTH, read_limit
 from polyhead.models.core.errors import CheckpointError
 from polyhead.models.executors.contract import StepInput
@@ -81,6 +82,10 @@ def test_the_unknown_token_of_a_unigram_vocabulary(tmp_path: Path) -> None:
             "it names row 7, and the matrix has rows 0",
         ),
         ({"embeddings": torch.ones(7, 8), "mapping": torch.full((26,), -1)}, "it names row -1"),
+        (
+            {"embeddings": torch.ones(7, 8), "mapping": torch.full((27,), 7)},
+            "it names the rows of 27 tokens, and the tokenizer has 26",
+        ),
         ({"embeddings": torch.ones(3, 8)}, "its tokenizer makes token"),
     ],
 )
@@ -89,6 +94,13 @@ def test_tensors_that_are_refused(tmp_path: Path, tensors: dict[str, torch.Tenso
     save_file(tensors, folder / "model.safetensors")
     with pytest.raises(CheckpointError, match=problem):
         load(str(folder))
+
+
+def test_the_mapping_is_in_the_estimate(tmp_path: Path) -> None:
+    source = str(retrieval_models.shared_rows(tmp_path / "m"))
+    loaded = load(source, dtype=torch.bfloat16)
+    expected = loaded.weight_bytes + 8 * loaded.config.vocab_size
+    assert estimate_load(describe_source(source)).weight_bytes(torch.bfloat16) == expected
 
 
 @pytest.mark.parametrize(
