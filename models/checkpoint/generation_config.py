@@ -11,10 +11,9 @@ from logging import getLogger
 from pathlib import Path
 from typing import Any
 
-from ..core.errors import CheckpointError, UnsupportedError, show_value, truncate
+from ..core.errors import CheckpointError, UnsupportedError, show_value
 from ..network.model_config import ModelConfig
 from ..seq2seq.decoding import DecodingConfig
-from .description import join_names
 from .folder_files import MAX_STOP_TOKENS, JsonObject, parse_config, read_json
 
 FILE = "generation_config.json"
@@ -122,7 +121,7 @@ def check_fields(fields: JsonObject, file: Path) -> None:
     known = {*SUPPORTED_FIELDS, *NEUTRAL_VALUES}
     unknown = [key for key in fields if key not in known and not IGNORED_FIELDS.match(key)]
     if unknown:
-        log.warning("%s: %s is not known, and is ignored", file, truncate(join_names(unknown)))
+        log.warning("%s: its fields %s are not known, and are ignored", file, show_value(unknown))
 
 
 def read_eos_tokens(fields: JsonObject, config: JsonObject) -> frozenset[int]:

@@ -229,7 +229,7 @@ def load_chat_template(path: Path, metadata: Json, tokenizer: Tokenizer) -> Chat
     }
     templates = {**named, "default": metadata.get(TEMPLATE, named.get("default"))}
     if templates["default"] is None and named:
-        log.warning("%s: none of its chat templates is the default one: %s", path, ", ".join(sorted(named))[:200])
+        log.warning("%s: none of its chat templates is the default one: %s", path, show_value(sorted(named)))
     return build_chat_template(str(path), templates, tokenizer)
 
 

@@ -20,7 +20,7 @@ from pathlib import Path
 from threading import Lock
 from typing import Any, BinaryIO
 
-from ..core.errors import CheckpointError
+from ..core.errors import CheckpointError, show_value, truncate
 from .hub_files import HubFile
 from .hub_requests import library_part, open_answer
 
@@ -238,7 +238,8 @@ def fill(repository: Repository, file: HubFile, partial: BinaryIO, tally: Tally)
             failures = 0 if at > began else failures + 1
             if failures >= RETRIES or is_refusal(error):
                 raise
-            log.warning("%s: %s: %s; it is continued", repository.label, file.name, error or type(error).__name__)
+            what = repository.label, show_value(file.name), truncate(str(error) or type(error).__name__)
+            log.warning("%s: %s: %s; it is continued", *what)
             time.sleep(RETRY_SECONDS * 2**failures)
             continue
         if at < file.size:  # the connection ended as if the file did

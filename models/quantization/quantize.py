@@ -5,7 +5,7 @@ allow it. The weights stay in the network as whole multiples -8 .. 7 of one half
 of an output (GGUF's Q4_0). So codes and scales can be recovered from the weights when they are packed or saved.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from operator import attrgetter
 from typing import cast
@@ -20,6 +20,7 @@ from ..network.ragged import RaggedBatch
 from ..network.transformer import PreBlock, Transformer
 
 INT4_GROUP = 32  # inputs of an output that share a scale
+HESSIAN_BYTES = 32  # of memory for each entry [K, K] of a matrix with K inputs: one float32, and float64 copies
 DAMPING = 0.01  # of the mean of the Hessian's diagonal, added to it
 SCALE_FRACTIONS = tuple(1 - step / 40 for step in range(17))  # tried scales, as fractions of the one without clipping
 
@@ -75,7 +76,7 @@ def calibrate(
     found: dict[str, Int4Matrix] = {}
     for layer, module in enumerate(network.blocks):
         block = cast(PreBlock, module)
-        found |= {f"blocks.{layer}.{name}": grid for name, grid in quantize_block(block, block_inputs).items()}
+        found |= quantize_block(block, block_inputs)
         block_inputs = [(block(x, frame), frame) for x, frame in block_inputs]
         progress(layer + 1, len(network.blocks) + 1)
     if head is not None:
@@ -84,7 +85,7 @@ def calibrate(
         for x, _ in block_inputs:
             seen.add(network.close(x))
         seen.hook.remove()
-        found["head.output.weight"] = quantize_linears([head.output], seen.hessian)[0]
+        found |= quantize_linears({"head.output.weight": head.output}, seen.hessian)
     progress(len(network.blocks) + 1, len(network.blocks) + 1)
     return found
 
@@ -133,8 +134,9 @@ def quantize_block(block: PreBlock, block_inputs: list[BlockInput]) -> dict[str,
     hessians = measure_hessians(block, block_inputs, [next(iter(each.values())) for each in linears])
     found: dict[str, Int4Matrix] = {}
     for each, hessian in zip(linears, hessians, strict=True):
-        names = [f"{name}.weight" for name in each]
-        found |= zip(names, quantize_linears(list(each.values()), hessian), strict=True)
+        found |= quantize_linears(
+            {f"blocks.{block.layer}.{name}.weight": linear for name, linear in each.items()}, hessian
+        )
     return found
 
 
@@ -152,15 +154,21 @@ def measure_hessians(block: PreBlock, block_inputs: list[BlockInput], linears: l
     return [watcher.hessian for watcher in seen]
 
 
-def quantize_linears(linears: list[nn.Linear], hessian: Tensor) -> list[Int4Matrix]:
-    """Quantise linear layers with the same inputs, in place."""
-    codes, scales = quantize_gptq(torch.cat([linear.weight for linear in linears]), hessian)
-    made, start = [], 0
-    for linear in linears:
+def quantize_linears(linears: Mapping[str, nn.Linear], hessian: Tensor) -> dict[str, Int4Matrix]:
+    """Quantise linear layers with the same inputs, in place, by the names of their matrices.
+
+    UnsupportedError if their inputs overflow, so that the Hessian has no inverse.
+    """
+    try:
+        codes, scales = quantize_gptq(torch.cat([linear.weight for linear in linears.values()]), hessian)
+    except torch.linalg.LinAlgError:  # type: ignore[attr-defined]  # it is documented, and not in __all__
+        message = "on this text its inputs are so large that their products overflow, and int4 needs them; choose int8"
+        raise UnsupportedError(message, tensor=next(iter(linears))) from None
+    made, start = dict[str, Int4Matrix](), 0
+    for name, linear in linears.items():
         end = start + linear.out_features
-        grid = Int4Matrix(codes[start:end], scales[start:end])
-        linear.weight.copy_(grid.dequantize())
-        made.append(grid)
+        made[name] = Int4Matrix(codes[start:end], scales[start:end])
+        linear.weight.copy_(made[name].dequantize())
         start = end
     return made
 
@@ -188,7 +196,7 @@ def quantize_gptq(weights: Tensor, hessian: Tensor) -> tuple[Tensor, Tensor]:
 
 def inverse_factor(hessian: Tensor) -> Tensor:
     """The upper Cholesky factor of the inverse Hessian: row i gives how the error of column i is distributed to later
-    columns.
+    columns. LinAlgError if there is none.
 
     It is computed in float64, because inputs of a small network are nearly dependent.
     """

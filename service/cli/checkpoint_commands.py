@@ -217,7 +217,7 @@ def verify_determinism(
         loaded = determinism.load_checkpoint(read)
         requests = determinism.read_requests(loaded, prompts) if prompts else determinism.random_requests(loaded, count)
         verdicts = determinism.verify(loaded, read, requests, print_progress)
-    typer.echo(determinism.format_table(verdicts))
+    print_text(determinism.format_table(verdicts))
     if deterministic and any(verdict.equal < verdict.total for verdict in verdicts):
         raise report_failure("answers depend on the batch")
 
@@ -244,4 +244,4 @@ def quantize(
     from .quantize_command import quantize as work
 
     with exit_on_error():
-        typer.echo(work(source, out, precision, text, print_progress))
+        print_text(work(source, out, precision, text, print_progress))

@@ -15,7 +15,7 @@ from typing import Annotated, Any
 import typer
 
 from . import checkpoint_commands as cli_checkpoint
-from .checkpoint_commands import exit_on_error, report_failure
+from .checkpoint_commands import exit_on_error, print_text, report_failure
 
 app = typer.Typer(
     help="Encoder classifiers and decoder generators behind one HTTP server.",
@@ -239,7 +239,7 @@ def download(
         max_bytes = settings.read_settings({}).download_gib << 30
         for each in source:
             options = DownloadOptions(partial(cli_checkpoint.print_progress, f"{each}, bytes"), max_bytes)
-            typer.echo(replace(ANY_SOURCE, downloads=options).locate(each))
+            print_text(str(replace(ANY_SOURCE, downloads=options).locate(each)))
 
 
 @app.command()
@@ -258,7 +258,7 @@ def train(
         folder = out or Path("runs") / recipe.stem
         result = follow.train(recipe, folder, smoke=smoke, resume=resume, folder_check=try_tokenizer_apart)
     for name, value in result.items():
-        typer.echo(f"{name}: {value}")
+        print_text(f"{name}: {value}")
 
 
 @app.command()
@@ -272,7 +272,7 @@ def evaluate(
 
         figures = follow.evaluate(folder, data, try_tokenizer_apart)
     for name, value in figures.items():
-        typer.echo(f"{name}: {value:.4f}")
+        print_text(f"{name}: {value:.4f}")
 
 
 @app.command()
@@ -285,7 +285,7 @@ def export(
         from .checkpoint_source import try_tokenizer_apart
 
         follow.export(run, out, try_tokenizer_apart)
-    typer.echo(out)
+    print_text(str(out))
 
 
 @contextmanager
@@ -340,7 +340,7 @@ def check(ctx: typer.Context) -> None:
             raise settings.SettingsError("name a model to check: polyhead check SOURCE")
         result = check_models(settings.read_settings(values | {"models": parse_sources(values["models"])}))
     if result.report:
-        typer.echo(result.report)
+        print_text(result.report)
     for sentence in result.errors:
         report_failure(sentence)
     if not result.fits:
@@ -364,7 +364,7 @@ def doctor(
 
     with exit_on_error():
         findings = work.examine(settings.read_settings(flags.parse_flags(ctx.args)))
-    typer.echo(work.as_json(findings) if as_json else work.as_text(findings))
+    print_text(work.as_json(findings) if as_json else work.as_text(findings))
     if not work.is_healthy(findings):
         raise typer.Exit(1)
 
@@ -459,5 +459,8 @@ def bench_machine(
 
 
 def main() -> None:
-    """The console script."""
-    app()
+    """The console script.  Its log and tracebacks are escaped for a terminal here, in one place for all commands."""
+    from ..core import logs
+
+    logs.configure_commands()
+    typer.main.get_command(app)()  # app() would replace the hook for tracebacks with one of its own

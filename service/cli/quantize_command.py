@@ -3,7 +3,9 @@
 int8 needs the weights only. int4 also needs text, for calibration.
 """
 
-from collections.abc import Callable
+from collections import Counter
+from collections.abc import Callable, Collection
+from math import prod
 from pathlib import Path
 
 import torch
@@ -15,12 +17,14 @@ from polyhead.models.checkpoint import save_folder as save
 from polyhead.models.checkpoint.description import Description
 from polyhead.models.checkpoint.source_policy import ANY_SOURCE
 from polyhead.models.core.errors import ModelError, UnsupportedError
-from polyhead.models.quantization.quantize import Int4Matrix, calibrate
+from polyhead.models.quantization.quantize import HESSIAN_BYTES, Int4Matrix, calibrate
 
+from ..resources.capacity import available_memory
 from .checkpoint_source import describe_checked
 
 SEQUENCE_TOKENS, SEQUENCE_COUNT = 512, 50  # tokens of a calibration sequence, and their number
 CHARACTERS_PER_TOKEN = 16  # characters of text read per token; most tokens have fewer
+MAX_INPUTS = 16  # of a matrix for each of its outputs; published networks have 8 at most
 MIB = 1 << 20
 ProgressCallback = Callable[[str, int, int], None]
 
@@ -34,7 +38,9 @@ def quantize(source: str, out: Path, precision: str, text: Path | None, report_p
     if (text is not None) != (precision == "int4"):
         raise ModelError("int4 needs --text, a file of text similar to the model's input; int8 takes none")
     description = describe_source(source)
-    save.find_coded_matrices(description, save.SCHEMES[precision])
+    names = save.find_coded_matrices(description, save.SCHEMES[precision])
+    if precision == "int4":
+        check_hessians(description, names)
     save.list_copied_files(Path(description.file).parent)
     grids = None if text is None else calibrate_matrices(source, description, text, report_progress)
     try:
@@ -59,6 +65,31 @@ def describe_source(source: str) -> Description:
     if description.head.task == "translate":
         raise UnsupportedError("translation models are not quantised", file=description.file)
     return description
+
+
+def check_hessians(description: Description, names: Collection[str]) -> None:
+    """Raise UnsupportedError for a matrix of more inputs than calibration can take; `names` are those of the matrices.
+
+    Memory grows with the square of the inputs, time with the cube.  A small file must not ask for any amount: a
+    Hessian is compared with the matrices that share it, of all layers, and with the memory of the machine.
+    """
+    entries = [description.entries[name] for name in names]
+    outputs = Counter[int]()
+    for entry in entries:
+        outputs[entry.shape[1]] += entry.shape[0]
+    layers = 1 if description.config.shared else description.config.depth
+    for entry in entries:
+        inputs = entry.shape[1]
+        if inputs * layers > MAX_INPUTS * outputs[inputs]:
+            message = (
+                f"it has {inputs} inputs for {entry.shape[0]} outputs; {MAX_INPUTS} for each are the most that int4"
+            )
+            raise UnsupportedError(f"{message} is calibrated for; choose int8", file=str(entry.file), tensor=entry.name)
+    widest = max(entries, key=lambda entry: entry.shape[1])
+    need = HESSIAN_BYTES * widest.shape[1] ** 2 + 4 * sum(prod(each.shape) for each in description.entries.values())
+    if need > (free := min(available_memory(), default=need)):
+        message = f"int4 takes {need // MIB} MiB of memory, as it has {widest.shape[1]} inputs; {free // MIB} are free"
+        raise UnsupportedError(f"{message}: choose int8", file=str(widest.file), tensor=widest.name)
 
 
 def calibrate_matrices(
@@ -88,6 +119,9 @@ def read_sequences(loaded: Checkpoint, text: Path) -> list[list[int]]:
         raise ModelError(f"--text: {text} cannot be read: {error}") from None
     opening, closing = loaded.tokenizer.boundary_tokens
     width = min(SEQUENCE_TOKENS, loaded.max_tokens) - len(opening) - len(closing)
+    if width < 1:
+        most = f"{loaded.max_tokens} tokens are the most that the model reads"
+        raise ModelError(f"{most}, and its special tokens are {len(opening) + len(closing)}; int4 needs text: use int8")
     ids = loaded.tokenizer.encode(read, special=False).ids
     starts = range(0, len(ids) - width + 1, width)[:SEQUENCE_COUNT]
     if not starts:

@@ -9,7 +9,10 @@ import json
 import logging
 import re
 import sys
+import threading
 import time
+import traceback
+from types import TracebackType
 from typing import Any, Literal, TextIO
 
 import orjson
@@ -64,6 +67,16 @@ class ConsoleFormatter(logging.Formatter):
         return "\n".join(lines)
 
 
+class CommandFormatter(logging.Formatter):
+    """The message alone on one line, then the lines of a traceback: for commands that are no server."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        lines = [record.getMessage().rstrip()]
+        if record.exc_info:
+            lines += self.formatException(record.exc_info).split("\n")
+        return "\n".join(map(escape_controls, lines))
+
+
 class JsonFormatter(logging.Formatter):
     """One JSON object for each line: time, level, logger, message, and the values given as `extra`."""
 
@@ -86,10 +99,33 @@ def escape_surrogates(text: str) -> str:
     return text.encode("utf-8", "backslashreplace").decode()
 
 
+def write_traceback(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
+    """Write the traceback of an exception that nothing has caught: sys.excepthook.  It may quote a file."""
+    lines = "".join(traceback.format_exception(kind, error, trace))
+    sys.stderr.write(escape_for_terminal(lines, sys.stderr))
+
+
+def write_thread_traceback(ended: threading.ExceptHookArgs) -> None:
+    """The same for a thread, which ends with it: threading.excepthook."""
+    if ended.exc_value is not None and not isinstance(ended.exc_value, SystemExit):
+        write_traceback(ended.exc_type, ended.exc_value, ended.exc_traceback)
+
+
+def configure_commands() -> None:
+    """Log warnings of commands to standard error, and write tracebacks there, without what would control a terminal.
+    Messages and tracebacks quote files of strangers.  `serve` replaces the log's form with `configure_logging`."""
+    replace_handler(CommandFormatter(), "WARNING")
+    sys.excepthook, threading.excepthook = write_traceback, write_thread_traceback
+
+
 def configure_logging(shape: Literal["console", "json"], level: str) -> None:
     """Log to standard error, Python warnings too; replaces an earlier configuration."""
+    replace_handler(JsonFormatter() if shape == "json" else ConsoleFormatter(), level)
+
+
+def replace_handler(formatter: logging.Formatter, level: str) -> None:
     stream = logging.StreamHandler(sys.stderr)
-    stream.setFormatter(JsonFormatter() if shape == "json" else ConsoleFormatter())
+    stream.setFormatter(formatter)
     logging.basicConfig(handlers=[stream], level=level.upper(), force=True)
     logging.captureWarnings(True)
     for name in WARNING_LOGGERS:

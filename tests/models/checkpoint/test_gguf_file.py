@@ -261,7 +261,7 @@ def test_named_chat_templates_are_read(tmp_path: Path, caplog: pytest.LogCapture
     del fields[".tokenizer.chat_template"]
     path = gguf_files.write(tmp_path / "tools.gguf", "llama", fields, gguf_files.converted("llama", llama()))
     assert load(str(path)).chat is None
-    assert "none of its chat templates is the default one: tool_use" in caplog.text
+    assert "none of its chat templates is the default one: ['tool_use']" in caplog.text
 
 
 def one_bit_numbers(blocks: numpy.ndarray[Any, Any]) -> numpy.ndarray[Any, Any]:

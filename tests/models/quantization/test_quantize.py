@@ -3,6 +3,7 @@
 import json
 import os
 import shutil
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +19,7 @@ from polyhead.models.checkpoint import save_folder
 from polyhead.models.checkpoint import saved_codes as saving
 from polyhead.models.checkpoint.quantized.packed_codes import unpack_codes
 from polyhead.models.core import files
-from polyhead.models.core.errors import CheckpointError, UnsupportedError
+from polyhead.models.core.errors import CheckpointError, ModelError, UnsupportedError
 from polyhead.models.executors.contract import StepInput
 from polyhead.models.native.library import load_library, runnable_targets
 from polyhead.models.native.native_executor import NativeExecutor
@@ -26,6 +27,7 @@ from polyhead.models.native.packed_network import PackedNetwork, Precision, scal
 from polyhead.models.network.heads import LanguageHead
 from polyhead.models.quantization.quantize import calibrate
 from polyhead.service.cli import main as cli
+from polyhead.service.cli import quantize_command
 from polyhead.service.cli.quantize_command import quantize, read_sequences
 from tests.models.native import test_packed_network as packing
 from tests.models.native.test_packed_network import linear_of, unpacked
@@ -250,6 +252,36 @@ def test_inputs_that_are_no_multiple_of_a_group_are_refused(precision: str, tmp_
     source = of_widths(tmp_path / "odd", 48, 64)
     with pytest.raises(UnsupportedError, match=r"its 48 inputs are no multiple of 32.*serve the checkpoint as it is"):
         quantize(str(source), tmp_path / "out", precision, text if precision == "int4" else None, ignore_progress)
+
+
+def test_hessians_out_of_proportion_to_the_file_are_refused(tmp_path: Path, text: Path) -> None:
+    """They take the square of the inputs in memory, and the cube in time: this file has 1 MB, and asks for 2 GB."""
+    with pytest.raises(UnsupportedError, match=r"down_proj.*it has 8192 inputs for 32 outputs.*choose int8"):
+        quantize(str(of_widths(tmp_path / "narrow", 32, 8192)), tmp_path / "out", "int4", text, ignore_progress)
+
+
+def test_hessians_that_the_machine_has_no_memory_for_are_refused(
+    tiny_generator: Path, tmp_path: Path, text: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(quantize_command, "available_memory", lambda: iter([3 << 10]))
+    with pytest.raises(UnsupportedError, match=r"int4 takes 0 MiB of memory, as it has \d+ inputs; 0 are free"):
+        quantize(str(tiny_generator), tmp_path / "out", "int4", text, ignore_progress)
+
+
+def test_inputs_that_overflow_are_refused_by_name(tiny_generator: Path) -> None:
+    loaded = checkpoint.load(str(tiny_generator))
+    mlp: Any = loaded.network.blocks[1].mlp
+    mlp.gate.weight.data *= 1e30
+    with pytest.raises(UnsupportedError, match=r"'blocks\.1\.mlp\.down\.weight': on this text its inputs are so large"):
+        calibrate(loaded.network, None, [[5, 6, 7, 8]])
+
+
+def test_a_model_that_reads_special_tokens_only_has_no_text(tiny_classifier: Path, text: Path) -> None:
+    loaded = checkpoint.load(str(tiny_classifier))
+    special = sum(map(len, loaded.tokenizer.boundary_tokens))
+    assert special
+    with pytest.raises(ModelError, match=f"{special} tokens are the most that the model reads, and its special tokens"):
+        read_sequences(replace(loaded, max_tokens=special), text)
 
 
 def test_an_untied_output_layer_is_quantised(tiny_generator: Path, tmp_path: Path, text: Path) -> None:

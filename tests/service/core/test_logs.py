@@ -4,6 +4,7 @@ import json
 import logging
 import re
 import socket
+import subprocess
 import sys
 import unicodedata
 import warnings
@@ -22,6 +23,26 @@ from polyhead.service.core import logs
 from tests.support.faults import Fault
 from tests.support.processes import PATIENCE, FaultServer
 
+COMMAND = """
+import logging, sys, threading
+from polyhead.service.cli import main as cli
+hostile = {hostile!r}
+
+@cli.app.command()
+def fail(kind: str) -> None:
+    try:
+        raise ValueError(hostile)
+    except ValueError:
+        logging.getLogger("polyhead.models").warning("%s: it is warned", hostile, exc_info=True)
+    thread = threading.Thread(target=lambda: int(hostile))
+    thread.start()
+    thread.join()
+    raise RuntimeError(hostile)
+
+sys.argv[1:] = ["fail", "x"]
+sys.stderr.isatty = lambda: True
+cli.main()
+"""
 KEY, ADMIN = "a-key-that-nobody-may-see", "another-such-key"
 SECRET = "zebra umbrella"
 FORGED = "2026-01-01 INFO forged"
@@ -282,3 +303,15 @@ def test_warnings_go_the_same_way(shape: str, capsys: pytest.CaptureFixture[str]
     lines = capsys.readouterr().err.splitlines()
     assert len(lines) == 1
     assert FORGED in lines[0]
+
+
+def test_commands_write_no_control_characters_of_a_file_to_a_terminal() -> None:
+    """Neither in what they log, which Python would write as it is, nor in a traceback, also of a thread."""
+    result = subprocess.run(
+        [sys.executable, "-c", COMMAND.format(hostile=HOSTILE)], capture_output=True, text=True, timeout=PATIENCE
+    )
+    assert result.returncode == 1
+    assert not logs.UNSAFE_CHARS.search(result.stderr.replace("\n", ""))
+    assert result.stderr.startswith(f"{logs.escape_controls(HOSTILE)}: it is warned\n")
+    for kind in ("ValueError: x", "ValueError: invalid literal for int()", "RuntimeError: x"):
+        assert f"\n{kind}" in result.stderr
