@@ -27,7 +27,7 @@ from polyhead.models.checkpoint import Checkpoint
 from polyhead.models.checkpoint.default_precision import choose_precision
 from polyhead.models.checkpoint.weight_reader import WeightReader
 from polyhead.models.executors.contract import Executor, StepInput
-from polyhead.models.native.packed_network import free_weights
+from polyhead.models.native.packed_network import PackHooks, free_weights
 from polyhead.service.config import settings
 from polyhead.service.config.settings import Settings
 from polyhead.service.core.request import Generate, Sampling
@@ -99,7 +99,7 @@ def opened(chosen: Settings) -> tuple[Checkpoint, Executor, Sampler]:
 
     make_deterministic(loaded, chosen, place)
     blocks = SEQUENCES * -(-(CONTEXT + 1) // place.block_size)
-    return loaded, build_executor(loaded, chosen, place, CacheSize(blocks), held), build_sampler(place)
+    return loaded, build_executor(loaded, chosen, place, CacheSize(blocks), PackHooks(held)), build_sampler(place)
 
 
 def caught_up(run: Executor, tokens: list[int]) -> StepInput:

@@ -12,7 +12,7 @@ from polyhead.models import checkpoint
 from polyhead.models.checkpoint import Checkpoint
 from polyhead.models.checkpoint.weight_reader import WeightReader
 from polyhead.models.executors.contract import Executor
-from polyhead.models.native.packed_network import free_weights
+from polyhead.models.native.packed_network import PackHooks, free_weights
 from polyhead.service.config import settings
 from polyhead.service.config.settings import Settings
 from polyhead.service.engine.state_slots import smallest_slot_count
@@ -52,6 +52,6 @@ def load_model(run: Run, blocks: Callable[[Placement], int] = lambda placement: 
     make_deterministic(loaded, chosen, placement)
     count = blocks(placement)
     cache = CacheSize(count, STATES if count and what.decoder_config.is_recurrent else 0)
-    executor = build_executor(loaded, chosen, placement, cache, held)
+    executor = build_executor(loaded, chosen, placement, cache, PackHooks(held))
     trim_heap()
     return LoadedModel(loaded, chosen, placement, executor)

@@ -20,6 +20,8 @@ from .description import Description, build_on_meta, match_entries, translate_sh
 from .tensor_files import TensorEntry
 from .tensor_slices import read_cut_pieces
 
+PIECE_NUMBERS = 1 << 22  # numbers of a matrix that are checked or copied between two reports
+
 
 def ignore_progress(done: int, total: int) -> None:
     """The default progress callback: does nothing."""
@@ -79,8 +81,10 @@ class WeightReader:
                 blocks = entry.read_bytes(self._report_bytes)
                 library = load_fastest()
                 assert library is not None, "without it nothing is located"
-                if not library.polyhead_are_finite(kind.code, blocks.data_ptr(), blocks.numel() // kind.size):
-                    entry.raise_nonfinite()
+                for some in torch.split(blocks.view(-1), PIECE_NUMBERS // kind.numbers * kind.size):
+                    if not library.polyhead_are_finite(kind.code, some.data_ptr(), some.numel() // kind.size):
+                        entry.raise_nonfinite()
+                    self._report_bytes(0)
                 self._register(parameter, BlockWeights(blocks, entry.kind))
         self.load(part, torch.float32, torch.device("cpu"))
 
@@ -130,6 +134,17 @@ class WeightReader:
         for owner, leaf in self._owners[parameter]:
             owner.register_parameter(leaf, loaded)
 
+    def _copy_contiguous(self, piece: Tensor) -> Tensor:
+        """The tensor as it is, or, if its numbers are in another order, a copy that is made and reported in parts."""
+        if piece.is_contiguous():
+            return piece
+        out = torch.empty(piece.shape, dtype=piece.dtype, device=piece.device)
+        rows = max(PIECE_NUMBERS // max(prod(piece.shape[1:]), 1), 1)
+        for some, place in zip(torch.split(piece, rows), torch.split(out, rows), strict=True):
+            place.copy_(some)
+            self._report_bytes(0)
+        return out
+
     def _read(self, name: str, entry: TensorEntry, dtype: torch.dtype, device: torch.device) -> None:
         before = self._done
 
@@ -138,7 +153,7 @@ class WeightReader:
 
         for ours, piece in read_cut_pieces(self.description, name, entry, self.cuts, read):
             if ours in self._parameters:
-                self._register(self._parameters[ours], nn.Parameter(piece.contiguous()))
+                self._register(self._parameters[ours], nn.Parameter(self._copy_contiguous(piece)))
         self._done = before + entry.read_size
 
 

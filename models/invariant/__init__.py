@@ -70,13 +70,16 @@ def make_invariant(network: Transformer, head: nn.Module, yield_to_engine: Calla
 
 
 @torch.inference_mode()
-def make_head_invariant(head: nn.Module, safe_sizes: SafeSizes | None = None) -> None:
+def make_head_invariant(
+    head: nn.Module, safe_sizes: SafeSizes | None = None, yield_to_engine: Callable[[], None] = lambda: None
+) -> None:
     """As `make_invariant`, for a head alone, over states that are invariant already.
 
     `safe_sizes` collects the tested shapes, for further heads.
     """
     if not isinstance(head, LanguageHead):
-        _replace_linears(head, sizes={} if safe_sizes is None else safe_sizes)
+        sizes = {} if safe_sizes is None else safe_sizes
+        _replace_linears(head, sizes=sizes, yield_to_engine=yield_to_engine)
         _replace_activation(head)
 
 

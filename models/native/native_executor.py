@@ -6,7 +6,7 @@ before is never multiplied, so blocks are never cleared.
 
 import ctypes
 from bisect import bisect_right
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from collections.abc import Set as AbstractSet
 from contextlib import nullcontext
 
@@ -30,6 +30,7 @@ from .packed_network import (
     LoadPart,
     PackedNetwork,
     Precision,
+    continue_packing,
     pack_network,
     unsupported_reason,
 )
@@ -42,7 +43,8 @@ class NativeExecutor:
     `state_count` are the slots for states of recurrent layers, if there are such layers and a cache; `window_blocks`
     the blocks of windowed layers, 0: they use those of other layers.
     `instructions` names the library; the default is the fastest one for this processor. `threads` are its own. Each
-    part of the network is packed inside `load_part(part)`; outside of it the part's own weights are not read.
+    part of the network is packed inside `load_part(part)`; outside of it the part's own weights are not read;
+    `yield_turn`: see PackHooks.
     UnsupportedError names the part of a network that the compiled step does not support.
     """
 
@@ -60,6 +62,7 @@ class NativeExecutor:
         threads: int = 1,
         instructions: str = "",
         load_part: LoadPart = nullcontext,
+        yield_turn: Callable[[], None] = continue_packing,
     ) -> None:
         if reason := unsupported_reason(network.config):
             raise UnsupportedError(f"the compiled step cannot compute this network: {reason}; torch can")
@@ -70,7 +73,7 @@ class NativeExecutor:
         self.window_blocks, self.window = window_blocks, network.config.window
         self._bounds = Bounds.of(network.config, block_count, self.block_size, state_count, window_blocks)
         self.state_count = self._bounds.state_count
-        pack = PackedNetwork(self._library, network.config, precision, threads)
+        pack = PackedNetwork(self._library, network.config, precision, threads, yield_turn)
         pack.plan.block_count, pack.plan.window_blocks = block_count, window_blocks
         pack.plan.state_count = self.state_count
         self._packed = pack_network(pack, network, head, load_part)

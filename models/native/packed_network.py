@@ -6,11 +6,12 @@ up) are packed as one matrix, so a layer has at most four products.
 
 import ctypes
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
-from typing import Any, Literal, cast
+from itertools import islice
+from typing import Any, Literal, NamedTuple, TypeVar, cast
 
 import numpy as np
 import torch
@@ -62,11 +63,30 @@ COLUMNS, HALF, PADDING = 32, 16, 64  # as in src/gemm.hpp
 BLOCK_TOKENS = 16  # tokens, as in src/attention.hpp
 RUN_BLOCKS = 16  # blocks, as in src/step.cpp
 TILE = 32  # columns of a state, as in src/recurrent.hpp
-TABLE_ROWS = 4096  # of token embeddings that are decoded at a time
+TABLE_ROWS = 4096  # of token embeddings that are decoded at a time, at most
+PIECE_NUMBERS = 1 << 20  # weights that one thread packs at a time, in 5 to 50 ms
+TURN_NUMBERS = 1 << 21  # weights that are packed before others may compute
+PIECE_INPUTS = 1 << 8  # inputs of a piece of very long rows are a multiple of this: blocks of a file stay whole
 
+T = TypeVar("T")
+R = TypeVar("R")
 Array = NDArray[Any]
 # Inside the context, a part of the network has its weights.
 LoadPart = Callable[[nn.Module], AbstractContextManager[object]]
+
+
+def continue_packing() -> None:
+    """The default of `yield_turn`: does nothing."""
+
+
+@dataclass(frozen=True)
+class PackHooks:
+    """What is called while a network is packed. Each part of it is packed inside `load_part(part)`; `yield_turn`, which
+    may let others compute, is called whenever a few million weights are packed.
+    """
+
+    load_part: LoadPart = nullcontext
+    yield_turn: Callable[[], None] = continue_packing
 
 
 def unsupported_reason(config: ModelConfig) -> str:
@@ -98,10 +118,18 @@ def unsupported_reason(config: ModelConfig) -> str:
 
 
 class PackedNetwork:
-    """A Plan, and everything it points to. `threads` share the work of packing."""
+    """A Plan, and everything it points to. `threads` share the work of packing; `yield_turn`: see PackHooks."""
 
-    def __init__(self, library: ctypes.CDLL, config: ModelConfig, precision: Precision, threads: int = 1) -> None:
+    def __init__(
+        self,
+        library: ctypes.CDLL,
+        config: ModelConfig,
+        precision: Precision,
+        threads: int = 1,
+        yield_turn: Callable[[], None] = continue_packing,
+    ) -> None:
         self.library, self.config, self.precision, self.threads = library, config, precision, threads
+        self._yield_turn, self._worked = yield_turn, 0  # weights since others could compute
         self.pool = ThreadPoolExecutor(threads, thread_name_prefix="pack")
         self.formats = PRECISION_FORMATS[precision]
         self.plan = Plan()
@@ -116,8 +144,27 @@ class PackedNetwork:
             return 0
         count = values.numel()
         out = self.memory.zeros(-(-count // padding) * padding, np.float32)
-        out[:count] = values.detach().float().numpy(force=True).ravel()
+        flat = values.detach().reshape(-1)
+        for first in range(0, count, PIECE_NUMBERS):
+            some = flat[first : first + PIECE_NUMBERS]
+            out[first : first + len(some)] = some.float().numpy(force=True)
+            self._count_work(len(some))
         return self._keep_array(out)
+
+    def _count_work(self, numbers: int) -> None:
+        """Let others compute, if so many weights were packed since they could."""
+        self._worked += numbers
+        if self._worked >= TURN_NUMBERS:
+            self._worked = 0
+            self._yield_turn()
+
+    def _work(self, function: Callable[[T], R], pieces: Iterable[T], numbers: Callable[[T], int]) -> Iterator[R]:
+        """The results for all pieces, computed by all threads, with turns for others; `numbers`: weights of a piece."""
+        left = iter(pieces)
+        while some := list(islice(left, self.threads)):
+            found = list(self.pool.map(function, some))  # waits for all threads
+            self._count_work(sum(map(numbers, some)))
+            yield from found
 
     def pack_norm(self, module: nn.Module | None) -> Norm:
         if not isinstance(module, nn.LayerNorm | nn.RMSNorm):
@@ -145,11 +192,13 @@ class PackedNetwork:
         kept = torch.from_numpy(out)
         table = (kept.view(torch.bfloat16) if narrow else kept).view(-1, inputs)
 
+        rows = min(max(PIECE_NUMBERS // max(inputs, 1), 1), TABLE_ROWS)
+
         @torch.inference_mode()
         def fill(first: int) -> None:
-            table[first : first + TABLE_ROWS].copy_(self._floats(weight, first, first + TABLE_ROWS))
+            table[first : first + rows].copy_(self._floats(weight, first, first + rows))
 
-        list(self.pool.map(fill, range(0, len(weight), TABLE_ROWS)))  # waits for all threads
+        list(self._work(fill, range(0, len(weight), rows), lambda _: rows * inputs))
         self._keep_array(out)
         return out
 
@@ -183,15 +232,23 @@ class PackedNetwork:
         )
 
     def _largest_magnitude(self, weight: Tensor) -> float:
-        """The largest magnitude, computed without a copy of the matrix."""
-        if not isinstance(weight, BlockWeights):
-            return max(map(abs, map(float, weight.aminmax()))) if weight.numel() else 0.0
-        kind = BLOCK_KINDS[weight.kind]
+        """The largest magnitude, computed without a copy of the matrix; NaN if one of the weights is."""
+        flat = weight.detach().reshape(-1)
+        if isinstance(weight, BlockWeights):
+            kind = BLOCK_KINDS[weight.kind]
+            size = PIECE_NUMBERS // kind.numbers * kind.size
 
-        def share(rows: Tensor) -> float:
-            return float(self.library.polyhead_largest(kind.code, rows.data_ptr(), rows.numel() // kind.size))
+            def share(some: Tensor) -> float:
+                return float(self.library.polyhead_largest(kind.code, some.data_ptr(), some.numel() // kind.size))
 
-        return max(self.pool.map(share, weight.detach().chunk(self.threads)), default=0.0)
+        else:
+            size = PIECE_NUMBERS
+
+            def share(some: Tensor) -> float:
+                return max(map(abs, map(float, some.aminmax())))
+
+        found = list(self._work(share, torch.split(flat, size) if len(flat) else (), lambda _: PIECE_NUMBERS))
+        return math.nan if any(map(math.isnan, found)) else max(found, default=0.0)
 
     def _choose_format(
         self, rows: "StoredRows", weights: Sequence[Tensor], formats: tuple[int, ...]
@@ -213,19 +270,25 @@ class PackedNetwork:
         return INT8, unit, self._pack(rows, INT8, unit, only_found=False)[0]
 
     def _pack(self, rows: "StoredRows", format: int, unit: float, *, only_found: bool) -> tuple[Array, bool]:
-        """Packed weights, each thread packing a share of the outputs, and whether they are stored exactly."""
-        k = rows.padded_inputs
+        """Packed weights, each thread packing a piece at a time, and whether they are stored exactly. With
+        `only_found` they are invalid if they are not."""
+        k, blocks = rows.padded_inputs, len(rows.addresses) // COLUMNS
         out = self.memory.zeros(int(len(rows.addresses) * k * WEIGHT_BITS[format] / 8), np.uint8)
 
-        def share(a: int, b: int) -> bool:
-            place = out[len(out) * a // count :].ctypes.data
-            source = SourceStruct(*(each[a * COLUMNS :].ctypes.data for each in (rows.addresses, rows.kinds)))
-            arguments = (b - a) * COLUMNS, rows.inputs, k, format, unit, only_found, place
-            return bool(self.library.polyhead_pack(ctypes.byref(source), *arguments))
+        def pack(piece: PackPiece) -> bool:
+            first, last = piece.inputs.start, piece.inputs.stop
+            place = out[(len(out) * piece.blocks.start + len(out) * first // k) // blocks :].ctypes.data
+            some = rows.select(slice(piece.blocks.start * COLUMNS, piece.blocks.stop * COLUMNS), first)
+            source = SourceStruct(some.addresses.ctypes.data, some.kinds.ctypes.data)
+            sizes = len(some.addresses), min(rows.inputs, last) - first, last - first
+            return bool(self.library.polyhead_pack(ctypes.byref(source), *sizes, format, unit, only_found, place))
 
-        count = len(rows.addresses) // COLUMNS
-        bounds = [count * thread // self.threads for thread in range(self.threads + 1)]
-        return out, all([*self.pool.map(share, bounds[:-1], bounds[1:])])  # waits for all threads
+        found = True
+        for is_exact in self._work(pack, cut_pieces(blocks, k, self.threads), PackPiece.weight_count):
+            found &= is_exact
+            if only_found and not found:
+                break
+        return out, found
 
     def _pack_bias(self, modules: list[nn.Linear], gated: bool, outputs: int) -> int:
         if all(module.bias is None for module in modules):
@@ -266,6 +329,37 @@ class StoredRows:
     @property
     def padded_inputs(self) -> int:
         return -(-self.inputs // PADDING) * PADDING
+
+    def select(self, rows: slice, first: int) -> "StoredRows":
+        """Some of the rows, from input `first` on, which is a multiple of PIECE_INPUTS."""
+        addresses, kinds = self.addresses[rows], self.kinds[rows]
+        if first:
+            skipped = np.zeros(len(BLOCK_KINDS) + 1, np.uint64)
+            skipped[FLOATS] = first * np.dtype(np.float32).itemsize
+            for kind in BLOCK_KINDS.values():
+                skipped[kind.code] = first // kind.numbers * kind.size
+            addresses = np.where(addresses == 0, addresses, addresses + skipped[kinds])
+        return StoredRows(addresses, kinds, self.inputs - first)
+
+
+class PackPiece(NamedTuple):
+    """Weights that one thread packs: blocks of COLUMNS outputs, and of their inputs all, or a range of one block's."""
+
+    blocks: range
+    inputs: range
+
+    def weight_count(self) -> int:
+        return len(self.blocks) * COLUMNS * len(self.inputs)
+
+
+def cut_pieces(blocks: int, inputs: int, threads: int) -> Iterator[PackPiece]:
+    """Pieces of PIECE_NUMBERS weights at most, and so many that all threads have one."""
+    longest = max(PIECE_NUMBERS // COLUMNS // PIECE_INPUTS, 1) * PIECE_INPUTS
+    span = max(inputs if inputs * COLUMNS <= PIECE_NUMBERS else longest, 1)
+    height = max(min(PIECE_NUMBERS // (COLUMNS * span), -(-blocks // threads)), 1)
+    for block in range(0, blocks, height):
+        for first in range(0, inputs, span):
+            yield PackPiece(range(block, min(block + height, blocks)), range(first, min(first + span, inputs)))
 
 
 def input_count(weight: Tensor) -> int:

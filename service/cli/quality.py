@@ -25,7 +25,7 @@ from polyhead.models.core.errors import ModelError, UnsupportedError
 from polyhead.models.executors.contract import StateUse, StepInput
 from polyhead.models.executors.torch_executor import TorchExecutor
 from polyhead.models.native.native_executor import NativeExecutor
-from polyhead.models.native.packed_network import free_weights
+from polyhead.models.native.packed_network import PackHooks, free_weights
 from polyhead.models.tokenizer import Encoding
 
 from ..config.settings import Settings, read_settings
@@ -213,7 +213,8 @@ class QualityMeasurement:
         longest = max(len(passage.tokens) for step in steps for passage in step)
         blocks = math.ceil(longest / placement.block_size) if loaded.task == "generate" else 0
         cache = CacheSize(blocks, int(blocks > 0 and loaded.config.is_recurrent))
-        executor = cast(NativeExecutor | TorchExecutor, build_executor(loaded, settings, placement, cache, load_part))
+        built = build_executor(loaded, settings, placement, cache, PackHooks(load_part))
+        executor = cast(NativeExecutor | TorchExecutor, built)
         for number, step in enumerate(steps):
             report_progress(f"{placement.precision}: steps", number, len(steps))
             answers, states = run_batch(loaded, executor, step)

@@ -4,7 +4,6 @@ The functions that build something are called on the thread that will compute wi
 """
 
 from collections.abc import Callable
-from contextlib import nullcontext
 from typing import NamedTuple, cast
 
 from torch import nn
@@ -18,7 +17,7 @@ from polyhead.models.executors.torch_executor import TorchExecutor
 from polyhead.models.invariant import make_head_invariant, make_invariant, self_test_kernel
 from polyhead.models.native.library import runnable_targets
 from polyhead.models.native.native_executor import NativeExecutor
-from polyhead.models.native.packed_network import LoadPart, Precision
+from polyhead.models.native.packed_network import PackHooks, Precision
 from polyhead.models.network.heads import LanguageHead
 from polyhead.models.network.model_config import ModelConfig
 from polyhead.models.network.varlen import Kernel, is_supported
@@ -46,7 +45,7 @@ def make_deterministic(
         if not isinstance(loaded.head, LanguageHead):
             loaded.load_weights(loaded.head)
             copy_shared_parameters(loaded.head)
-            make_head_invariant(loaded.head)  # the rest is by construction
+            make_head_invariant(loaded.head, yield_to_engine=yield_turn)  # the rest is by construction
     elif settings.deterministic:
         make_invariant(loaded.network, loaded.head, yield_turn)
         if kernel := choose_kernel(placement, loaded.decoder_config):
@@ -84,7 +83,7 @@ class CacheSize(NamedTuple):
     window_blocks: int = 0
 
 
-NO_CACHE = CacheSize()
+NO_CACHE, NO_HOOKS = CacheSize(), PackHooks()
 
 
 def build_executor(
@@ -92,12 +91,12 @@ def build_executor(
     settings: Settings,
     placement: Placement,
     cache: CacheSize = NO_CACHE,
-    load_part: LoadPart = nullcontext,
+    hooks: PackHooks = NO_HOOKS,
 ) -> Executor:
     """Build the executor of a loaded checkpoint.
 
-    The compiled step packs its own weights, one part of the network after the other; `load_part` is a context manager
-    that has the unpacked weights of a part in memory.
+    The compiled step packs its own weights, one part of the network after the other; `hooks.load_part` is a context
+    manager that has the unpacked weights of a part in memory.
     """
     if loaded.decoding:
         network = cast(Seq2Seq, loaded.head)
@@ -127,7 +126,8 @@ def build_executor(
         window_blocks=cache.window_blocks,
         threads=placement.threads,
         instructions=placement.instructions,
-        load_part=load_part,
+        load_part=hooks.load_part,
+        yield_turn=hooks.yield_turn,
     )
 
 

@@ -29,7 +29,7 @@ from polyhead.models.checkpoint.unmerged_adapter import BaseModel, LoraPlan
 from polyhead.models.checkpoint.weight_reader import WeightReader
 from polyhead.models.executors.contract import Executor
 from polyhead.models.invariant import SafeSizes, make_head_invariant
-from polyhead.models.native.packed_network import free_weights, unsupported_reason
+from polyhead.models.native.packed_network import PackHooks, free_weights, unsupported_reason
 from polyhead.models.network.heads import LanguageHead
 
 from ..concurrency.outcome import run_on_daemon_thread
@@ -522,7 +522,8 @@ class Loader:
 
         make_deterministic(loaded, settings, placement, yield_turn)
         cache = CacheSize(need.blocks, need.state_count, need.window_blocks)
-        return build_executor(loaded, settings, placement, cache, load_part)
+        hooks = PackHooks(load_part, sliced_turns(yield_turn, loading))
+        return build_executor(loaded, settings, placement, cache, hooks)
 
     def _build_worker(
         self, placement: Placement, need: MemoryNeed, loaded: Checkpoint, drafter: DraftModel | None, executor: Executor
@@ -564,6 +565,12 @@ def yielding_progress(
             yielded_at = time.perf_counter()
 
     return progress
+
+
+def sliced_turns(yield_turn: Callable[[], None], loading: LoadTask) -> Callable[[], None]:
+    """As `yielding_progress`, for work that is not a number of bytes."""
+    progress = yielding_progress(yield_turn, loading)
+    return lambda: progress(0, 0)
 
 
 def describe_sampling(sampling: Mapping[str, float]) -> str:

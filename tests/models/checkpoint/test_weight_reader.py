@@ -14,7 +14,7 @@ from safetensors.torch import load_file, save_file
 from torch import nn
 
 from polyhead.models import checkpoint
-from polyhead.models.checkpoint import Checkpoint, ignore_progress
+from polyhead.models.checkpoint import Checkpoint, ignore_progress, weight_reader
 from polyhead.models.checkpoint.tensor_files import TensorEntry
 from polyhead.models.checkpoint.weight_reader import WeightReader
 from polyhead.models.core.errors import CheckpointError
@@ -252,3 +252,25 @@ def test_a_part_that_is_unloaded_can_be_loaded_again(tiny_generator: Path) -> No
     assert list(weights.network.state_dict()) == names
     weights.unload(weights.network)
     assert all(parameter.is_meta for parameter in (*weights.network.parameters(), *head.parameters()))
+
+
+def test_checks_and_copies_of_a_matrix_are_reported_in_parts(
+    tmp_path: Path, tiny_generator: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """So the engine lets others compute meanwhile: every few numbers, and the result is the same."""
+    blocks, calls = write_mixture(tmp_path / "mixture.gguf"), list[int]()
+    whole = prepared(blocks)
+    whole.load_blocks(whole.network)
+    monkeypatch.setattr(weight_reader, "PIECE_NUMBERS", 1024)
+    parts = prepared(blocks, lambda done, total: calls.append(done))
+    parts.load_blocks(parts.network)
+    for one, other in zip(whole.network.parameters(), parts.network.parameters(), strict=True):
+        assert torch.equal(one, other)
+    numbers = sum(each.size(0) * each.inputs for each in parts.network.parameters() if isinstance(each, BlockWeights))
+    assert sum(before == after for before, after in pairwise(calls)) >= numbers / 1024
+
+    copied, turned, reports = WeightReader(checkpoint.describe_source(str(tiny_generator))), torch.rand(64, 96).t(), []
+    copied.begin(lambda done, total: reports.append(done))
+    assert torch.equal(copied._copy_contiguous(turned), turned)
+    assert copied._copy_contiguous(turned).is_contiguous()
+    assert len(reports) > 2 * turned.numel() / 1024

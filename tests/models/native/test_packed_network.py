@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from polyhead.models.checkpoint import load_estimate as estimate
+from polyhead.models.native import packed_network
 from polyhead.models.native.block_weights import BlockWeights
 from polyhead.models.native.library import BLOCK_KINDS, Linear, load_library
 from polyhead.models.native.packed_network import (
@@ -316,3 +317,45 @@ def test_floats_and_blocks_are_packed_as_one_matrix() -> None:
         pack.pack_table(stored.weight)
         found.append([array.tobytes() for array in pack.arrays])
     assert found[0] == found[1]
+
+
+class CountingLibrary:
+    """The compiled library, which notes how many weights each call packs; a turn starts a new list."""
+
+    def __init__(self) -> None:
+        self.library, self.turns = load_library(SETS[0]), [list[int]()]
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.library, name)
+
+    def polyhead_pack(self, source: Any, outputs: int, inputs: int, k: int, *rest: Any) -> Any:
+        self.turns[-1].append(outputs * k)
+        return self.library.polyhead_pack(source, outputs, inputs, k, *rest)
+
+    def yield_turn(self) -> None:
+        self.turns.append([])
+
+
+@pytest.mark.parametrize("threads", [1, 3])
+@pytest.mark.parametrize("precision", ["int4", "int8", "float32"])
+@pytest.mark.parametrize("shape", [(2, 2560), (600, 256), (77, 1024)])  # long rows, many rows
+def test_others_may_compute_between_pieces_of_a_matrix(
+    shape: tuple[int, int], precision: Precision, threads: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whatever its shape, so many weights are packed between two turns at most, to the same bits as in one piece."""
+    blocks, plain = nn.Linear(1, 1, bias=False), linear_of(torch.randn(shape))
+    blocks.weight = BlockWeights(torch.from_numpy(gguf_files.random_blocks("Q4_K", *shape)).view(shape[0], -1), "Q4_K")
+    found: list[tuple[int, float, bytes]] = []
+    for is_whole in (True, False):
+        if not is_whole:
+            monkeypatch.setattr(packed_network, "PIECE_NUMBERS", 1 << 13)
+            monkeypatch.setattr(packed_network, "TURN_NUMBERS", 1 << 14)
+        library: Any = CountingLibrary()
+        pack = PackedNetwork(library, LLAMA, precision, threads, library.yield_turn)
+        made = pack.pack_linear([plain, blocks])
+        pack.pack_table(plain.weight)
+        found.append((made.format, made.unit, b"".join(array.tobytes() for array in pack.arrays)))
+    assert found[0] == found[1]
+    assert max(map(max, filter(None, library.turns))) <= 1 << 13
+    assert max(map(sum, library.turns)) < (1 << 14) + (threads << 13)
+    assert len(library.turns) > sum(map(sum, library.turns)) / ((1 << 14) + (threads << 13))

@@ -98,6 +98,16 @@ def packing(monkeypatch: pytest.MonkeyPatch, hold: Hold) -> None:
     monkeypatch.setattr(executors, "NativeExecutor", pack)
 
 
+def packing_a_block(monkeypatch: pytest.MonkeyPatch, hold: Hold) -> None:
+    real = executors.NativeExecutor
+
+    def pack(network: Any, head: Any, *, yield_turn: Any, **named: Any) -> Any:
+        hold.part_by_part(yield_turn)
+        return real(network, head, yield_turn=yield_turn, **named)
+
+    monkeypatch.setattr(executors, "NativeExecutor", pack)
+
+
 def testing(monkeypatch: pytest.MonkeyPatch, hold: Hold) -> None:
     real = SelfTest.compute_reference
 
@@ -124,6 +134,7 @@ STAGES: dict[str, tuple[Patch, str]] = {
     "testing": (testing, "was being tested for what its precision costs"),
     "reading": (reading, "was being read and packed"),
     "packing": (packing, "was being read and packed"),
+    "packing a block": (packing_a_block, "was being read and packed"),
     "warming": (warming, "was being warmed up"),
 }
 
