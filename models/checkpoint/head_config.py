@@ -281,10 +281,14 @@ def mask_head(parts: FolderParts, config: ModelConfig) -> tuple[HeadDescription,
 
 
 def read_sparse_pooling(root: Path) -> SparsePooling:
-    """How the weights of words follow from a mask head's logits (SPLADE); without modules.json as most models do."""
+    """How the weights of words follow from a mask head's logits (SPLADE); without modules.json as most models do.
+    UnsupportedError for modules without a SpladePooling."""
     if not has_modules(root):
         return SparsePooling()
-    folder = next(module.folder for module in read_modules(root) if module.kind == SPARSE)
+    folder = next((module.folder for module in read_modules(root) if module.kind == SPARSE), None)
+    if folder is None:
+        message = f"its modules make no weights of words: {SPARSE} should follow the network, which has a mask head"
+        raise UnsupportedError(message, file=str(root / MODULES))
     file, config = folder / "config.json", read_json(folder / "config.json")
     found = config.get("pooling_strategy", "max"), config.get("activation_function", "relu")
     for key, value, known in zip(

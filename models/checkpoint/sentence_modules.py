@@ -112,7 +112,8 @@ def read_modules(root: Path) -> tuple[SentenceModule, ...]:
 
 
 def read_routes(root: Path) -> Routes:
-    """The modules of a folder, with those that each Router leads to in its place."""
+    """The modules of a folder, with those that each Router leads to in its place. CheckpointError if none are for
+    documents."""
     listed = list_modules(root)
     routers = {module.folder: read_router(module) for module in listed if module.kind in ROUTERS}
 
@@ -121,6 +122,8 @@ def read_routes(root: Path) -> Routes:
         return tuple(module for part in parts for module in part)
 
     routes = Routes(follow("documents"), follow("queries"))
+    if not routes.documents:
+        raise CheckpointError("it lists no modules; the first should be a Transformer", file=str(root / MODULES))
     if max(map(len, (routes.documents, routes.queries))) > MAX_MODULES:
         raise CheckpointError(f"has more than {MAX_MODULES} modules, {MAX_MODULES} are the most", file=str(root))
     return routes

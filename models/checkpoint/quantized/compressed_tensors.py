@@ -145,9 +145,11 @@ def choose_entry(
     for scheme in schemes:
         if scheme.code_part == leaf:
             try:
-                return combine_parts(name, parts, scheme)
+                entry = combine_parts(name, parts, scheme)
             except CheckpointError as error:
                 failed.append(error)
+            else:
+                return add_order(entry, scheme, parts)
     if failed:
         raise failed[0]
     message = f"{CONFIG}.config_groups has no scheme with the tensor {leaf}"
@@ -162,14 +164,12 @@ def combine_parts(name: str, parts: Mapping[str, TensorEntry], scheme: WeightSch
     if shape[1] % block[1] and scheme.strategy != "block":
         message = f"its {shape[1]} inputs are no multiple of {block[1]}, so many share a scale"
         raise CheckpointError(message, file=str(codes.file), tensor=codes.name)
-    roles = {"codes": codes, "scales": scales, **find_extra_parts(parts, scheme, block, shape[1])}
+    roles = {"codes": codes, "scales": scales, **find_extra_parts(parts, scheme)}
     kind = find_kind(scheme, block, shape, roles)
     place = (codes.file, name, kind, shape, codes.start, codes.encoding)
     entry = GridEntry(*place, roles, layout, block)
     (rows, columns), flat = entry.grid, find_flat_shapes(entry.grid)
     check_part(scales, scale_kinds(scheme), entry.grid, *flat)
-    if "order" in roles:
-        entry.read_order()  # is checked
     if "zeros" not in roles:
         return entry
     if scheme.format != PACKED or scheme.symmetric or scheme.strategy == "tensor":
@@ -179,9 +179,19 @@ def combine_parts(name: str, parts: Mapping[str, TensorEntry], scheme: WeightSch
     return replace(entry, unpack_zeros=partial(unpack_zero_points, bits=scheme.bits, rows=rows))
 
 
-def find_extra_parts(
-    parts: Mapping[str, TensorEntry], scheme: WeightScheme, block: tuple[int, int], inputs: int
-) -> dict[str, TensorEntry]:
+def add_order(entry: GridEntry, scheme: WeightScheme, parts: Mapping[str, TensorEntry]) -> GridEntry:
+    """The matrix with the groups of its inputs if they are reordered. CheckpointError if there is no such group."""
+    groups = parts.get("weight_g_idx")
+    if groups is None:
+        return entry
+    check_part(groups, ("I32", "I64"), entry.shape[1:])
+    if not is_reordered(groups, entry.block[1]):
+        return entry
+    roles = {**entry.parts, "order": groups}
+    return replace(entry, kind=find_kind(scheme, entry.block, entry.code_shape, roles), parts=roles)
+
+
+def find_extra_parts(parts: Mapping[str, TensorEntry], scheme: WeightScheme) -> dict[str, TensorEntry]:
     """The tensors that only some schemes have, by their roles in a GridEntry."""
     codes, roles = parts[scheme.code_part], dict[str, TensorEntry]()
     if scheme.strategy == "tensor_group":
@@ -189,10 +199,6 @@ def find_extra_parts(
         check_part(roles["divisor"], FLOAT_KINDS, (1,), ())
     if "weight_zero_point" in parts or not scheme.symmetric:
         roles["zeros"] = find_part(parts, "weight_zero_point", codes)
-    if "weight_g_idx" in parts:
-        check_part(parts["weight_g_idx"], ("I32", "I64"), (inputs,))
-        if is_reordered(parts["weight_g_idx"], block[1]):
-            roles["order"] = parts["weight_g_idx"]
     return roles
 
 

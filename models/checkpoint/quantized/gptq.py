@@ -7,7 +7,7 @@ bits; codes of three bits go on in the next number. qzeros [G, N * bits / 32] is
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 
@@ -87,17 +87,15 @@ def combine_parts(module: str, entries: Mapping[str, TensorEntry], scheme: GptqS
     roles = {"codes": codes, "scales": scales, "zeros": zeros}
     if groups is not None:
         check_part(groups, ("I32", "I64"), (inputs,))
-        if is_reordered(groups, width):
-            roles["order"] = groups
-    kind = integer_kind(bits, True, 1 if "order" in roles else width, inputs)
+    kind = integer_kind(bits, True, width, inputs)
     place = (codes.file, f"{module}.weight", kind, (outputs, inputs), codes.start, codes.encoding)
     unpack = partial(unpack_zero_points, bits=bits, added=scheme.added)
     entry = GridEntry(*place, roles, column_layout(bits), (width, 1), transposed=True, unpack_zeros=unpack)
     check_part(scales, FLOAT_KINDS, entry.grid)
     check_part(zeros, ("I32",), (entry.grid[0], outputs * bits // 32))
-    if "order" in roles:
-        entry.read_order()  # is checked
-    return entry
+    if groups is None or not is_reordered(groups, width):
+        return entry
+    return replace(entry, kind=integer_kind(bits, True, 1, inputs), parts={**roles, "order": groups})
 
 
 def unpack_zero_points(words: Tensor, bits: int, added: int) -> Tensor:

@@ -18,6 +18,7 @@ from ..tensor_files import TensorEntry, entry_rows, ignore_bytes
 from .packed_codes import EXPONENT_BIAS, CodeLayout
 
 SLICE_NUMBERS = 1 << 20  # numbers that are decoded at a time
+MAX_INPUTS = 1 << 20  # of a matrix whose groups are named one by one; published ones have a hundredth of it
 SLICE_COPIES = 8  # float32 copies of a slice while it is decoded, at most
 FLOAT_KINDS = ("F64", "F32", "F16", "BF16")  # of scales
 CPU = torch.device("cpu")
@@ -187,19 +188,33 @@ class GridEntry(QuantizedEntry):
     def read_order(self, report_bytes: ReportBytes = ignore_bytes) -> Tensor:
         """The group of each input. CheckpointError if there is no such group."""
         order = self.read_part("order", report_bytes, torch.int64)
-        groups = self.grid[0 if self.transposed else 1]
-        if order.numel() and not 0 <= int(order.min()) <= int(order.max()) < groups:
-            part = self.parts["order"]
-            message = f"it names group {int(order.min())} or {int(order.max())}, and there are {groups}, counted from 0"
-            raise CheckpointError(message, file=str(part.file), tensor=part.name)
+        check_groups(self.parts["order"], order, self.grid[0 if self.transposed else 1])
         return order
 
 
 def is_reordered(groups: TensorEntry, width: int) -> bool:
-    """Whether inputs are in other groups than in those of `width` neighbours. `groups` names the group of each input;
-    -1 stands for no other order."""
+    """Whether inputs are in other groups than in those of `width` neighbours. `groups` [K] names the group of each
+    input; -1 stands for no other order. CheckpointError if there is no such group.
+
+    They are read while the folder is described, before its memory is estimated, so their number is bounded. The shapes
+    of the matrix's other tensors should be compared first.
+    """
+    (inputs,) = groups.shape
+    if inputs > MAX_INPUTS:
+        message = f"it names the groups of {inputs} inputs; {MAX_INPUTS} are the most"
+        raise CheckpointError(message, file=str(groups.file), tensor=groups.name)
     order = groups.read(torch.int64, CPU)
-    return not torch.equal(order, torch.arange(len(order)) // width) and not bool((order == -1).all())
+    if torch.equal(order, torch.arange(inputs) // width) or bool((order == -1).all()):
+        return False
+    check_groups(groups, order, -(-inputs // width))
+    return True
+
+
+def check_groups(part: TensorEntry, order: Tensor, groups: int) -> None:
+    """CheckpointError unless the numbers of `order`, those of `part`, are among so many `groups`."""
+    if order.numel() and not 0 <= int(order.min()) <= int(order.max()) < groups:
+        message = f"it names group {int(order.min())} or {int(order.max())}, and there are {groups}, counted from 0"
+        raise CheckpointError(message, file=str(part.file), tensor=part.name)
 
 
 def check_part(part: TensorEntry, kinds: tuple[str, ...], *shapes: tuple[int, ...]) -> None:

@@ -17,6 +17,7 @@ from polyhead.models.core.errors import CheckpointError, UnsupportedError
 from polyhead.models.invariant import make_invariant
 from polyhead.models.network.ragged import RaggedBatch
 from tests.support import checkpoints
+from tests.support.edits import edited
 
 WIDTH = 32
 TANH, IDENTITY = "torch.nn.modules.activation.Tanh", "torch.nn.modules.linear.Identity"
@@ -194,6 +195,24 @@ def test_folders_of_modules_that_no_folder_can_have(tiny_embedder: Path, tmp_pat
     modules = [{"type": "a.Transformer", "path": ""}, {"type": "b.Pooling", "path": path}]
     (folder / "modules.json").write_text(json.dumps(modules))
     with pytest.raises(CheckpointError, match="is no folder inside this one"):
+        describe_source(str(folder))
+
+
+@pytest.mark.parametrize("model_type", ["SentenceTransformer", "CrossEncoder", "ColBERT", "MultiVectorEncoder"])
+def test_a_list_of_no_modules_is_refused(tiny_embedder: Path, tmp_path: Path, model_type: str) -> None:
+    folder = tmp_path / "model"
+    shutil.copytree(tiny_embedder, folder)
+    checkpoints.write_json(folder / "modules.json", [])
+    checkpoints.write_json(folder / "config_sentence_transformers.json", {"model_type": model_type})
+    with pytest.raises(CheckpointError, match=r"modules\.json: it lists no modules; the first should be a Transformer"):
+        describe_source(str(folder))
+
+
+def test_a_cross_encoder_with_a_mask_head_is_refused(tiny_embedder: Path, tmp_path: Path) -> None:
+    folder = edited(tiny_embedder, tmp_path / "model", architectures=["BertForMaskedLM"])
+    checkpoints.write_json(folder / "modules.json", [{"type": "a.Transformer", "path": ""}])
+    checkpoints.write_json(folder / "config_sentence_transformers.json", {"model_type": "CrossEncoder"})
+    with pytest.raises(UnsupportedError, match="its modules make no weights of words"):
         describe_source(str(folder))
 
 

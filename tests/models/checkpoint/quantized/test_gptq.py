@@ -7,7 +7,9 @@ import torch
 from torch import Tensor
 
 from polyhead.models import checkpoint
+from polyhead.models.checkpoint.quantized import quantized_entry
 from polyhead.models.checkpoint.quantized.gptq import unpack_zero_points
+from polyhead.models.checkpoint.tensor_files import TensorEntry
 from polyhead.models.core.errors import CheckpointError
 from tests.support.edits import edited, with_tensors
 from tests.support.quantized_folders import RECIPES, gptq, pack_bits, write_folders
@@ -39,6 +41,20 @@ def test_a_group_that_does_not_exist_is_refused(groups: Tensor, folder: Path, tm
     changed = {f"{MODULE}.g_idx": groups.int()}
     broken = with_tensors(folder, tmp_path / "broken", lambda tensors: tensors.update(changed))
     with pytest.raises(CheckpointError, match=r"g_idx.: it names group .* and there are 2, counted from 0"):
+        checkpoint.describe_source(str(broken))
+
+
+def test_groups_of_too_many_inputs_are_refused_unread(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(quantized_entry, "MAX_INPUTS", 31)
+    monkeypatch.setattr(TensorEntry, "read", None)
+    with pytest.raises(CheckpointError, match=r"g_idx.: it names the groups of 64 inputs; 31 are the most"):
+        checkpoint.describe_source(str(folder))
+
+
+def test_groups_are_read_after_shapes_are_compared(folder: Path, tmp_path: Path) -> None:
+    changed = {f"{MODULE}.g_idx": torch.full((64,), 2).int(), f"{MODULE}.scales": torch.ones(3, 32).half()}
+    broken = with_tensors(folder, tmp_path / "broken", lambda tensors: tensors.update(changed))
+    with pytest.raises(CheckpointError, match=r"scales.: F16 of shape \[3, 32\] should be floats of \[2, 32\]"):
         checkpoint.describe_source(str(broken))
 
 
