@@ -87,6 +87,7 @@ LAYER_TENSORS = 1 << 7  # of a layer without experts; published ones have 30, an
 EXPERT_TENSORS = 1 << 5  # of an expert: three matrices, each in up to six tensors where they are quantised
 MAX_CONVOLUTION = 63  # tokens of a convolution's kernel; each is a copy of the states
 MAX_STATE = 1 << 30  # numbers of the recurrent state of a sequence; published networks have 200 million at most
+SMALL_STATE = 1 << 20  # numbers of a state that any network may have, however few its weights are
 MAX_BIASED_HEADS = 1 << 14  # heads with linear biases, whose rates are computed before shapes are compared
 MAX_SINUSOIDS = 1 << 24  # numbers of sinusoidal positions, which are computed and not limited by a file
 # With the special tokens around a text and around a pair.
@@ -503,6 +504,10 @@ def invalid_recurrent_fields(config: ModelConfig, recurrent: MixerConfig) -> Ite
     numbers = sum(recurrent.state_numbers(config.mixers[layer], config.width) for layer in config.recurrent_layers)
     if numbers > MAX_STATE:
         yield "recurrent", f"with a state of {MAX_STATE} numbers at most"
+    # Each token reads and writes the state. A layer has 2 or 3 matrices of its features by the width, and a state of
+    # these features by key_width. Published networks have a key_width of a sixth of the width at most.
+    if recurrent.key_width > config.width and numbers > SMALL_STATE:
+        yield "recurrent", f"with a key_width of {config.width} at most, the width, or a state of {SMALL_STATE} numbers"
 
 
 def invalid_expert_fields(config: ModelConfig, experts: ExpertConfig) -> Iterator[tuple[str, str]]:

@@ -27,7 +27,7 @@ from polyhead.models.checkpoint.description import (
 )
 from polyhead.models.checkpoint.tensor_files import TensorEntry
 from polyhead.models.core.errors import CheckpointError, ModelError, UnsupportedError
-from polyhead.models.network.model_config import ModelConfig
+from polyhead.models.network.model_config import MixerConfig, MixerName, ModelConfig
 from tests.support import checkpoints
 from tests.support.edits import edited, with_tensors
 
@@ -211,6 +211,21 @@ def test_computed_positions_are_bounded_before_they_are_computed(
     config = ModelConfig(**sizes, width=4, head_width=2, causal=True, position=position)
     assert not list(invalid_fields(config))
     assert [name for name, _ in invalid_fields(replace(config, **changes))] == [field]
+
+
+@pytest.mark.parametrize("mixer", ["state_space", "delta"])
+def test_a_state_has_fewer_numbers_than_its_layer_has_weights(mixer: MixerName) -> None:
+    """Each token of a prompt reads and writes all of it. A small state may be wider, as in networks for tests."""
+    sizes = dict.fromkeys(("vocab_size", "heads", "kv_heads", "mlp_width", "max_positions"), 2)
+    state = MixerConfig(kernel=4, heads=1 << 10, head_width=1 << 6, key_heads=1, key_width=128)
+    config = ModelConfig(**sizes, width=128, head_width=2, depth=1, causal=True, mixers=(mixer,), recurrent=state)
+
+    def names(changed: MixerConfig) -> list[str]:
+        return [name for name, _ in invalid_fields(replace(config, recurrent=changed))]
+
+    assert not names(state)
+    assert names(replace(state, key_width=129)) == ["recurrent"]
+    assert not names(replace(state, heads=1, key_width=1 << 10))
 
 
 def test_layers_with_shared_tensors_may_be_many(tmp_path: Path) -> None:
