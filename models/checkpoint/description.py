@@ -82,6 +82,10 @@ SMALL_EXPERTS = (
     1 << 11
 )  # experts of all layers that any files may describe; each takes 17 KB and 0.3 ms when it is built
 EXPERT_NUMBERS = 1 << 16  # numbers in the files for each further one; experts of published networks have 1.5 million
+# Each choice compares all experts, and each choice of a group all groups. Published networks choose 22 experts at most
+# (of 512), and have 8 groups.
+MAX_CHOSEN = 1 << 6
+MAX_GROUPS = 1 << 6
 OTHER_TENSORS = 1 << 13  # tensors that belong to no layer, or to networks of the same folder that are not read
 LAYER_TENSORS = 1 << 7  # of a layer without experts; published ones have 30, and with parts that are not read 350
 EXPERT_TENSORS = 1 << 5  # of an expert: three matrices, each in up to six tensors where they are quantised
@@ -524,12 +528,14 @@ def invalid_expert_fields(config: ModelConfig, experts: ExpertConfig) -> Iterato
             return
     if experts.count * config.depth > MAX_EXPERTS:
         yield "experts", f"{MAX_EXPERTS // config.depth} at most in each of {config.depth} layers"
-    room = experts.count
+    if experts.groups > MAX_GROUPS:
+        yield "experts", f"in {MAX_GROUPS} groups at most"
+    room = min(experts.count, MAX_CHOSEN)
     if experts.groups:
         if experts.count % experts.groups or not 1 <= experts.chosen_groups <= experts.groups:
             yield "experts", f"in groups of equal size, of which 1 to {experts.groups} are chosen"
             return
-        room = experts.count // experts.groups * experts.chosen_groups
+        room = min(room, experts.count // experts.groups * experts.chosen_groups)
         if experts.choice_bias and experts.count // experts.groups < 2:
             yield "experts", "in groups of two at least"
     if experts.chosen > room:

@@ -27,7 +27,7 @@ from polyhead.models.checkpoint.description import (
 )
 from polyhead.models.checkpoint.tensor_files import TensorEntry
 from polyhead.models.core.errors import CheckpointError, ModelError, UnsupportedError
-from polyhead.models.network.model_config import MixerConfig, MixerName, ModelConfig
+from polyhead.models.network.model_config import ExpertConfig, MixerConfig, MixerName, ModelConfig
 from tests.support import checkpoints
 from tests.support.edits import edited, with_tensors
 
@@ -117,6 +117,25 @@ def test_experts_are_not_built_without_their_numbers(tmp_path: Path, layers: int
     message = rf"config\.json: experts: it describes {layers * experts} in all layers, and the files hold \d+ numbers; "
     with pytest.raises(CheckpointError, match=f"{message}more than {SMALL_EXPERTS} need {EXPERT_NUMBERS} numbers each"):
         build_on_meta(describe_source(str(folder)))
+
+
+@pytest.mark.parametrize(
+    ("fields", "problem"),
+    [
+        ({"chosen": 64}, ""),
+        ({"chosen": 65}, "with 64 at most chosen for a token"),
+        ({"chosen": 65, "groups": 4, "chosen_groups": 4}, "with 64 at most chosen for a token"),
+        ({"chosen": 9, "groups": 64, "chosen_groups": 1}, "with 8 at most chosen for a token"),
+        ({"chosen": 2, "groups": 64, "chosen_groups": 64}, ""),
+        ({"chosen": 2, "groups": 128, "chosen_groups": 128}, "in 64 groups at most"),
+    ],
+)
+def test_few_experts_and_groups_are_chosen(fields: dict[str, int], problem: str) -> None:
+    """Each choice of an expert compares all of them, for each row of a step; so does each choice of a group."""
+    sizes = dict.fromkeys(("vocab_size", "depth", "heads", "kv_heads", "mlp_width", "max_positions"), 2)
+    experts = ExpertConfig(count=512, width=2, **fields)
+    config = ModelConfig(**sizes, width=4, head_width=2, causal=True, experts=experts)
+    assert list(invalid_fields(config)) == ([("experts", problem)] if problem else [])
 
 
 def test_experts_with_numbers_may_be_many(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
