@@ -82,11 +82,16 @@ SMALL_EXPERTS = (
     1 << 11
 )  # experts of all layers that any files may describe; each takes 17 KB and 0.3 ms when it is built
 EXPERT_NUMBERS = 1 << 16  # numbers in the files for each further one; experts of published networks have 1.5 million
+# Each choice compares all experts, and each choice of a group all groups. Published networks choose 22 experts at most
+# (of 512), and have 8 groups.
+MAX_CHOSEN = 1 << 6
+MAX_GROUPS = 1 << 6
 OTHER_TENSORS = 1 << 13  # tensors that belong to no layer, or to networks of the same folder that are not read
 LAYER_TENSORS = 1 << 7  # of a layer without experts; published ones have 30, and with parts that are not read 350
 EXPERT_TENSORS = 1 << 5  # of an expert: three matrices, each in up to six tensors where they are quantised
 MAX_CONVOLUTION = 63  # tokens of a convolution's kernel; each is a copy of the states
 MAX_STATE = 1 << 30  # numbers of the recurrent state of a sequence; published networks have 200 million at most
+SMALL_STATE = 1 << 20  # numbers of a state that any network may have, however few its weights are
 MAX_BIASED_HEADS = 1 << 14  # heads with linear biases, whose rates are computed before shapes are compared
 MAX_SINUSOIDS = 1 << 24  # numbers of sinusoidal positions, which are computed and not limited by a file
 # With the special tokens around a text and around a pair.
@@ -503,6 +508,10 @@ def invalid_recurrent_fields(config: ModelConfig, recurrent: MixerConfig) -> Ite
     numbers = sum(recurrent.state_numbers(config.mixers[layer], config.width) for layer in config.recurrent_layers)
     if numbers > MAX_STATE:
         yield "recurrent", f"with a state of {MAX_STATE} numbers at most"
+    # Each token reads and writes the state. A layer has 2 or 3 matrices of its features by the width, and a state of
+    # these features by key_width. Published networks have a key_width of a sixth of the width at most.
+    if recurrent.key_width > config.width and numbers > SMALL_STATE:
+        yield "recurrent", f"with a key_width of {config.width} at most, the width, or a state of {SMALL_STATE} numbers"
 
 
 def invalid_expert_fields(config: ModelConfig, experts: ExpertConfig) -> Iterator[tuple[str, str]]:
@@ -519,12 +528,14 @@ def invalid_expert_fields(config: ModelConfig, experts: ExpertConfig) -> Iterato
             return
     if experts.count * config.depth > MAX_EXPERTS:
         yield "experts", f"{MAX_EXPERTS // config.depth} at most in each of {config.depth} layers"
-    room = experts.count
+    if experts.groups > MAX_GROUPS:
+        yield "experts", f"in {MAX_GROUPS} groups at most"
+    room = min(experts.count, MAX_CHOSEN)
     if experts.groups:
         if experts.count % experts.groups or not 1 <= experts.chosen_groups <= experts.groups:
             yield "experts", f"in groups of equal size, of which 1 to {experts.groups} are chosen"
             return
-        room = experts.count // experts.groups * experts.chosen_groups
+        room = min(room, experts.count // experts.groups * experts.chosen_groups)
         if experts.choice_bias and experts.count // experts.groups < 2:
             yield "experts", "in groups of two at least"
     if experts.chosen > room:

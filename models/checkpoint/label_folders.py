@@ -1,6 +1,7 @@
 """Folders of models that read labels beside a text: those of the packages gliner (gliner_config.json) and gliclass
 (model_type GLiClass). The network is an encoder of a known family, whose configuration is `encoder_config`."""
 
+import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
@@ -37,6 +38,9 @@ MAX_RECURRENCES = 16  # layers of an LSTM; published models have one
 MAX_SPAN_WIDTH = 128  # words of a span; published models have 12
 MAX_WORDS = 1 << 13  # of a text; published models have 384 to 2,048
 MAX_SPANS = 1 << 15  # of a text, which are scored in one step; published models have up to 24,576
+# Spans, and words for each layer of an LSTM, times the square of the width: a span takes 12 products for each.
+# Published models have 24,576 spans and 2,048 words of 768 features at most, which is 1.6 * 10^10.
+MAX_SPAN_WORK = 1 << 34
 CLASSIFIED_TOKENS = 1024  # of a text and its labels: the default of gliclass
 SCORERS: Mapping[str, TextScorer] = {"simple": "dot", "mlp": "mlp", "weighted-dot": "weighted"}
 SPAN_NAMES: Mapping[str, str] = {  # the beginning of a tensor's name, and of ours
@@ -210,6 +214,11 @@ def span_label_head(parts: LabelFolder, config: ModelConfig) -> tuple[HeadDescri
     if mode == "markerV0" and widest * longest > MAX_SPANS:
         message = f"max_width is {widest}, which should be {MAX_SPANS // longest} at most for texts of {longest} words"
         raise CheckpointError(message, file=str(parts.file))
+    rows = longest * (recurrences + (widest if mode == "markerV0" else 0))
+    if rows * width**2 > MAX_SPAN_WORK:
+        message = f"hidden_size is {width}, which should be {math.isqrt(MAX_SPAN_WORK // rows)} at most for {rows} rows"
+        reason = "words of a text times max_width, and times num_rnn_layers"
+        raise CheckpointError(f"{message} ({reason})", file=str(parts.file))
     spec = SpanLabelSpec(
         width=width,
         projects=width != config.state_width,

@@ -98,6 +98,7 @@ REFUSED: list[tuple[str, dict[str, Any], str]] = [
     ("bamba", {"mamba_n_heads": 0}, "mamba_n_heads is 0"),
     ("bamba", {"mamba_d_state": "8"}, "with a whole number from 1 on as key_width"),
     ("bamba", {"mamba_d_state": 1 << 28}, "with a state of 1073741824 numbers at most"),
+    ("mamba2", {"state_size": 1 << 15}, "with a key_width of 32 at most, the width, or a state of 1048576 numbers"),
     ("mamba2", {"n_groups": 3}, "with a multiple of 3 heads"),
     ("mamba2", {"time_step_limit": [2.0, 1.0]}, "with limits of steps that are not negative, the lower one first"),
     ("mamba2", {"num_hidden_layers": 2000}, "2000 layers"),

@@ -27,7 +27,7 @@ from polyhead.models.checkpoint.description import (
 )
 from polyhead.models.checkpoint.tensor_files import TensorEntry
 from polyhead.models.core.errors import CheckpointError, ModelError, UnsupportedError
-from polyhead.models.network.model_config import ModelConfig
+from polyhead.models.network.model_config import ExpertConfig, MixerConfig, MixerName, ModelConfig
 from tests.support import checkpoints
 from tests.support.edits import edited, with_tensors
 
@@ -117,6 +117,25 @@ def test_experts_are_not_built_without_their_numbers(tmp_path: Path, layers: int
     message = rf"config\.json: experts: it describes {layers * experts} in all layers, and the files hold \d+ numbers; "
     with pytest.raises(CheckpointError, match=f"{message}more than {SMALL_EXPERTS} need {EXPERT_NUMBERS} numbers each"):
         build_on_meta(describe_source(str(folder)))
+
+
+@pytest.mark.parametrize(
+    ("fields", "problem"),
+    [
+        ({"chosen": 64}, ""),
+        ({"chosen": 65}, "with 64 at most chosen for a token"),
+        ({"chosen": 65, "groups": 4, "chosen_groups": 4}, "with 64 at most chosen for a token"),
+        ({"chosen": 9, "groups": 64, "chosen_groups": 1}, "with 8 at most chosen for a token"),
+        ({"chosen": 2, "groups": 64, "chosen_groups": 64}, ""),
+        ({"chosen": 2, "groups": 128, "chosen_groups": 128}, "in 64 groups at most"),
+    ],
+)
+def test_few_experts_and_groups_are_chosen(fields: dict[str, int], problem: str) -> None:
+    """Each choice of an expert compares all of them, for each row of a step; so does each choice of a group."""
+    sizes = dict.fromkeys(("vocab_size", "depth", "heads", "kv_heads", "mlp_width", "max_positions"), 2)
+    experts = ExpertConfig(count=512, width=2, **fields)
+    config = ModelConfig(**sizes, width=4, head_width=2, causal=True, experts=experts)
+    assert list(invalid_fields(config)) == ([("experts", problem)] if problem else [])
 
 
 def test_experts_with_numbers_may_be_many(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -211,6 +230,21 @@ def test_computed_positions_are_bounded_before_they_are_computed(
     config = ModelConfig(**sizes, width=4, head_width=2, causal=True, position=position)
     assert not list(invalid_fields(config))
     assert [name for name, _ in invalid_fields(replace(config, **changes))] == [field]
+
+
+@pytest.mark.parametrize("mixer", ["state_space", "delta"])
+def test_a_state_has_fewer_numbers_than_its_layer_has_weights(mixer: MixerName) -> None:
+    """Each token of a prompt reads and writes all of it. A small state may be wider, as in networks for tests."""
+    sizes = dict.fromkeys(("vocab_size", "heads", "kv_heads", "mlp_width", "max_positions"), 2)
+    state = MixerConfig(kernel=4, heads=1 << 10, head_width=1 << 6, key_heads=1, key_width=128)
+    config = ModelConfig(**sizes, width=128, head_width=2, depth=1, causal=True, mixers=(mixer,), recurrent=state)
+
+    def names(changed: MixerConfig) -> list[str]:
+        return [name for name, _ in invalid_fields(replace(config, recurrent=changed))]
+
+    assert not names(state)
+    assert names(replace(state, key_width=129)) == ["recurrent"]
+    assert not names(replace(state, heads=1, key_width=1 << 10))
 
 
 def test_layers_with_shared_tensors_may_be_many(tmp_path: Path) -> None:

@@ -69,6 +69,16 @@ def test_folders_of_both_packages_are_read(finder: Path, classifier: Path) -> No
         ),
         ({"hidden_size": True}, CheckpointError, "hidden_size is True"),
         ({"hidden_size": 11}, CheckpointError, "hidden_size is 11, which should be even for an LSTM"),
+        (
+            {"hidden_size": 2048, "max_width": 12, "max_len": 2048},
+            CheckpointError,
+            "hidden_size is 2048, which should be 803 at most for 26624 rows",
+        ),
+        (
+            {"hidden_size": 1 << 14, "span_mode": "token_level", "max_len": 65},
+            CheckpointError,
+            "hidden_size is 16384, which should be 16257 at most for 65 rows",
+        ),
         ({"num_rnn_layers": 99}, CheckpointError, "num_rnn_layers is 99"),
         ({"embed_ent_token": 1}, CheckpointError, "embed_ent_token is 1, which should be true or false"),
         ({"ent_token": "<<X>>"}, CheckpointError, "ent_token is '<<X>>', which should be a token of the vocabulary"),
@@ -100,6 +110,12 @@ def test_fields_of_gliclass_are_checked(classifier: Path, tmp_path: Path, fields
     with pytest.raises(UnsupportedError) as caught:
         describe_source(str(changed(classifier, tmp_path / "changed", **fields)))
     assert words in str(caught.value)
+
+
+def test_the_largest_published_gliner_is_described(finder: Path, tmp_path: Path) -> None:
+    described = describe_source(str(changed(finder, tmp_path / "large", hidden_size=768, max_width=12, max_len=2048)))
+    assert described.labels is not None
+    assert (described.head.width, described.labels.max_words, described.labels.max_width) == (768, 2048, 12)
 
 
 def test_pickled_weights_are_refused(finder: Path, tmp_path: Path) -> None:
