@@ -13,7 +13,7 @@ import os
 import time
 from collections import Counter
 from collections.abc import Callable, Collection, Iterator
-from contextlib import suppress
+from contextlib import AsyncExitStack, suppress
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -115,12 +115,11 @@ class FileStore:
         grown = file.model_copy(update={"bytes": len(content)})
         self._check_room(owner, len(content))
         self._set(grown.model_copy(update={"is_complete": False}))  # its bytes are counted from now on
-        try:
+        async with AsyncExitStack() as undo:
+            undo.push_async_callback(self._forget, file.id)
             await on_disk(partial(write_file, self.content_path(file.id), content))
             await self._records.write(grown)
-        except BaseException:
-            await self._forget(file.id)
-            raise
+            undo.pop_all()
         self._set(grown)
         return grown
 
