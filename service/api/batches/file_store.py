@@ -139,12 +139,13 @@ class FileStore:
         self._set(self._files[file_id].model_copy(update={"bytes": size}))
         return found
 
-    async def append(self, file_id: str, lines: bytes) -> None:
-        """Write lines to the end of a file.  Raises InsufficientStorage, and then nothing of them is kept."""
+    async def append(self, file_id: str, parts: Collection[bytes | bytearray]) -> None:
+        """Write lines, in parts, to the end of a file.  Raises InsufficientStorage, and then nothing is kept."""
         file = self._files[file_id]
-        self._check_room(file.owner, len(lines))
-        await on_disk(partial(append_whole, self.content_path(file_id), file.bytes, lines))
-        self._set(file.model_copy(update={"bytes": file.bytes + len(lines)}))
+        size = sum(map(len, parts))
+        self._check_room(file.owner, size)
+        await on_disk(partial(append_whole, self.content_path(file_id), file.bytes, parts))
+        self._set(file.model_copy(update={"bytes": file.bytes + size}))
 
     async def finish_output(self, file_id: str, seconds: int) -> bool:
         """Let its owner find a file, for `seconds` if they are given.  An empty one is removed; returns whether it is
