@@ -143,7 +143,7 @@ def build_batches(app: FastAPI, server: AppState) -> BatchRunner | None:
     limits = StoreLimits(settings.files_mib << 20, settings.key_share)
     store = BatchStore(FileStore(Path(settings.files_dir).expanduser(), limits, server.keys.owners))
     server.metrics.watch_batches(lambda: len(store.unfinished()))
-    return BatchRunner(store, OwnCalls(app, server.keys), read_line)
+    return BatchRunner(store, OwnCalls(app, server.keys, server.headroom), read_line)
 
 
 def add_error_handlers(app: FastAPI, error_response: ErrorResponder, routes: Sequence[BaseRoute]) -> None:

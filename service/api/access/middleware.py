@@ -27,7 +27,7 @@ from .admission import Permit
 from .app_state import AppState
 from .auth import is_anthropic_path, read_authorization, required_access
 from .origins import check_content_type
-from .own_calls import LEAST_PRIORITY, OWN_CALL
+from .own_calls import LEAST_PRIORITY, OWN_CALL, OwnCall
 from .rate_limit import anthropic_headers, openai_headers
 from .request_context import IGNORED_HEADER, TIMEOUT_HEADER, RequestContext, read_timeout
 
@@ -50,10 +50,11 @@ class AccessMiddleware:
             await self.app(scope, receive, send)
             return
         status, has_begun, request_headers = 500, False, Headers(scope=scope)
+        own_call: OwnCall | None = scope.get(OWN_CALL)
         context = RequestContext(
             read_request_id(request_headers),
             access=required_access(scope["path"], scope["method"]),
-            claim=MemoryClaim(self.server.headroom),
+            claim=own_call.claim if own_call else MemoryClaim(self.server.headroom),
         )
         scope.setdefault("state", {})["context"] = context
         trace = self.start_trace(context, scope)
@@ -83,7 +84,8 @@ class AccessMiddleware:
             raise
         finally:
             context.cleanup.close()
-            context.claim.release()
+            if own_call is None:
+                context.claim.release()
             if not is_handled:
                 context.outcome, context.reason = "failed", PolyheadError.code
             self.record_end(context, scope, status, trace)
@@ -105,7 +107,7 @@ class AccessMiddleware:
             headers, origins = Headers(scope=scope), self.server.origins
             scope_name = self.server.keys.apply_rule(context.access)
             if OWN_CALL in scope:
-                context.key, context.priority = scope[OWN_CALL], LEAST_PRIORITY
+                context.key, context.priority = scope[OWN_CALL].key, LEAST_PRIORITY
             else:
                 origins.check_host(headers, scope)
                 origins.check_origin(scope["method"], headers)

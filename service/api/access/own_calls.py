@@ -7,6 +7,7 @@ the key itself are not checked again.
 import asyncio
 import logging
 from collections.abc import Mapping
+from contextlib import ExitStack
 from dataclasses import dataclass, field
 
 from starlette.types import ASGIApp, Message, Scope
@@ -14,34 +15,49 @@ from starlette.types import ASGIApp, Message, Scope
 from ...concurrency.outcome import wait_for_error
 from ...config.keys import ANONYMOUS, MAX_PRIORITY, Key
 from ...core.errors import NotFound
+from ...resources.request_memory import UNBOUNDED_HEADROOM, Headroom, MemoryClaim
 from ..http.request_head import REQUEST_ID_HEADERS
 from .auth import Keys
 
-OWN_CALL = "polyhead.own_call"  # the name of the key in an ASGI scope; no client can set it
+OWN_CALL = "polyhead.own_call"  # the name of an `OwnCall` in an ASGI scope; no client can set it
 LEAST_PRIORITY = -MAX_PRIORITY  # requests of clients come first
 
 log = logging.getLogger("polyhead.batches")
 
 
 @dataclass(frozen=True)
+class OwnCall:
+    """What the middleware takes from the caller: the key, and the claim on memory, which the caller releases."""
+
+    key: Key
+    claim: MemoryClaim
+
+
+@dataclass(frozen=True)
 class OwnAnswer:
-    """The response; `body` is JSON."""
+    """The response; `body` is JSON.  The request's `claim` on memory counts it, until `release` is called."""
 
     status: int
-    body: bytes
+    body: bytearray
     request_id: str = ""
     headers: Mapping[str, str] = field(default_factory=dict)
+    claim: MemoryClaim = field(default_factory=lambda: MemoryClaim(UNBOUNDED_HEADROOM))
 
     @property
     def is_success(self) -> bool:
         return 200 <= self.status < 300
 
+    def release(self) -> None:
+        """Let go of the body and its memory, whoever still has the answer."""
+        self.body.clear()
+        self.claim.release()
+
 
 class OwnCalls:
     """Sends requests to `app`."""
 
-    def __init__(self, app: ASGIApp, keys: Keys) -> None:
-        self.app, self.keys = app, keys
+    def __init__(self, app: ASGIApp, keys: Keys, headroom: Headroom) -> None:
+        self.app, self.keys, self.headroom = app, keys, headroom
 
     async def __call__(self, owner: str, path: str, body: bytes) -> OwnAnswer:
         """The response to a POST of JSON.  Raises NotFound if the key of that name exists no more."""
@@ -59,15 +75,18 @@ class OwnCalls:
             "client": None,
             "server": None,
             "state": {},
-            OWN_CALL: self.find_key(owner),
         }
-        response = OwnResponse(body)
-        error = await wait_for_error(self.run(scope, response))
-        if isinstance(error, Exception) and response.status:
-            log.error("a request of a batch was answered %d", response.status, exc_info=error)
-        elif error is not None:
-            raise error
-        return response.to_answer()
+        response, claim = OwnResponse(body), MemoryClaim(self.headroom)
+        scope[OWN_CALL] = OwnCall(self.find_key(owner), claim)
+        with ExitStack() as unanswered:
+            unanswered.callback(claim.release)
+            error = await wait_for_error(self.run(scope, response))
+            if isinstance(error, Exception) and response.status:
+                log.error("a request of a batch was answered %d", response.status, exc_info=error)
+            elif error is not None:
+                raise error
+            unanswered.pop_all()
+            return response.to_answer(claim)
 
     async def run(self, scope: Scope, response: "OwnResponse") -> None:
         await self.app(scope, response.receive, response.send)
@@ -105,6 +124,6 @@ class OwnResponse:
         elif message["type"] == "http.response.body":
             self.content += message.get("body", b"")
 
-    def to_answer(self) -> OwnAnswer:
+    def to_answer(self, claim: MemoryClaim) -> OwnAnswer:
         request_id = self._headers.get(REQUEST_ID_HEADERS[0].lower(), "")
-        return OwnAnswer(self.status, bytes(self.content), request_id, self._headers)
+        return OwnAnswer(self.status, self.content, request_id, self._headers, claim)

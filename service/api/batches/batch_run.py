@@ -100,10 +100,13 @@ class BatchRun:
                     await self._write(running.pop(task), answer)
         finally:
             await cancel_tasks(stopped, *running)
+            for task in running:  # some of them have an answer, which is not written
+                if not task.cancelled() and task.exception() is None:
+                    task.result().release()
         if self.stop.is_set():
             return "cancelled"
         unanswered = [*running.values(), *reversed(waiting)]
-        expired = await run_on_thread(lambda: b"".join(map(write_expired, unanswered)))
+        expired = await run_on_thread(lambda: list(map(write_expired, unanswered)))
         await self.files.append(self.batch.error_file, expired)
         self.store.update(self.id, failed=self.batch.failed + len(unanswered))
         return "expired" if unanswered else "completed"
@@ -120,13 +123,17 @@ class BatchRun:
                 given_up = clock() + MAX_NOT_READY_S
             elif answer.status != NOT_READY or clock() > given_up:
                 return answer
+            answer.release()
             advised = answer.headers.get("retry-after", "")
             await asyncio.sleep(min(max(pause, float(advised) if advised.isdecimal() else 0.0), MAX_PAUSE_S))
             pause = min(2 * pause, MAX_PAUSE_S)
 
     async def _write(self, line: BatchLine, answer: OwnAnswer) -> None:
         file, count = ("output_file", "completed") if answer.is_success else ("error_file", "failed")
-        await self.files.append(getattr(self.batch, file), write_answer(line, answer))
+        try:
+            await self.files.append(getattr(self.batch, file), write_answer(line, answer))
+        finally:
+            answer.release()
         self.store.update(self.id, **{count: getattr(self.batch, count) + 1})
 
     async def _end(self, status: Status, errors: Sequence[BatchError] = ()) -> None:

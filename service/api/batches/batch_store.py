@@ -3,7 +3,7 @@
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 
 from ...core.errors import InsufficientStorage, NotFound, TooMany
 from .batch import Batch, Status
@@ -54,15 +54,12 @@ class BatchStore:
             raise TooMany(f"{MAX_UNFINISHED} batches of this key have not ended, at most so many are accepted")
         self.files.hold(batch.input_file)
         self._set(batch)  # before anything is awaited, so that it counts at once
-        is_kept = False
-        try:
+        with ExitStack() as undo:
+            undo.callback(self.files.release, batch.input_file)
+            undo.callback(self._drop, batch.id)
             await self._make_room()
             await self._records.write(batch)
-            is_kept = True
-        finally:
-            if not is_kept:
-                self._drop(batch.id)
-                self.files.release(batch.input_file)
+            undo.pop_all()
 
     async def _make_room(self) -> None:
         """Forget batches that have ended until the others fit: each time the oldest of the key whose batches take most,

@@ -13,7 +13,7 @@ import os
 import time
 from collections import Counter
 from collections.abc import Callable, Collection, Iterator
-from contextlib import suppress
+from contextlib import AsyncExitStack, suppress
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -115,13 +115,12 @@ class FileStore:
         grown = file.model_copy(update={"bytes": len(content)})
         self._check_room(owner, len(content))
         self._set(grown.model_copy(update={"is_complete": False}))  # its bytes are counted from now on
-        try:
+        async with AsyncExitStack() as undo:
+            undo.push_async_callback(self._forget, file.id)
             await on_disk(partial(write_file, self.content_path(file.id), content))
             await self._records.write(grown)
-            self._set(grown)
-        finally:
-            if not self._files[file.id].is_complete:
-                await self._forget(file.id)
+            undo.pop_all()
+        self._set(grown)
         return grown
 
     async def start_output(self, owner: str, filename: str) -> str:
@@ -140,12 +139,13 @@ class FileStore:
         self._set(self._files[file_id].model_copy(update={"bytes": size}))
         return found
 
-    async def append(self, file_id: str, lines: bytes) -> None:
-        """Write lines to the end of a file.  Raises InsufficientStorage, and then nothing of them is kept."""
+    async def append(self, file_id: str, parts: Collection[bytes | bytearray]) -> None:
+        """Write lines, in parts, to the end of a file.  Raises InsufficientStorage, and then nothing is kept."""
         file = self._files[file_id]
-        self._check_room(file.owner, len(lines))
-        await on_disk(partial(append_whole, self.content_path(file_id), file.bytes, lines))
-        self._set(file.model_copy(update={"bytes": file.bytes + len(lines)}))
+        size = sum(map(len, parts))
+        self._check_room(file.owner, size)
+        await on_disk(partial(append_whole, self.content_path(file_id), file.bytes, parts))
+        self._set(file.model_copy(update={"bytes": file.bytes + size}))
 
     async def finish_output(self, file_id: str, seconds: int) -> bool:
         """Let its owner find a file, for `seconds` if they are given.  An empty one is removed; returns whether it is

@@ -4,7 +4,7 @@ import logging
 import os
 import re
 import secrets
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from functools import partial
 from pathlib import Path
 from typing import Annotated, Generic, TypeVar
@@ -94,12 +94,12 @@ def replace_file(path: Path, content: bytes) -> None:
     new.replace(path)
 
 
-def append_whole(path: Path, size: int, lines: bytes) -> None:
-    """Write `lines` at `size`, the end of the file.  If the disk is full, the file is as before."""
+def append_whole(path: Path, size: int, parts: Iterable[bytes | bytearray]) -> None:
+    """Write `parts` at `size`, the end of the file.  If the disk is full, the file is as before."""
     with path.open("r+b") as file:
         try:
             file.seek(size)
-            file.write(lines)
+            file.writelines(parts)
             file.flush()
         except OSError:
             file.truncate(size)

@@ -39,8 +39,8 @@ class Upload:
 async def read_upload(request: Request) -> Upload:
     """Raises BadRequest, and ClientGone."""
     if not FORM_TYPE.fullmatch(request.headers.get("content-type", "")):
-        kind = "multipart/form-data; boundary=... (1 to 70 letters, digits or signs)"
-        raise BadRequest(f"the body: must be a form with file and purpose, of the type {kind}")
+        expected = "multipart/form-data; boundary=... (1 to 70 letters, digits or signs)"
+        raise BadRequest(f"the body: must be a form with file and purpose, of the type {expected}")
     parser = InMemoryParser(
         request.headers, request.stream(), max_files=1, max_fields=len(FIELDS), max_part_size=MAX_FIELD_BYTES
     )

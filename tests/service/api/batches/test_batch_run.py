@@ -10,16 +10,18 @@ from typing import Any
 
 import pytest
 
-from polyhead.service.api.access.own_calls import OwnAnswer
-from polyhead.service.api.batches import batch_run, batch_store
+from polyhead.service.api.access.auth import Keys
+from polyhead.service.api.access.own_calls import OWN_CALL, OwnAnswer, OwnCalls
+from polyhead.service.api.batches import batch_run, batch_store, file_store, record_folder
 from polyhead.service.api.batches.batch import KEPT_BYTES, WINDOW_S, Batch, BatchError
 from polyhead.service.api.batches.batch_runner import BatchRunner
 from polyhead.service.api.batches.batch_store import MAX_UNFINISHED, BatchStore
 from polyhead.service.api.batches.file_store import FileStore, StoredFile, StoreLimits
 from polyhead.service.api.batches.record_folder import new_id
 from polyhead.service.api.dialects.batches.wire import read_line
-from polyhead.service.config.settings import SettingsError
+from polyhead.service.config.settings import Settings, SettingsError
 from polyhead.service.core.errors import Conflict, InsufficientStorage, NotFound, TooMany
+from polyhead.service.resources.request_memory import Headroom
 
 ENDPOINT = "/v1/embeddings"
 Call = Callable[[str, str, bytes], Coroutine[Any, Any, OwnAnswer]]
@@ -74,7 +76,7 @@ class Batches:
 
 
 async def succeed(owner: str, path: str, body: bytes) -> OwnAnswer:
-    return OwnAnswer(200, body)
+    return OwnAnswer(200, bytearray(body))
 
 
 @pytest.fixture(autouse=True)
@@ -89,7 +91,7 @@ def test_a_request_is_sent_again_until_there_is_room(tmp_path: Path) -> None:
     async def call(owner: str, path: str, body: bytes) -> OwnAnswer:
         assert (owner, path) == ("me", ENDPOINT)
         tries[body] += 1
-        return OwnAnswer((429, 503, 429, 200)[tries[body] - 1], body, headers={"retry-after": "9"})
+        return OwnAnswer((429, 503, 429, 200)[tries[body] - 1], bytearray(body), headers={"retry-after": "9"})
 
     async def run() -> None:
         batches = Batches(tmp_path, call)
@@ -107,7 +109,7 @@ def test_a_model_that_never_comes_is_an_error_of_its_requests(tmp_path: Path, mo
     monkeypatch.setattr(batch_run, "MAX_NOT_READY_S", 0.01)
 
     async def call(owner: str, path: str, body: bytes) -> OwnAnswer:
-        return OwnAnswer(503, b'{"error":1}')
+        return OwnAnswer(503, bytearray(b'{"error":1}'))
 
     async def run() -> None:
         batches = Batches(tmp_path, call)
@@ -125,7 +127,7 @@ def test_what_is_not_answered_in_time_is_listed(tmp_path: Path) -> None:
 
     async def call(owner: str, path: str, body: bytes) -> OwnAnswer:
         if json.loads(body)["n"] < 5:
-            return OwnAnswer(200, body)
+            return OwnAnswer(200, bytearray(body))
         batches.clock.now += WINDOW_S
         begun.set()
         await asyncio.Event().wait()
@@ -190,7 +192,7 @@ def test_batches_of_one_key_run_one_after_the_other(tmp_path: Path) -> None:
         while most < batch_run.CALLS_AHEAD:
             await asyncio.sleep(0.001)
         running[mark] -= 1
-        return OwnAnswer(200, body)
+        return OwnAnswer(200, bytearray(body))
 
     async def run() -> None:
         batches = Batches(tmp_path, call)
@@ -208,7 +210,7 @@ def test_a_fault_of_the_server_fails_the_batch_and_the_next_one_runs(tmp_path: P
     async def call(owner: str, path: str, body: bytes) -> OwnAnswer:
         if json.loads(body)["mark"] == 0:
             raise ZeroDivisionError
-        return OwnAnswer(200, body)
+        return OwnAnswer(200, bytearray(body))
 
     async def run() -> None:
         batches = Batches(tmp_path, call)
@@ -224,7 +226,7 @@ def test_a_fault_of_the_server_fails_the_batch_and_the_next_one_runs(tmp_path: P
 def test_a_disk_that_is_full_ends_the_batch_in_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     async def call(owner: str, path: str, body: bytes) -> OwnAnswer:
         monkeypatch.setattr("polyhead.service.api.batches.record_folder.write_file", refuse)
-        return OwnAnswer(200, body)
+        return OwnAnswer(200, bytearray(body))
 
     def refuse(path: Path, content: bytes) -> None:
         raise OSError(errno.ENOSPC, "No space left on device", str(path), len(content))
@@ -331,7 +333,7 @@ def test_answers_behind_a_broken_line_are_computed_again(tmp_path: Path, end: by
         answered.append(json.loads(body)["n"])
         if len(answered) > 4:
             await asyncio.Event().wait()
-        return OwnAnswer(200, body)
+        return OwnAnswer(200, bytearray(body))
 
     async def first() -> str:
         batches = Batches(tmp_path, call)
@@ -505,6 +507,46 @@ def test_a_batch_without_room_leaves_nothing(tmp_path: Path, monkeypatch: pytest
         await batches.files.delete(newest.id, "me")  # no batch holds it
         await batches.stop()
 
+    asyncio.run(run())
+
+
+def test_answers_are_claimed_until_they_are_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """By the app, then by the batch, which gives all back: of what it writes, tries again, cancels or cannot write."""
+    headroom, tries, fails = Headroom(1 << 30), Counter[int](), False
+    total, seen = int(headroom.total), list[float]()
+
+    async def app(scope: Any, receive: Any, send: Any) -> None:
+        body, claim = json.loads((await receive())["body"]), scope[OWN_CALL].claim
+        claim.grow(1000, "the answer")
+        tries[body["n"]] += 1
+        status = 429 if tries[body["n"]] == 1 else 200
+        await send({"type": "http.response.start", "status": status, "headers": []})
+        await send({"type": "http.response.body", "body": json.dumps(body).encode()})
+        if body["mark"] and body["n"] == 3:
+            raise RuntimeError
+
+    def append(path: Path, size: int, parts: list[bytes | bytearray]) -> None:
+        if parts:
+            seen.append(headroom.shortfall(total))
+        if fails:
+            raise OSError(errno.ENOSPC, "No space left on device")
+        record_folder.append_whole(path, size, parts)
+
+    async def run() -> None:
+        nonlocal fails
+        batches = Batches(tmp_path, OwnCalls(app, Keys(Settings()), headroom))
+        await batches.start()
+        batch = await batches.end(await batches.begin(lines(20)))
+        assert (batch.status, batch.completed) == ("completed", 20)
+        answers = batches.written(batch.output_file)
+        assert [answers[str(n)]["response"]["body"]["n"] for n in range(20)] == list(range(20))
+        assert (len(seen), min(seen) >= 1000, headroom.shortfall(total)) == (20, True, 0)
+        fails = True
+        batch = await batches.end(await batches.begin(lines(20, mark=1)))
+        assert (batch.status, headroom.shortfall(total)) == ("failed", 0)
+        await batches.stop()
+
+    monkeypatch.setattr(file_store, "append_whole", append)
     asyncio.run(run())
 
 
