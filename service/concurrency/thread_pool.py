@@ -44,6 +44,20 @@ class WorkInfo:
     size: int = 1
 
 
+@dataclass(frozen=True, slots=True)
+class OwnerThreads:
+    """The threads of `pool` for work of one owner: `label`, `source` and `owner` are those of a `WorkInfo`."""
+
+    pool: "ThreadPool"
+    label: str
+    source: Hashable
+    owner: str
+
+    async def run(self, size: int, function: Callable[[], T]) -> T:
+        """`ThreadPool.run`; `size` in the unit of the pool."""
+        return await self.pool.run(function, WorkInfo(self.label, self.source, self.owner, max(size, 1)))
+
+
 class WorkItem:
     """Work to be run on a thread; `started_at` on `time.monotonic`, 0 before."""
 

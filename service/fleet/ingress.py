@@ -43,7 +43,7 @@ def assemble_ingress(
             task.cancel()
         await fleet.close()  # requests in flight had their drain time before this
         server.text.close()
-        server.body_threads.close()
+        server.request_threads.close()
         await traces.close()
 
     app = build_app(server, lifespan)

@@ -195,7 +195,7 @@ class Replica:
         for visitor in list(self._connections):
             await visitor.close()
         self.server.text.close()
-        self.server.body_threads.close()
+        self.server.request_threads.close()
 
     async def hello_message(self) -> tuple[Any, ...]:
         """Return the hello message: models with their digests, failures, port and cache size."""

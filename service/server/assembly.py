@@ -76,7 +76,7 @@ def assemble(
             task.cancel()
         await engine.close(0)  # running requests have had their time
         server.text.close()
-        server.body_threads.close()
+        server.request_threads.close()
         await asyncio.wait([loading])
         await traces.close()
 

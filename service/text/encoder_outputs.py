@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 
 from polyhead.models.tokenizer import TokenizerError
 
-from ..concurrency.outcome import run_on_thread
+from ..concurrency.thread_pool import OwnerThreads
 from ..concurrency.time_slices import SLICE_SIZE, call_in_slices, iterate_in_slices
 from ..core.errors import AnswerTooLarge, Overloaded, PolyheadError, StepFailed
 from ..core.model import Model
@@ -202,9 +202,14 @@ def submit_inputs(reads: Sequence[EncodedInput | PolyheadError], submit: Submit,
 
 
 async def stream_outputs(
-    model: Model, request: EncodingRequest, reads: Sequence[EncodedInput | PolyheadError], sources: SubmittedAhead
+    model: Model,
+    request: EncodingRequest,
+    reads: Sequence[EncodedInput | PolyheadError],
+    sources: SubmittedAhead,
+    threads: OwnerThreads,
 ) -> AsyncGenerator[EncoderOutput | PolyheadError, None]:
-    """Yield the output of each of `reads`, whose requests are submitted by `sources`, in their order.
+    """Yield the output of each of `reads`, whose requests are submitted by `sources`, in their order. What takes long
+    runs on `threads`.
 
     An error is raised and ends the call; with `request.partial` it takes the place of its output. Closing the
     generator aborts the running requests.
@@ -220,7 +225,7 @@ async def stream_outputs(
             if failed and not request.partial:
                 raise failed[0]
             events = [outcome for outcome in outcomes if not isinstance(outcome, PolyheadError)]
-            found = failed[0] if failed else await build_outputs(model, request, read, events)
+            found = failed[0] if failed else await build_outputs(threads, model, request, read, events)
             weights += count_weights(found)
             check_weights(request, weights)
             yield found
@@ -262,24 +267,32 @@ async def read_events(source: EventSource) -> tuple[list[HeadEvent], Usage] | Po
 
 
 async def build_outputs(
-    model: Model, request: EncodingRequest, read: EncodedInput, answers: Sequence[tuple[list[HeadEvent], Usage]]
+    threads: OwnerThreads,
+    model: Model,
+    request: EncodingRequest,
+    read: EncodedInput,
+    answers: Sequence[tuple[list[HeadEvent], Usage]],
 ) -> EncoderOutput:
     """Build one input's output from the events of its windows, or its outputs if several forms are asked for."""
     if not request.more_forms:
-        return await build_output(model, request, read, [(events[0], usage) for events, usage in answers])
+        return await build_output(threads, model, request, read, [(events[0], usage) for events, usage in answers])
     [(events, usage)] = answers
     outputs = list[ScoreOutput | TokenVectors | SparseVector]()
     for event, form in zip(events, request.forms, strict=True):
-        built = await build_output(model, replace(request, form=form, more_forms=()), read, [(event, usage)])
+        built = await build_output(threads, model, replace(request, form=form, more_forms=()), read, [(event, usage)])
         assert isinstance(built, ScoreOutput | TokenVectors | SparseVector), "an output of an embedder"
         outputs.append(built)
     return SeveralOutputs(tuple(outputs), usage)
 
 
 async def build_output(
-    model: Model, request: EncodingRequest, read: EncodedInput, events: Sequence[tuple[HeadEvent, Usage]]
+    threads: OwnerThreads,
+    model: Model,
+    request: EncodingRequest,
+    read: EncodedInput,
+    events: Sequence[tuple[HeadEvent, Usage]],
 ) -> EncoderOutput:
-    """Build one input's output from the events of its windows. Long work runs on a thread."""
+    """Build one input's output from the events of its windows. Long work runs on `threads`."""
     usage = sum((cost for _, cost in events), Usage())
     match events[0][0]:
         case HeadOutput() if model.both_orders:
@@ -294,20 +307,26 @@ async def build_output(
             return TokenVectors(rows, usage)
         case TokenCandidates():
             filled = [event for event, _ in events if isinstance(event, TokenCandidates)]
-            return FillOutput(await run_tokenizer_work(partial(fill_candidates, model, read, filled[0])), usage)
+            size = sum(map(len, filled[0].candidates)) * len(read.requests[0].tokens)
+            masks = await run_tokenizer_work(threads, size, partial(fill_candidates, model, read, filled[0]))
+            return FillOutput(masks, usage)
         case TokenOutputs(scores=rows) if model.label_prompt is not None:
-            return TagOutput(await run_on_thread(partial(label_words, model, request, read, np.asarray(rows))), usage)
+            table = np.asarray(rows)
+            return TagOutput(await threads.run(table.size, partial(label_words, model, request, read, table)), usage)
         case TokenOutputs():
             tables = [np.asarray(event.scores) for event, _ in events if isinstance(event, TokenOutputs)]
+            size = sum(table.size for table in tables)
             if model.task == "span":
-                return SpanOutput(await run_tokenizer_work(partial(find_spans, request, read, tables)), usage)
-            return TagOutput(await run_tokenizer_work(partial(tag_entities, model, request, read, tables)), usage)
+                found = await run_tokenizer_work(threads, size, partial(find_spans, request, read, tables))
+                return SpanOutput(found, usage)
+            entities = await run_tokenizer_work(threads, size, partial(tag_entities, model, request, read, tables))
+            return TagOutput(entities, usage)
 
 
-async def run_tokenizer_work(work: Callable[[], T]) -> T:
-    """Return what `work` returns, on a thread. Raises PolyheadError if the tokenizer fails."""
+async def run_tokenizer_work(threads: OwnerThreads, size: int, work: Callable[[], T]) -> T:
+    """Return what `work` returns, on one of `threads`. Raises PolyheadError if the tokenizer fails."""
     try:
-        return await run_on_thread(work)
+        return await threads.run(size, work)
     except TokenizerError as error:
         raise PolyheadError(str(error)) from None
 

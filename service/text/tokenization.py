@@ -17,7 +17,7 @@ from polyhead.models.chat.template_functions import value_size
 from polyhead.models.core.errors import EncodingError, TemplateError
 from polyhead.models.tokenizer import Encoding, TokenizerError
 
-from ..concurrency.thread_pool import ThreadPool, WorkInfo
+from ..concurrency.thread_pool import OwnerThreads, ThreadPool, WorkInfo
 from ..concurrency.time_slices import iterate_in_slices
 from ..core.errors import BadRequest, EmptyInput, Expired, PolyheadError, TooLong, TooMany
 from ..core.grammar import Grammar, Thinking
@@ -188,6 +188,10 @@ class TextProcessor:
         """
         with name_model_in_errors(model):
             return await self._run(model, job, function)
+
+    def output_threads(self, model: Model, owner: str) -> OwnerThreads:
+        """The threads for short texts, on which `owner` has answers of `model` read; sizes in characters or numbers."""
+        return OwnerThreads(self._short, "reading the answer", model.tokenizer, owner)
 
     def close(self) -> None:
         for threads in (self._short, self._long, self._grammars):

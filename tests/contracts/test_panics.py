@@ -257,3 +257,20 @@ def test_work_is_given_to_threads_by_one_module_only() -> None:
         if re.search(r"asyncio\.to_thread|run_in_executor", path.read_text("utf-8"))
     ]
     assert direct == ["service/concurrency/outcome.py"]
+
+
+def test_work_of_requests_takes_turns_by_key() -> None:
+    """The threads of the event loop are first come, first served; what requests cause takes turns elsewhere."""
+    rooms = ("api", "text", "decisions", "explain", "structured")
+    unshared = [
+        path.relative_to(ROOT).as_posix()
+        for room in rooms
+        for path in sorted((ROOT / "service" / room).rglob("*.py"))
+        if re.search(r"run_on_thread\(|run_in_threadpool|anyio\.", path.read_text("utf-8"))
+    ]
+    assert unshared == [
+        "service/api/access/auth.py",  # reads the keys file now and then
+        "service/api/batches/batch_run.py",  # the disk, still first come, first served
+        "service/api/batches/record_folder.py",  # the same
+        "service/api/operations/web_pages.py",  # makes each page once
+    ]

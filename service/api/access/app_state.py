@@ -32,7 +32,7 @@ from .rate_limit import Quotas
 from .recent_errors import RecentErrors
 from .request_context import RequestContext
 
-BODY_THREADS = 2  # that parse long bodies; the interpreter runs one at a time
+REQUEST_THREADS = 2  # that parse long bodies and write long answers; the interpreter runs one at a time
 SLICE_TOKENS = 1 << 16  # prompt tokens that are submitted in one iteration of the event loop: they are hashed or packed
 
 
@@ -90,7 +90,7 @@ class AppState:
     tracer: RequestTracer = NO_TRACING
     headroom: Headroom = UNBOUNDED_HEADROOM
     recent_errors: RecentErrors = field(default_factory=RecentErrors)
-    body_threads: ThreadPool = field(default_factory=lambda: ThreadPool(BODY_THREADS, "bodies", math.inf))
+    request_threads: ThreadPool = field(default_factory=lambda: ThreadPool(REQUEST_THREADS, "requests", math.inf))
     slice_turns: asyncio.Lock = field(default_factory=asyncio.Lock)  # held while a slice of a large call is submitted
 
     def submit(self, context: RequestContext, model: Model, requests: Sequence[Request]) -> Sequence[EventSource]:

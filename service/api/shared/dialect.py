@@ -29,6 +29,7 @@ from pydantic.json_schema import JsonSchemaValue
 from pydantic_core import CoreSchema, ErrorDetails, PydanticCustomError
 from pydantic_core.core_schema import no_info_after_validator_function
 
+from ...concurrency.thread_pool import OwnerThreads, ThreadPool
 from ...config.keys import MAX_PRIORITY
 from ...config.settings import Settings
 from ...core.errors import BadRequest, EmptyInput, Forbidden, PolyheadError
@@ -86,6 +87,9 @@ class Server(Protocol):
     @property
     def metrics(self) -> Metrics: ...
 
+    @property
+    def request_threads(self) -> ThreadPool: ...
+
     def submit(
         self, context: RequestContext, model: Model, requests: Sequence[InferenceRequest]
     ) -> Sequence[EventSource]: ...
@@ -110,6 +114,12 @@ def authorized_models(request: Request) -> AuthorizedModels:
 def request_context(request: Request) -> RequestContext:
     found: RequestContext = request.state.context
     return found
+
+
+def answer_threads(request: Request) -> OwnerThreads:
+    """The threads that write long answers, where keys take turns by bytes."""
+    threads = server(request).request_threads
+    return OwnerThreads(threads, "writing the answer", threads, request_context(request).owner)
 
 
 def record_model(request: Request, model: Model) -> Model:

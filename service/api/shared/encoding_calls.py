@@ -16,7 +16,6 @@ import orjson
 from fastapi import Request
 from starlette.responses import Response
 
-from ...concurrency.outcome import run_on_thread
 from ...concurrency.time_slices import SLICE_SIZE
 from ...core.errors import PolyheadError
 from ...core.model import Model
@@ -43,7 +42,7 @@ from ...text.encoder_outputs import (
     stream_outputs,
     submit_inputs,
 )
-from .dialect import EngineRequest, read_terms, request_context, server, submitter
+from .dialect import EngineRequest, answer_threads, read_terms, request_context, server, submitter
 from .streaming import LineStream, PartsResponse, dumps_sliced, encode_events, encode_line
 
 Replies = AsyncGenerator[EncoderOutput | PolyheadError, None]
@@ -109,7 +108,8 @@ async def start_replies(request: Request, wire: EngineRequest, model: Model, enc
     ahead = STEPS_AHEAD * server(request).settings.encoder_step_tokens
     sources = submit_inputs(encoded, submitter(request, model), ahead)
     request_context(request).cleanup.callback(sources.close)
-    return stream_outputs(model, encoding, encoded, sources)
+    threads = server(request).text.output_threads(model, request_context(request).owner)
+    return stream_outputs(model, encoding, encoded, sources, threads)
 
 
 def input_memory(model: Model, one: EncodedInput) -> int:
@@ -162,7 +162,7 @@ async def reply_response(request: Request, answers: Replies, writing: ReplyWrite
     """The response in the format that the client accepts.  `count`: the number of answers."""
     if LineStream.media_type in request.headers.get("accept", ""):
         return await LineStream.open(
-            encode_events(write_lines(answers, writing), writing.write_error, encode=encode_line)
+            encode_events(write_lines(request, answers, writing), writing.write_error, encode=encode_line)
         )
     body = await write_body(request, answers, writing, count)
     return body.response(b"", b"") if writing.is_single else body.response()
@@ -208,7 +208,7 @@ async def write_body(request: Request, answers: Replies, writing: ReplyWriter, c
         async for portion in split_portions(answers):
             write, size = partial(write_items, writing, index, portion), sum(map(reply_size, portion))
             body.expect(WRITTEN_BYTES * size)
-            body.add(await run_off_loop(size, write))
+            body.add(await run_off_loop(request, size, write))
             body.prompt_tokens += sum(one.usage.prompt_tokens for one in portion if not isinstance(one, PolyheadError))
             index += len(portion)
     return body
@@ -258,20 +258,20 @@ def answer_size(piece: AnswerDelta) -> int:
     return 8 + len(piece.text) // 8 + 8 * sum(1 + len(each.top) for each in (*piece.logprobs, *piece.prompt_logprobs))
 
 
-async def run_off_loop(size: int, write: Callable[[], T]) -> T:
+async def run_off_loop(request: Request, size: int, write: Callable[[], T]) -> T:
     """Run `write`, which writes `size` numbers: on the event loop if they are few, else on a thread."""
-    return write() if size <= INLINE_NUMBERS else await run_on_thread(write)
+    return write() if size <= INLINE_NUMBERS else await answer_threads(request).run(WRITTEN_BYTES * size, write)
 
 
-async def json_response(size: int, content: Callable[[], Any]) -> Response:
+async def json_response(request: Request, size: int, content: Callable[[], Any]) -> Response:
     """A response with `content` as JSON.  With more than INLINE_NUMBERS numbers it is written on a thread."""
-    return PartsResponse([await run_off_loop(size, lambda: dumps_sliced(content()))])
+    return PartsResponse([await run_off_loop(request, size, lambda: dumps_sliced(content()))])
 
 
-async def write_lines(answers: Replies, writing: ReplyWriter) -> AsyncGenerator[bytes, None]:
+async def write_lines(request: Request, answers: Replies, writing: ReplyWriter) -> AsyncGenerator[bytes, None]:
     """One line for each answer."""
     index = 0
     async with aclosing(answers):
         async for answer in answers:
-            yield await run_off_loop(reply_size(answer), partial(writing.write_line, index, answer))
+            yield await run_off_loop(request, reply_size(answer), partial(writing.write_line, index, answer))
             index += 1

@@ -166,7 +166,8 @@ async def encode_subject(explain_call: ExplainCall, given: str | tuple[str, str]
         return subject
     check_token_count(len(subject.shown_tokens), server(explain_call.request).settings)  # before the answer is computed
     sources = submit_inputs(encoded[:1], explain_call.submit, len(subject.tokens))
-    async with aclosing(stream_outputs(model, encoding, encoded[:1], sources)) as answers:
+    threads = server(explain_call.request).text.output_threads(model, request_context(explain_call.request).owner)
+    async with aclosing(stream_outputs(model, encoding, encoded[:1], sources, threads)) as answers:
         reply = await anext(answers)
     assert not isinstance(reply, PolyheadError), "one text alone raises"
     return replace(subject, goals=(choose_goal(model, options, encoded[0], reply),))

@@ -8,7 +8,6 @@ from typing import Any, TypeVar
 from fastapi import Request
 from starlette.responses import Response
 
-from ...concurrency.outcome import run_on_thread
 from ...concurrency.time_slices import iterate_in_slices, split_in_slices
 from ...core.errors import BadRequest, BodyTooLarge, NotFound, Overloaded
 from ...core.model import Model, name_model_in_errors
@@ -20,7 +19,7 @@ from ...text.chat_prompt import expected_output, fit_chat, ignores_reasoning, pa
 from ...text.generation_request import ChatMessages, GenerationRequest
 from ...text.stop_strings import StopRules
 from ..access.authorized_models import ModelLookup
-from .dialect import EngineRequest, call_submitter, read_terms, request_context, server
+from .dialect import EngineRequest, answer_threads, call_submitter, read_terms, request_context, server
 from .streaming import JsonResponse, dumps_sliced
 
 ChunkT = TypeVar("ChunkT")
@@ -161,16 +160,20 @@ def part_size(part: AnswerDelta) -> int:
     return PART_SCORES + count_scores(part.logprobs) + count_scores(part.prompt_logprobs)
 
 
-async def write_json(parts: Sequence[AnswerDelta], content: Callable[[], Any]) -> Response:
+async def write_json(request: Request, parts: Sequence[AnswerDelta], content: Callable[[], Any]) -> Response:
     """A response with `content`, made of `parts`, as JSON.  Large answers are written on a thread."""
     if fits_inline(parts):
         return JsonResponse(content())
-    return await run_on_thread(lambda: Response(dumps_sliced(content()), media_type=JsonResponse.media_type))
+    size = SCORE_BYTES * sum(map(part_size, parts))
+    written = await answer_threads(request).run(size, lambda: dumps_sliced(content()))
+    return Response(written, media_type=JsonResponse.media_type)
 
 
-async def make_chunk(part: AnswerDelta, content: Callable[[], ChunkT]) -> ChunkT:
+async def make_chunk(request: Request, part: AnswerDelta, content: Callable[[], ChunkT]) -> ChunkT:
     """The `content` of a streamed `part`; if it is large, such as a prompt's tokens, it is made on a thread."""
-    return content() if fits_inline([part]) else await run_on_thread(content)
+    if fits_inline([part]):
+        return content()
+    return await answer_threads(request).run(SCORE_BYTES * part_size(part), content)
 
 
 def fits_inline(parts: Sequence[AnswerDelta]) -> bool:

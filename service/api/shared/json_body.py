@@ -5,8 +5,8 @@ megabytes of brackets are millions of lists and take seconds.  So the values are
 before any is made.  What JSON parsers accept silently is rejected, since the client would never learn of it: a
 duplicate key, a number that does not fit into 64 bits.
 
-Long bodies are counted and parsed on threads of their own, where keys take turns by bytes: large bodies of one key do
-not delay those of others.
+Long bodies are counted and parsed on threads, where keys take turns by bytes: large bodies of one key do not delay
+those of others.
 """
 
 import json
@@ -61,7 +61,7 @@ async def open_json(request: Request, content: Bytes) -> "JsonText":
     They may take fifty times the memory of the text: an object in an object takes five characters of it.  Too many
     values are not claimed, because they are refused when they are parsed.
     """
-    context, threads = request.state.context, cast(AppState, request.app.state.server).body_threads
+    context, threads = request.state.context, cast(AppState, request.app.state.server).request_threads
     work = WorkInfo("reading the body", threads, context.owner, max(len(content), 1))
     count = partial(count_json, content)
     seen = count() if len(content) <= SCAN_BYTES else await threads.run(count, work)

@@ -3,6 +3,7 @@ the engine.
 """
 
 import asyncio
+import math
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from itertools import pairwise
@@ -16,6 +17,7 @@ import transformers as tf
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from polyhead.service.concurrency.thread_pool import OwnerThreads, ThreadPool
 from polyhead.service.core.errors import (
     AnswerTooLarge,
     BadRequest,
@@ -81,11 +83,16 @@ class Case:
         return collected(self.model, reading, reads, self.submit)
 
 
+def threads() -> OwnerThreads:
+    return OwnerThreads(ThreadPool(1, "text", math.inf), "reading the answer", "", "")
+
+
 def collected(
     model: Model, reading: EncodingRequest, reads: Any, submit: Submit
 ) -> list[EncoderOutput | PolyheadError]:
     async def collect() -> list[EncoderOutput | PolyheadError]:
-        return [reply async for reply in stream_outputs(model, reading, reads, submit_inputs(reads, submit, AHEAD))]
+        sources = submit_inputs(reads, submit, AHEAD)
+        return [reply async for reply in stream_outputs(model, reading, reads, sources, threads())]
 
     return asyncio.run(collect())
 
@@ -375,7 +382,7 @@ def test_a_long_call_has_few_texts_with_the_engine(tiny_classifier: Path) -> Non
     async def collect() -> int:
         nonlocal most
         count = 0
-        async for reply in stream_outputs(judge, asked, reads, submit_inputs(reads, engine, AHEAD)):
+        async for reply in stream_outputs(judge, asked, reads, submit_inputs(reads, engine, AHEAD), threads()):
             assert isinstance(reply, ScoreOutput)
             count, most = count + 1, max(most, engine.open)
         return count
@@ -402,7 +409,7 @@ def test_without_free_tokens_a_call_is_rejected_at_its_beginning_and_waits_later
     async def collect() -> int:
         count = 0
         asked, reads = many([64] * 300)
-        async for _ in stream_outputs(judge, asked, reads, submit_inputs(reads, engine, AHEAD)):
+        async for _ in stream_outputs(judge, asked, reads, submit_inputs(reads, engine, AHEAD), threads()):
             count += 1
             engine.refusals = 3 if count == 1 else engine.refusals
         return count

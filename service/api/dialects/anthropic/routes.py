@@ -39,7 +39,7 @@ async def answer_messages(request: Request, wire: MessagesRequest) -> Response:
             keepalive=encode_named_event(PING),
         )
     [deltas] = await collect_deltas(answers)
-    return await write_json(deltas, lambda: write_message(call, deltas))
+    return await write_json(request, deltas, lambda: write_message(call, deltas))
 
 
 @add_post_routes(router, "/v1/messages/count_tokens", CountRequest, "How many tokens a conversation is.")

@@ -25,7 +25,9 @@ router = APIRouter(tags=["decisions"])
 async def answer_decisions(request: Request, wire: DecisionsRequest) -> Response:
     model = find_decision_model(request, authorized_models(request), wire.model)
     found = await answer_questions(request, wire, model, read_decisions(wire))
-    return await json_response(sum(len(scores.probabilities) for scores in found), lambda: write_decisions(wire, found))
+    return await json_response(
+        request, sum(len(scores.probabilities) for scores in found), lambda: write_decisions(wire, found)
+    )
 
 
 @router.get("/v1/decisions/calibration", summary="The calibration of the only model that answers questions.")
@@ -35,7 +37,7 @@ async def calibration(request: Request) -> Response:
     model = find_decision_model(request, authorized_models(request), request.path_params.get("name", ""))
     size = count_numbers(model.calibration)
     request_context(request).claim.grow(size * BYTES_PER_NUMBER, "the calibration")
-    return await json_response(size, lambda: write_calibration(model))
+    return await json_response(request, size, lambda: write_calibration(model))
 
 
 DIALECT = Dialect(

@@ -30,4 +30,4 @@ async def answer_explain(request: Request, wire: ExplainRequest) -> Response:
     options = read_explain_options(wire, wire.max_tokens)
     explanation = await explain_input(ExplainCall(request, wire, model, options), read_explain_input(wire, model))
     # weights are many numbers: write them on a thread
-    return await json_response(INLINE_NUMBERS + 1, lambda: explanation)
+    return await json_response(request, INLINE_NUMBERS + 1, lambda: explanation)

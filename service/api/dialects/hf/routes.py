@@ -16,7 +16,6 @@ import numpy as np
 from fastapi import APIRouter, Request
 from starlette.responses import Response
 
-from ....concurrency.outcome import run_on_thread
 from ....core.errors import BadRequest, NotFound, PolyheadError, TooMany, WrongTask
 from ....core.model import TASK_VERBS, Model
 from ....core.request import Task
@@ -26,7 +25,16 @@ from ....text.encoder_inputs import EncoderInput, EncodingRequest, is_text
 from ....text.encoder_outputs import EncoderOutput, ScoreOutput
 from ...shared import generation_calls, pipeline_outputs
 from ...shared.dialect import Dialect, authorized_models, describe_body, record_model, server
-from ...shared.encoding_calls import Replies, ReplyWriter, check_reply, reply_response, start_replies, write_items
+from ...shared.encoding_calls import (
+    INLINE_NUMBERS,
+    Replies,
+    ReplyWriter,
+    check_reply,
+    reply_response,
+    run_off_loop,
+    start_replies,
+    write_items,
+)
 from ...shared.explain_calls import ExplainCall, check_explain_enabled, explain_input
 from ...shared.hf_generation_write import stream_events, write_hf_error
 from ...shared.json_body import receive_json
@@ -269,7 +277,7 @@ async def answer_pipeline(
     [given] = encoding.inputs
     explanation = await explain_input(ExplainCall(request, wire, model, options), as_text(given))
     # weights are many numbers: write them on a thread
-    return await run_on_thread(lambda: add_explanation(writing, result, explanation))
+    return await run_off_loop(request, INLINE_NUMBERS + 1, lambda: add_explanation(writing, result, explanation))
 
 
 def add_explanation(
@@ -312,7 +320,7 @@ async def answer_generation(request: Request, wire: hf_wire.HfGenerateRequest, m
         parts = stream_events(wire.parameters, model, wire.inputs, answers, generation.token_limit)
         return await EventStream.open(encode_events(parts, write_hf_error))
     found = await generation_calls.collect_answers(request, generation, answers)
-    return await generation_calls.write_json(found, lambda: hf_write.write_hf_generate(wire, model, found))
+    return await generation_calls.write_json(request, found, lambda: hf_write.write_hf_generate(wire, model, found))
 
 
 async def answer_text2text(request: Request, wire: hf_wire.Text2TextRequest, model: Model, field: str) -> Response:
@@ -321,7 +329,7 @@ async def answer_text2text(request: Request, wire: hf_wire.Text2TextRequest, mod
     generation = hf_wire.read_text2text(wire, model.generation_defaults)
     answers = await generation_calls.start_answers(request, wire, model, generation, call)
     found = await generation_calls.collect_answers(request, generation, answers)
-    return await generation_calls.write_json(found, lambda: hf_write.write_text2text(wire, field, found))
+    return await generation_calls.write_json(request, found, lambda: hf_write.write_text2text(wire, field, found))
 
 
 DIALECT = Dialect(

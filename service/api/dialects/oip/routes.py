@@ -114,7 +114,7 @@ async def infer(request: Request) -> Response:
         check_outputs(wire, model)
         replies = await collect_rows(request, wire, model, rest)
         every, sizes = zip(*replies, strict=True)
-        return tensor_response(await run_off_loop(sum(sizes), partial(write_infer, wire, model, every)))
+        return tensor_response(await run_off_loop(request, sum(sizes), partial(write_infer, wire, model, every)))
 
     return await run_while_connected(request, work())
 
@@ -151,7 +151,7 @@ async def answer_generation(request: Request, wire: TextRequest, *, stream: bool
     if stream:
         return await EventStream.open(encode_events(stream_text(wire, model, answers), write_oip_error))
     pieces = await generation_calls.collect_answers(request, generation, answers)
-    return await generation_calls.write_json(pieces, lambda: write_text_response(wire, model, pieces))
+    return await generation_calls.write_json(request, pieces, lambda: write_text_response(wire, model, pieces))
 
 
 async def stream_text(wire: TextRequest, model: Model, answers: AnswerStream) -> AsyncGenerator[dict[str, Any], None]:
@@ -199,7 +199,7 @@ async def collect_encoder_rows(request: Request, model: Model, answers: Replies)
             if isinstance(answer, PolyheadError):
                 raise answer
             numbers = reply_size(answer)
-            one = await run_off_loop(numbers, partial(keep_reply, model, answer))
+            one = await run_off_loop(request, numbers, partial(keep_reply, model, answer))
             every.append((one, numbers))
             size += row_bytes(one)
             if size > ANSWER_CLAIM_STEP:

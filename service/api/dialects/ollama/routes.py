@@ -90,7 +90,7 @@ async def answer(
         claim.add(delta)
 
     [deltas] = await collect_deltas(answers, keep)
-    return await write_json(deltas, lambda: write_answer(call, deltas))
+    return await write_json(request, deltas, lambda: write_answer(call, deltas))
 
 
 @router.post("/api/embed", openapi_extra=describe_body(OllamaEmbedRequest), summary="Texts as vectors of length 1.")

@@ -83,7 +83,9 @@ async def answer_completion(request: Request, wire: CompletionRequest) -> Respon
     call = replace(make_info("cmpl", wire, model), echoes=echo_texts, echo_logprobs=wire.logprobs >= 0)
     answers = await generation_calls.start_answers(request, wire, model, generation, call.id)
     if wire.stream:
-        return await EventStream.open(encode_events(stream_completion(call, answers), write_openai_error, DONE))
+        return await EventStream.open(
+            encode_events(stream_completion(request, call, answers), write_openai_error, DONE)
+        )
     pieces = await generation_calls.collect_answers(request, generation, answers, wire.n)
 
     def write() -> dict[str, Any]:
@@ -96,8 +98,8 @@ async def answer_completion(request: Request, wire: CompletionRequest) -> Respon
         explain_call = ExplainCall(request, wire, model, options)
         explanation = await explain_completion(explain_call, normalize_inputs(wire.prompt)[0], tokens)
         # weights are many numbers: write them on a thread
-        return await json_response(INLINE_NUMBERS + 1, lambda: write() | {"explanation": explanation})
-    return await generation_calls.write_json(pieces, write)
+        return await json_response(request, INLINE_NUMBERS + 1, lambda: write() | {"explanation": explanation})
+    return await generation_calls.write_json(request, pieces, write)
 
 
 async def read_echoes(request: Request, wire: CompletionRequest) -> tuple[str, ...]:
@@ -109,7 +111,7 @@ async def read_echoes(request: Request, wire: CompletionRequest) -> tuple[str, .
     decoded = await text.decode(model, Decoding(given, "prompt"), claim, terms) if given else []
     remaining = iter(decoded)
     found = tuple(prompt if isinstance(prompt, str) else next(remaining) for prompt in prompts)
-    size = await run_off_loop(sum(map(len, found)) // 8, lambda: sum(map(json_size, found)))
+    size = await run_off_loop(request, sum(map(len, found)) // 8, lambda: sum(map(json_size, found)))
     claim.grow(BYTES_PER_WRITTEN_BYTE * wire.n * size, "the prompts that each answer repeats")
     return found
 
@@ -121,9 +123,9 @@ async def answer_chat(request: Request, wire: ChatRequest) -> Response:
     generation = read_chat(wire)
     answers = await generation_calls.start_answers(request, wire, model, generation, call.id)
     if wire.stream:
-        return await EventStream.open(encode_events(stream_chat(call, answers), write_openai_error, DONE))
+        return await EventStream.open(encode_events(stream_chat(request, call, answers), write_openai_error, DONE))
     pieces = await generation_calls.collect_answers(request, generation, answers)
-    return await generation_calls.write_json(pieces, lambda: write_chat(call, pieces))
+    return await generation_calls.write_json(request, pieces, lambda: write_chat(call, pieces))
 
 
 def make_info(kind: str, wire: SampledRequest, model: Model) -> CompletionInfo:
@@ -139,7 +141,9 @@ def make_info(kind: str, wire: SampledRequest, model: Model) -> CompletionInfo:
     )
 
 
-async def stream_completion(call: CompletionInfo, answers: AnswerStream) -> AsyncGenerator[dict[str, Any], None]:
+async def stream_completion(
+    request: Request, call: CompletionInfo, answers: AnswerStream
+) -> AsyncGenerator[dict[str, Any], None]:
     cost, started = Usage(), set[int]()
     prompts: dict[int, tuple[TokenLogprobs, ...]] = {}  # later answers to a prompt take it from the first
     async with aclosing(answers):
@@ -150,20 +154,24 @@ async def stream_completion(call: CompletionInfo, answers: AnswerStream) -> Asyn
             )
             first = index not in started
             chunk_piece = replace(piece, prompt_logprobs=prompt if first else ())
-            yield await make_chunk(chunk_piece, partial(write_completion_chunk, call, index, chunk_piece, first=first))
+            yield await make_chunk(
+                request, chunk_piece, partial(write_completion_chunk, call, index, chunk_piece, first=first)
+            )
             started.add(index)
     if call.include_usage:
         yield write_usage_chunk(call, "text_completion", write_openai_usage(cost))
 
 
-async def stream_chat(call: CompletionInfo, answers: AnswerStream) -> AsyncGenerator[dict[str, Any], None]:
+async def stream_chat(
+    request: Request, call: CompletionInfo, answers: AnswerStream
+) -> AsyncGenerator[dict[str, Any], None]:
     cost, reasoning, started = Usage(), 0, set[int]()
     async with aclosing(answers):
         async for index, delta in answers:
             cost += delta.usage
             reasoning += delta.reasoning_tokens
             write = partial(list_chat_chunks, call, index, delta, first=index not in started)
-            for chunk in await make_chunk(delta, write):
+            for chunk in await make_chunk(request, delta, write):
                 yield chunk
             started.add(index)
     if call.include_usage:

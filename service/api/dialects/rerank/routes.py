@@ -111,7 +111,7 @@ async def answer_rerank(request: Request, wire: RerankRequest) -> Response:
         vectors = await collect_replies(started, TokenVectors)
         tokens = sum(found.usage.prompt_tokens for found in vectors)
         return await json_response(
-            sum(map(reply_size, vectors)), lambda: write_rerank(wire, late_similarities(late, vectors), tokens)
+            request, sum(map(reply_size, vectors)), lambda: write_rerank(wire, late_similarities(late, vectors), tokens)
         )
     answers = await collect_replies(started, ScoreOutput)
 
@@ -119,7 +119,7 @@ async def answer_rerank(request: Request, wire: RerankRequest) -> Response:
         values = [found.values[0] for found in answers] if model.task == "rank" else cosine_similarities(answers)
         return write_rerank(wire, values, sum(found.usage.prompt_tokens for found in answers))
 
-    return await json_response(sum(map(reply_size, answers)), write)
+    return await json_response(request, sum(map(reply_size, answers)), write)
 
 
 DIALECT = Dialect(

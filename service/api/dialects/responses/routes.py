@@ -38,7 +38,7 @@ async def answer_response(request: Request, wire: ResponseRequest) -> Response:
         chunks = encode_events(items, response_events.failure_event, encode=encode_named_event)
         return await EventStream.open(chunks)
     [deltas] = await collect_deltas(answers, ScoreClaim(request_context(request).claim).add)
-    return await write_json(deltas, lambda: write_response(call, deltas))
+    return await write_json(request, deltas, lambda: write_response(call, deltas))
 
 
 DIALECT = Dialect(

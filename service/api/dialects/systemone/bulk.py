@@ -44,7 +44,7 @@ async def answer_batch(request: Request) -> Response:
             size = sum(len(scores.probabilities) for scores in found)
             written = partial(write_systemone, wire.model or model.name, decision, found)
             return await run_off_loop(
-                size, lambda: encode_line(dumps_sliced({"index": line.index, **written(), **named}))
+                part, size, lambda: encode_line(dumps_sliced({"index": line.index, **written(), **named}))
             )
         except Overloaded:
             raise

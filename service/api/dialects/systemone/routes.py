@@ -30,7 +30,7 @@ async def answer_systemone(request: Request, wire: SystemOneRequest) -> Response
     decision = read_systemone(wire)
     found = await answer_questions(request, wire, model, decision)
     size = sum(len(scores.probabilities) for scores in found)
-    return await json_response(size, lambda: write_systemone(wire.model or model.name, decision, found))
+    return await json_response(request, size, lambda: write_systemone(wire.model or model.name, decision, found))
 
 
 SUMMARY = "Probabilities of the answers to questions."

@@ -4,12 +4,12 @@ Each route also exists below a model's name, /models/{name}/...; without a name 
 """
 
 from collections.abc import Collection
+from functools import partial
 from typing import Any, get_args
 
 from fastapi import APIRouter, Request
 from starlette.responses import Response
 
-from ....concurrency.outcome import run_on_thread
 from ....core.model import Model
 from ....core.request import Task
 from ....text.encoder_outputs import ScoreOutput, TokenVectors
@@ -17,6 +17,7 @@ from ....text.similarity import cosine_similarities, late_similarities
 from ....text.tokenization import Decoding
 from ...shared.dialect import (
     Dialect,
+    answer_threads,
     authorized_models,
     describe_body,
     record_model,
@@ -126,7 +127,7 @@ async def rerank(request: Request, wire: TeiRerankRequest) -> Response:
         started = await start_replies(request, wire, model, read_late_rerank(wire))
         vectors = await collect_replies(started, TokenVectors)
         return await json_response(
-            sum(map(reply_size, vectors)), lambda: write_ranks(wire, late_similarities(late, vectors))
+            request, sum(map(reply_size, vectors)), lambda: write_ranks(wire, late_similarities(late, vectors))
         )
     encoding = read_rerank_pairs(wire) if model.task == "rank" else read_rerank_query(wire)
     answers = await collect_replies(await start_replies(request, wire, model, encoding), ScoreOutput)
@@ -135,7 +136,7 @@ async def rerank(request: Request, wire: TeiRerankRequest) -> Response:
         ranks = [answer.values[0] for answer in answers] if model.task == "rank" else cosine_similarities(answers)
         return write_ranks(wire, ranks)
 
-    return await json_response(sum(map(reply_size, answers)), write)
+    return await json_response(request, sum(map(reply_size, answers)), write)
 
 
 @add_post_routes(
@@ -145,7 +146,7 @@ async def similarity(request: Request, wire: SimilarityRequest) -> Response:
     answers = await collect_replies(
         await start_replies(request, wire, find_model(request, EMBEDDERS), read_similarity(wire)), ScoreOutput
     )
-    return await json_response(sum(map(reply_size, answers)), lambda: cosine_similarities(answers))
+    return await json_response(request, sum(map(reply_size, answers)), lambda: cosine_similarities(answers))
 
 
 TOKEN_ENTRY_BYTES = 600  # bytes of each listed token: in the tokenizer's result, as a Python object, and as JSON
@@ -172,10 +173,11 @@ async def answer_tokenize(request: Request, wire: TokenizeRequest) -> Response:
     special, terms = wire.add_special_tokens, request_context(request).terms
     with request_context(request).time_tokenising():
         encodings = await server(request).text.tokenize(model, texts, special=special, terms=terms)
-    claim = request_context(request).claim
-    claim.grow(TOKEN_ENTRY_BYTES * sum(map(len, encodings)), "the list of tokens")
+    claim, size = request_context(request).claim, TOKEN_ENTRY_BYTES * sum(map(len, encodings))
+    claim.grow(size, "the list of tokens")
     # a long text has very many tokens: write them on a thread
-    return await run_on_thread(lambda: PartsResponse(write_tokenize(model, texts, encodings, claim)))
+    write = partial(write_tokenize, model, texts, encodings, claim)
+    return PartsResponse(await answer_threads(request).run(size, write))
 
 
 @add_post_routes(router, "/decode", DecodeRequest, "Tokens as texts.")
@@ -183,7 +185,7 @@ async def decode(request: Request, wire: DecodeRequest) -> Response:
     model = find_model(request, default_tasks(request))
     context, decoding = request_context(request), Decoding(wire.rows, plain=wire.skip_special_tokens)
     texts = await server(request).text.decode(model, decoding, context.claim, context.terms)
-    return await json_response(len(texts) + sum(map(len, texts)) // 8, lambda: texts)
+    return await json_response(request, len(texts) + sum(map(len, texts)) // 8, lambda: texts)
 
 
 @router.get("/info", summary="What the model is, and the limits of the server.")

@@ -60,7 +60,7 @@ async def answer_generation(request: Request, wire: TgiGenerateRequest, *, strea
         return await EventStream.open(encode_events(parts, write_hf_error))
     pieces = await generation_calls.collect_answers(request, generation, answers)
     return await generation_calls.write_json(
-        pieces, lambda: write_answers(wire.parameters, model, wire.inputs, pieces)[0]
+        request, pieces, lambda: write_answers(wire.parameters, model, wire.inputs, pieces)[0]
     )
 
 

@@ -4,13 +4,13 @@ POST /tokenize shares its address with text-embeddings-inference (`tei`) and has
 routes have OpenAI's.  A conversation is read as if it were to be answered, so the result is exactly the prompt.
 """
 
+from collections.abc import Callable
 from typing import Annotated, Any, get_args
 
 from fastapi import APIRouter, Request
 from pydantic import Field
 from starlette.responses import Response
 
-from ....concurrency.outcome import run_on_thread
 from ....core.model import Model
 from ....core.request import Task
 from ....resources.request_memory import BYTES_PER_LISTED_TOKEN, MemoryClaim
@@ -20,6 +20,7 @@ from ...shared.dialect import (
     MAX_IDS,
     TokenId,
     Wire,
+    answer_threads,
     authorized_models,
     check_path_model,
     describe_body,
@@ -76,7 +77,7 @@ async def answer_tokens(request: Request, wire: TokenizeInput) -> Response:
         _, ids = await encode_prompt(request, model, wire)
     # a long text has very many tokens: write them on a thread
     claim = request_context(request).claim
-    return await run_on_thread(lambda: PartsResponse([dumps_sliced(write_tokens(model, wire, ids, claim))]))
+    return await write_response(request, len(ids), lambda: write_tokens(model, wire, ids, claim))
 
 
 async def encode_prompt(request: Request, model: Model, wire: TokenizeInput) -> tuple[str, list[int]]:
@@ -94,6 +95,12 @@ def find_model(request: Request, name: str) -> Model:
     in_path = request.path_params.get("name", "")
     check_path_model(name, in_path, "model")
     return record_model(request, authorized_models(request).resolve(in_path or name, ALL_TASKS))
+
+
+async def write_response(request: Request, count: int, content: Callable[[], dict[str, Any]]) -> Response:
+    """A response with `content`, which lists `count` tokens or their text, written on a thread."""
+    size = BYTES_PER_LISTED_TOKEN * count
+    return PartsResponse([await answer_threads(request).run(size, lambda: dumps_sliced(content()))])
 
 
 def write_tokens(model: Model, wire: TokenizeInput, ids: list[int], claim: MemoryClaim) -> dict[str, Any]:
@@ -115,7 +122,7 @@ async def answer_detokenize(request: Request, wire: DetokenizeRequest) -> Respon
     model, terms = find_model(request, wire.model), request_context(request).terms
     decoding = Decoding([wire.tokens], "tokens")
     [text] = await server(request).text.decode(model, decoding, request_context(request).claim, terms)
-    return await run_on_thread(lambda: PartsResponse([dumps_sliced({"prompt": text})]))
+    return await write_response(request, len(wire.tokens), lambda: {"prompt": text})
 
 
 @router.post(
@@ -133,6 +140,4 @@ async def answer_template(request: Request, wire: ConversationRequest) -> Respon
     with request_context(request).time_tokenising():
         text, ids = await encode_prompt(request, model, wire)
     claim = request_context(request).claim
-    return await run_on_thread(
-        lambda: PartsResponse([dumps_sliced({"prompt": text, **write_tokens(model, wire, ids, claim)})])
-    )
+    return await write_response(request, len(ids), lambda: {"prompt": text, **write_tokens(model, wire, ids, claim)})

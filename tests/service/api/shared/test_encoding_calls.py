@@ -1,6 +1,7 @@
 """How answers for many texts are written: which memory is claimed, on which thread, and what is dropped."""
 
 import asyncio
+import math
 import sys
 import threading
 import tracemalloc
@@ -28,6 +29,7 @@ from polyhead.service.api.shared.encoding_calls import (
 )
 from polyhead.service.api.shared.openai_errors import write_openai_error
 from polyhead.service.api.shared.streaming import LineStream, PartsResponse, dumps_sliced
+from polyhead.service.concurrency.thread_pool import ThreadPool
 from polyhead.service.core.errors import BodyTooLarge, PolyheadError
 from polyhead.service.core.request import Encode
 from polyhead.service.resources.request_memory import ALLOCATOR_BYTES, UNBOUNDED_HEADROOM, Headroom, MemoryClaim
@@ -65,8 +67,10 @@ Replies = AsyncGenerator[EncoderOutput | PolyheadError, None]
 
 def asking(headroom: Headroom = UNBOUNDED_HEADROOM, accept: str = "") -> Any:
     """The parts of a request that are used."""
-    state = SimpleNamespace(context=SimpleNamespace(claim=MemoryClaim(headroom)))
-    return SimpleNamespace(state=state, headers={"accept": accept})
+    state = SimpleNamespace(context=SimpleNamespace(claim=MemoryClaim(headroom), owner=""))
+    server = SimpleNamespace(request_threads=ThreadPool(1, "requests", math.inf))
+    app = SimpleNamespace(state=SimpleNamespace(server=server))
+    return SimpleNamespace(state=state, app=app, headers={"accept": accept})
 
 
 async def replies(make: Callable[[], EncoderOutput], count: int) -> Replies:

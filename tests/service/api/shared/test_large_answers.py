@@ -1,6 +1,7 @@
 """A single answer with very many tokens or log-probabilities is processed in slices and written on a thread."""
 
 import asyncio
+import math
 import threading
 import tracemalloc
 from collections import deque
@@ -22,8 +23,10 @@ from polyhead.service.api.dialects.responses import routes as responses
 from polyhead.service.api.dialects.tgi import routes as tgi
 from polyhead.service.api.shared import generation_calls as generating
 from polyhead.service.api.shared import streaming as stream
+from polyhead.service.api.shared.encoding_calls import run_off_loop
 from polyhead.service.api.shared.openai_errors import write_scored_token
 from polyhead.service.api.shared.streaming import MAX_OBJECTS, dumps_sliced
+from polyhead.service.concurrency.thread_pool import ThreadPool
 from polyhead.service.concurrency.time_slices import SLICE_SIZE, TOKENS_PER_SLICE
 from polyhead.service.core.errors import Overloaded
 from polyhead.service.core.model import Model
@@ -261,6 +264,43 @@ def drawn(count: int, tops: int) -> tuple[TokenLogprobs, ...]:
     return (TokenLogprobs(token, 0, (token,) * tops, 5),) * count
 
 
+def request_of(owner: str, threads: ThreadPool) -> Any:
+    state = SimpleNamespace(context=SimpleNamespace(owner=owner))
+    return SimpleNamespace(
+        state=state, app=SimpleNamespace(state=SimpleNamespace(server=SimpleNamespace(request_threads=threads)))
+    )
+
+
+def test_large_answers_of_one_key_do_not_delay_the_answer_of_another() -> None:
+    """While the only thread is busy, twenty answers of one key wait, and then one of another key comes."""
+    written, free = list[str](), threading.Event()
+
+    async def run() -> None:
+        threads = ThreadPool(1, "requests", math.inf)
+
+        def write(owner: str) -> asyncio.Task[None]:
+            def content() -> None:
+                free.wait()
+                written.append(owner)
+
+            return asyncio.create_task(run_off_loop(request_of(owner, threads), 1 << 12, content))
+
+        sent = [write("many") for _ in range(20)]
+        await asyncio.sleep(0)
+        sent.append(write("one"))
+        await asyncio.sleep(0)
+        free.set()
+        await asyncio.gather(*sent)
+        threads.close()
+
+    try:
+        asyncio.run(run())
+    finally:
+        free.set()
+    assert len(written) == 21
+    assert written.index("one") <= 2, "the thread finishes what it has begun; then it is the other key's turn"
+
+
 def test_a_large_chunk_of_a_stream_is_written_on_a_thread() -> None:
     async def run() -> list[bool]:
         def inline() -> bool:
@@ -270,7 +310,8 @@ def test_a_large_chunk_of_a_stream_is_written_on_a_thread() -> None:
             AnswerDelta(text_parts("a"), drawn(1, 20)),
             AnswerDelta(prompt_logprobs=drawn(generating.INLINE_SCORES // 21 + 1, 20)),
         )
-        return [await generating.make_chunk(part, inline) for part in parts]
+        threads = ThreadPool(1, "requests", math.inf)
+        return [await generating.make_chunk(request_of("", threads), part, inline) for part in parts]
 
     assert asyncio.run(run()) == [True, False]
 
