@@ -185,7 +185,8 @@ def test_it_equals_transformers(case: tuple[Checkpoint, Any, Row]) -> None:
     expected = reference_output(loaded, theirs, row.texts)
     found = head_output(loaded, TorchExecutor(loaded.network), row.texts)
     assert found.shape == expected.shape
-    assert float((found - expected).abs().max()) < CLOSE
+    scale = max(1.0, float(expected.abs().max()))  # rounding of float32 grows with the numbers
+    assert float((found - expected).abs().max()) < CLOSE * scale
     assert float((expected - expected[:1]).abs().max()) > 100 * CLOSE, "the texts have different outputs"
     if loaded.task in LABEL_TASKS and not any(head in row.kind.__name__ for head in TWO_SCORES):
         assert loaded.labels == tuple(LABELS.values())

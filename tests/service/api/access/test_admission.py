@@ -438,7 +438,7 @@ def test_nothing_is_submitted_after_the_deadline(generator: Model, monkeypatch: 
 
 def too_many(content: bytes) -> bool:
     try:
-        body.parse_json(content)
+        body.parse_json(content, "the body")
     except BadRequest:
         return True
     return False
