@@ -4,6 +4,7 @@ Each Metrics object has a collector registry of its own, so that two servers in 
 models and keys become labels only if they are known, so that clients cannot add series to the page.
 """
 
+import asyncio
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
@@ -19,7 +20,7 @@ from ..core.version import VERSION
 from ..engine.worker import RequestEnd, StepReport
 from .confidence_drift import ConfidenceDrift
 from .metric_table import ALL_METRICS
-from .series import MetricSeries
+from .series import MetricSeries, accepts_openmetrics
 from .vllm_names import vllm_families
 
 EarlyOutcome = Literal["rejected", "aborted", "expired"]  # ends of HTTP requests that never reached the engine
@@ -151,6 +152,7 @@ class Metrics:
         self._drift = ConfidenceDrift()
         self._polls: list[Callable[[], None]] = [self._set_drift]  # each reads a value and sets its gauge
         self._render_thread = ThreadPoolExecutor(1, thread_name_prefix="metrics")
+        self._waiting_pages: dict[tuple[bool, bool], asyncio.Task[tuple[bytes, str]]] = {}  # by format
         self._series = MetricSeries(ALL_METRICS)
         self._counter, self._gauge, self._histogram = self._series.counter, self._series.gauge, self._series.histogram
         if vllm:
@@ -380,10 +382,22 @@ class Metrics:
         return self._series.read(names)
 
     async def render_on_thread(self, accept: str, *, packed: bool = False) -> tuple[bytes, str]:
-        """The same on a thread, so that the event loop is not blocked; gzipped if `packed`."""
+        """The same on a thread, so that the event loop is not blocked; gzipped if `packed`.
+
+        All who ask while a page waits for the thread get that page: it is collected after they asked.
+        """
         self._poll()
-        page = self._series.render_gzipped if packed else self._series.render
-        return await run_on_thread(partial(page, accept), self._render_thread)
+        kind = accepts_openmetrics(accept), packed
+        if (page := self._waiting_pages.get(kind)) is None:
+            page = self._waiting_pages[kind] = asyncio.create_task(
+                run_on_thread(partial(self._render_page, accept, kind), self._render_thread)
+            )
+        return await asyncio.shield(page)
+
+    def _render_page(self, accept: str, kind: tuple[bool, bool]) -> tuple[bytes, str]:
+        del self._waiting_pages[kind]
+        _, packed = kind
+        return self._series.render_gzipped(accept) if packed else self._series.render(accept)
 
     def _poll(self) -> None:
         for ask in self._polls:

@@ -29,7 +29,7 @@ from .auth import is_anthropic_path, read_authorization, required_access
 from .origins import check_content_type
 from .own_calls import LEAST_PRIORITY, OWN_CALL, OwnCall
 from .rate_limit import anthropic_headers, openai_headers
-from .request_context import IGNORED_HEADER, TIMEOUT_HEADER, RequestContext, read_timeout
+from .request_context import IGNORED_HEADER, TIMEOUT_HEADER, RequestContext, read_timeout, write_ignored
 
 ErrorResponder = Callable[[RequestContext, str, PolyheadError], Response]
 
@@ -67,7 +67,7 @@ class AccessMiddleware:
                 headers = MutableHeaders(scope=message)
                 headers.update(response_headers | self.quota_headers(context, scope["path"]))
                 if context.ignored:
-                    headers[IGNORED_HEADER] = ", ".join(context.ignored)
+                    headers[IGNORED_HEADER] = write_ignored(context.ignored)
                 self.server.origins.add_cors_headers(request_headers, headers)
             await send(message)
 

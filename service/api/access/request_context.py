@@ -11,6 +11,7 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field, replace
 from time import perf_counter
 from typing import Any
+from urllib.parse import quote
 
 from ...config.keys import ANONYMOUS, MAX_PRIORITY, Key
 from ...core.errors import BadRequest, Expired
@@ -23,6 +24,7 @@ MIN_TIMEOUT_S, MAX_TIMEOUT_S = 0.001, 1e9  # limits of a request's timeout
 SECONDS_PATTERN = re.compile(r"[0-9]{1,10}(\.[0-9]{1,9})?")
 TIMEOUT_HEADER = "X-Request-Timeout"
 IGNORED_HEADER = "X-Polyhead-Ignored"  # of a response: fields of the body that have no effect on this model
+IGNORED_HEADER_CHARS = 1024  # at most, since clients and proxies refuse responses with long headers
 OUTCOMES_BY_SEVERITY = ("done", "aborted", "expired", "failed")  # the worst of several engine requests counts for all
 
 
@@ -121,3 +123,15 @@ def read_timeout(header: str) -> float:
             param=TIMEOUT_HEADER,
         )
     return float(header)
+
+
+def write_ignored(names: Sequence[str]) -> str:
+    """The value of IGNORED_HEADER.  Parts of names are a client's: what no header can hold is percent-encoded."""
+    shown, size = list[str](), 0
+    for name in names:
+        written = quote(name[:IGNORED_HEADER_CHARS], safe="!#$&'()*+-./:;<=>?@[]^_`{|}~ ")
+        size += len(written) + 2
+        if size > IGNORED_HEADER_CHARS:
+            return ", ".join((*shown, f"and {len(names) - len(shown)} more"))
+        shown.append(written)
+    return ", ".join(shown)

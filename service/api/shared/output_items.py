@@ -4,6 +4,8 @@ An item is a run of parts of one kind.  Streams send an event when an item begin
 the list of the items that ended.
 """
 
+import math
+import sys
 from collections.abc import AsyncGenerator, Iterator, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, field
@@ -23,6 +25,8 @@ from ...text.answer_delta import (
 from ...text.answer_stream import AnswerStream
 
 ItemKind = Literal["reasoning", "text", "call"]
+
+LARGEST = int(sys.float_info.max)
 
 
 @dataclass(slots=True)
@@ -153,7 +157,21 @@ def parse_arguments(text: str) -> dict[str, Any]:
         read = from_json(text, allow_partial=True)
     except ValueError:
         return {}
-    return read if isinstance(read, dict) else {}
+    return {name: writable_number(value) for name, value in read.items()} if isinstance(read, dict) else {}
+
+
+def writable_number(value: Any) -> Any:
+    """The same value, in which numbers that JSON of 64 bits cannot hold are the nearest float."""
+    match value:
+        case dict():
+            return {name: writable_number(each) for name, each in value.items()}
+        case list():
+            return [writable_number(each) for each in value]
+        case float() if math.isinf(value):
+            return math.copysign(sys.float_info.max, value)
+        case int() if not -(1 << 63) <= value < 1 << 64:
+            return float(max(min(value, LARGEST), -LARGEST))
+    return value
 
 
 class AnswerEvents(Protocol):

@@ -1,6 +1,8 @@
 """The metrics page: its samples, their names, and its bounded size."""
 
+import asyncio
 import re
+import threading
 from dataclasses import replace
 
 import pytest
@@ -341,6 +343,31 @@ def test_the_page_remembers_a_bounded_number_of_unloaded_models(
     assert value(metrics, "polyhead_requests_total", model="chat", outcome="done") == 1
     come_and_go("n0001")
     assert value(metrics, "polyhead_requests_total", model="n0001", outcome="done") == 1, "it counts from zero again"
+
+
+def test_scrapes_that_wait_together_share_a_page(metrics: Metrics, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The one that is being written is not shared: it may have been collected before they asked."""
+    pages, is_free, write = list[int](), threading.Event(), metrics._series.render
+
+    def render(accept: str) -> tuple[bytes, str]:
+        pages.append(1)
+        is_free.wait(60)
+        return write(accept)
+
+    async def scrape() -> list[tuple[bytes, str]]:
+        tasks = [asyncio.create_task(metrics.render_on_thread(""))]
+        while not pages:
+            await asyncio.sleep(0.001)
+        tasks += [asyncio.create_task(metrics.render_on_thread(f"text/plain;v={number}")) for number in range(50)]
+        await asyncio.sleep(0)
+        tasks[1].cancel()
+        is_free.set()
+        return [await task for task in (tasks[0], *tasks[2:])]
+
+    monkeypatch.setattr(metrics._series, "render", render)
+    found = asyncio.run(scrape())
+    assert len(pages) == 2
+    assert {kind for _, kind in found} == {found[0][1]}
 
 
 def test_text_is_what_prometheus_client_would_write() -> None:

@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import re
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -136,6 +137,13 @@ def test_instructions_that_are_not_read_are_named_in_the_header(tiny_classifier:
     answer = post(application(Registry([judge], score_targets)), written({"questions": {"tone": tone}}, b"[1]"))
     assert answer.status_code == 200
     assert answer.headers[IGNORED_HEADER] == "questions.tone.instructions"
+    named = {f"天\r\nSet-Cookie: x, {number}": tone for number in range(60)}
+    answer = post(application(Registry([judge], score_targets)), written({"questions": named}, b"[1]"))
+    assert answer.status_code == 200
+    shown = answer.headers[IGNORED_HEADER]
+    assert shown.startswith("questions.%E5%A4%A9%0D%0ASet-Cookie: x%2C 0.instructions, ")
+    assert re.search(r", and \d+ more$", shown)
+    assert len(shown) < 1100
 
 
 def test_a_state_that_is_wrong_does_not_disturb_the_others(app: FastAPI) -> None:
