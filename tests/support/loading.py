@@ -9,6 +9,7 @@ import torch
 from torch import nn
 
 from polyhead.models import checkpoint
+from polyhead.models.checkpoint.weight_reader import WeightReader
 from polyhead.models.native.native_executor import NativeExecutor
 from polyhead.models.native.packed_network import free_weights
 from polyhead.models.network.heads import LanguageHead
@@ -18,7 +19,7 @@ def pack_by_parts(folder: Path, **options: Any) -> NativeExecutor:
     """The compiled step of a checkpoint folder; `options` are those of NativeExecutor."""
     described = checkpoint.describe_source(str(folder))
     loaded = checkpoint.prepare(
-        str(folder), described, dtype=torch.float32, device="cpu", progress=checkpoint.ignore_progress
+        str(folder), WeightReader(described), dtype=torch.float32, device="cpu", progress=checkpoint.ignore_progress
     )
 
     @contextmanager
