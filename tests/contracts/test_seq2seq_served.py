@@ -103,9 +103,9 @@ def test_concurrent_requests_are_answered_as_single_ones(server: Process, folder
         kind, text = list(folders)[number % 4], TEXTS[number % 5]
         return post(server, f"/models/{kind}/pipeline/summarization", {"inputs": text})
 
-    alone = [one(number) for number in range(20)]
-    with ThreadPoolExecutor(20) as pool:
-        assert list(pool.map(one, range(20))) == alone
+    alone = [one(number) for number in range(12)]
+    with ThreadPoolExecutor(12) as pool:
+        assert list(pool.map(one, range(12))) == alone
     assert server.rest().total("kv_blocks_used") == 0
 
 

@@ -119,6 +119,7 @@ def test_random_rows_have_no_sanitizer_report(pytestconfig: pytest.Config, instr
     sys.stdout.write(run_script("fuzzing.py", first, folder, instructions, seconds, time.time_ns() // 10**6 % 10**9))
 
 
+@pytest.mark.thorough
 @pytest.mark.timeout(1200)
 def test_threads_of_a_step_do_not_race(pytestconfig: pytest.Config) -> None:
     folder, first = sanitized(pytestconfig, "portable", RACES, FIRST_OF_RACES)
