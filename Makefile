@@ -5,7 +5,7 @@ HOST ?= 127.0.0.1
 PORT ?= 8000
 MINUTES = 5
 SECONDS = 60
-WORKERS = 2
+WORKERS = 3
 
 BIN = .venv/bin
 PIP = POLYHEAD_NATIVE=aside $(BIN)/python -m pip install --disable-pip-version-check --progress-bar on -c constraints.txt
@@ -54,7 +54,7 @@ families: .venv/.dev .venv/.native  ## all families against transformers, with t
 thorough: .venv/.dev .venv/.native  ## the checks that CI leaves out
 	$(BIN)/pytest --numprocesses $(WORKERS) --dist loadfile -m thorough $(ARGS)
 
-tests: .venv/.dev .venv/.native $(TOOLS)  ## pytest alone, a file on each of WORKERS=2; ARGS="-k scheduler"
+tests: .venv/.dev .venv/.native $(TOOLS)  ## pytest alone, a file on each of WORKERS=3; ARGS="-k scheduler"
 	$(BIN)/pytest --numprocesses $(WORKERS) --dist loadfile --no-loadscope-reorder $(ARGS)
 
 browser: .venv/.browser .venv/.native models  ## the playground in headless Chromium; ARGS="--pictures docs/playground"

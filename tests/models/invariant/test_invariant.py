@@ -221,7 +221,9 @@ def test_answers_of_many_requests_do_not_depend_on_the_batch(
     """Alone, in batches of 2 to 32, in chunks, over cached prefixes, preempted; greedy and with seeds."""
     if executor == "native" and not runnable_targets():
         pytest.skip("polyhead was installed without a compiler")
-    if executor == "torch" and precision == "float32":  # the slowest cases: shorter answers, which still fill several blocks
+    if (
+        executor == "torch" and precision == "float32"
+    ):  # the slowest cases: shorter answers, which still fill several blocks
         monkeypatch.setattr(determinism, "USUAL_ANSWER", 4)
         monkeypatch.setattr(determinism, "LONG_ANSWER", 5 * determinism.SMALL_BLOCK)
     configured = verified_settings(request.getfixturevalue(kind), executor, precision)

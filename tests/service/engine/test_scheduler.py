@@ -358,8 +358,8 @@ def fuzz(seed: int) -> Totals:
 
 @pytest.mark.parametrize("part", range(4))
 def test_thousands_of_random_runs(part: int, full: bool) -> None:
-    """Two runs, or ten: deliberate mistakes are found within the first two hundred."""
-    runs = 2500 if full else 500
+    """One thousand runs, or ten: deliberate mistakes are found within the first two hundred."""
+    runs = 2500 if full else 250
     totals = sum((fuzz(seed) for seed in range(part * runs, (part + 1) * runs)), Totals())
     assert all(total > 100 for total in astuple(totals)), f"the fuzz test does not cover everything: {totals}"
 

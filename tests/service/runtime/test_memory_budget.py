@@ -166,9 +166,11 @@ def grown(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[..., di
     [
         ("generator", {"cache_tokens": 2048, "max_running": 12, "step_tokens": 256}),
         ("generator", {"cache_tokens": 2048, "max_running": 12, "step_tokens": 256, "precision": "int8"}),
-        ("shallow", {"cache_tokens": 2048, "max_running": 24, "precision": "bfloat16"}),
+        pytest.param(
+            "shallow", {"cache_tokens": 2048, "max_running": 24, "precision": "bfloat16"}, marks=pytest.mark.thorough
+        ),
         ("classifier", {"encoder_step_tokens": 2048}),
-        ("tagger", {"encoder_step_tokens": 2048}),
+        pytest.param("tagger", {"encoder_step_tokens": 2048}, marks=pytest.mark.thorough),
         ("filler", {"encoder_step_tokens": 512}),
         ("filler", {"encoder_step_tokens": 512, "executor": "torch"}),
     ],
