@@ -361,7 +361,7 @@ def test_thousands_of_random_runs(part: int, full: bool) -> None:
     """One thousand runs, or ten: deliberate mistakes are found within the first two hundred."""
     runs = 2500 if full else 250
     totals = sum((fuzz(seed) for seed in range(part * runs, (part + 1) * runs)), Totals())
-    assert all(total > 100 for total in astuple(totals)), f"the fuzz test does not cover everything: {totals}"
+    assert all(total > runs // 5 for total in astuple(totals)), f"the fuzz test does not cover everything: {totals}"
 
 
 def served(play: SimulatedRun, *sequences: TokenSequence) -> int:
