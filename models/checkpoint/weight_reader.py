@@ -7,20 +7,22 @@ made. So each expert is read alone, where a file has those of a layer in one ten
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from functools import partial
 from math import prod
 from typing import cast
 
 import torch
 from torch import Tensor, nn
 
+from ..core.turns import copy_by_parts
 from ..native.block_weights import BlockWeights
 from ..native.library import BLOCK_KINDS, load_fastest
 from ..network.transformer import Transformer
 from .description import Description, build_on_meta, match_entries, translate_shape
 from .tensor_files import TensorEntry
-from .tensor_slices import read_cut_pieces
+from .tensor_slices import EntryReader, read_cut_pieces
 
-PIECE_NUMBERS = 1 << 22  # numbers of a matrix that are checked or copied between two reports
+PIECE_NUMBERS = 1 << 22  # numbers of a matrix that are checked between two reports
 
 
 def ignore_progress(done: int, total: int) -> None:
@@ -139,18 +141,10 @@ class WeightReader:
         if piece.is_contiguous():
             return piece
         out = torch.empty(piece.shape, dtype=piece.dtype, device=piece.device)
-        rows = max(PIECE_NUMBERS // max(prod(piece.shape[1:]), 1), 1)
-        for some, place in zip(torch.split(piece, rows), torch.split(out, rows), strict=True):
-            place.copy_(some)
-            self._report_bytes(0)
-        return out
+        return copy_by_parts(piece, out, partial(self._report_bytes, 0))
 
     def _read(self, name: str, entry: TensorEntry, dtype: torch.dtype, device: torch.device) -> None:
-        before = self._done
-
-        def read(some: TensorEntry) -> Tensor:
-            return some.read(dtype, device, self._report_bytes)
-
+        before, read = self._done, EntryReader(dtype, device, self._report_bytes)
         for ours, piece in read_cut_pieces(self.description, name, entry, self.cuts, read):
             if ours in self._parameters:
                 self._register(self._parameters[ours], nn.Parameter(self._copy_contiguous(piece)))

@@ -228,27 +228,32 @@ class Loader:
             with self._time_stage(loading, "read and pack"):
                 attach = partial(self._attach_on_engine, loading, adapter, base)
                 number = await loading.on_engine(self._engine, attach, undo=base.worker.detach)
+            undo.pop_all()
+            undo.callback(self.budget.release, need := self.budget.settle(adapter.need))
             model = build_adapter_model(base.model, name, adapter.source, adapter.plan, number)
             model = replace(model, calibration=calibration)
             self._engine.add_adapter(base.worker, number, model.name, model.task)
             undo.pop_all()
         size, seconds = adapter.need.weights / 2**20, time.perf_counter() - began
         log.info("%s is ready: an adapter of %s, %.1f MiB, in %.3f s", model.name, base.model.name, size, seconds)
-        return LoadedModel(model, base.worker, adapter.need, base.base_model)
+        return LoadedModel(model, base.worker, need, base.base_model)
 
     def _attach_on_engine(self, loading: LoadTask, adapter: UnmergedAdapter, base: LoadedModel) -> int:
         """Read the adapter's weights and attach them; returns its number. Called on the engine's thread."""
-        lora, head = base.base_model.load_adapter(adapter.plan, adapter.placement.dtype, adapter.placement.device)
+        placement, yield_turn = adapter.placement, sliced_turns(self._yield_callback(loading), loading)
+        lora, head = base.base_model.load_adapter(
+            adapter.plan, placement.dtype, placement.device, lambda _: yield_turn()
+        )
         if isinstance(base.worker, EncoderWorker):
-            if head is not None and adapter.placement.instructions:
-                make_head_invariant(head, self._proven_sizes)
-            loading.check()
-            return base.worker.attach(
-                lora, cast(Task, adapter.plan.description.head.task), cast(OutputHead | None, head)
-            )
-        assert isinstance(base.worker, GeneratorWorker)
-        loading.check()
-        return base.worker.attach(lora)
+            if head is not None and placement.instructions:
+                make_head_invariant(head, self._proven_sizes, yield_turn)
+            task = cast(Task, adapter.plan.description.head.task)
+            number = base.worker.attach(lora, task, cast(OutputHead | None, head), yield_turn)
+        else:
+            assert isinstance(base.worker, GeneratorWorker)
+            number = base.worker.attach(lora, yield_turn)
+        trim_heap()  # of what was read
+        return number
 
     async def load(
         self, loading: LoadTask, described: DescribedModel, others: Sequence[ModelSize] = (), kept: int = 0
