@@ -1,18 +1,29 @@
 """Work whose size a file decides, in parts: a thread that others wait for lets them compute after each."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
 from math import prod
+from typing import TypeVar
 
 import torch
 from torch import Tensor
 
 PART_NUMBERS = 1 << 20  # numbers that are copied or converted between two turns, in a few milliseconds
+PART_ITEMS = 1 << 10  # parts of a network that are looked at between two turns
 
+T = TypeVar("T")
 YieldTurn = Callable[[], None]  # may let others compute; it is called often
 
 
 def keep_turn() -> None:
     """The default of `yield_turn`: does nothing."""
+
+
+def iterate_by_parts(items: Iterable[T], yield_turn: YieldTurn) -> Iterator[T]:
+    """The items, of which a network may have very many, with turns for others."""
+    for number, item in enumerate(items, 1):
+        yield item
+        if number % PART_ITEMS == 0:
+            yield_turn()
 
 
 def rows_of_part(tensor: Tensor) -> int:

@@ -47,7 +47,8 @@ class TorchExecutor:
         in_place: PagedAttention | None = None,
     ) -> None:
         assert not (in_place and window_blocks), "the kernel reads one table for all layers"
-        self.network, self.head = network.eval(), head
+        self.network = network.eval() if network.training else network  # it may have thousands of experts
+        self.head = head
         self.block_count, self.block_size = block_count, block_size
         self.window_blocks, self.window = window_blocks, network.config.window
         self._bounds = Bounds.of(network.config, block_count, block_size, state_count, window_blocks)

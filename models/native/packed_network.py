@@ -18,7 +18,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from ..core.turns import YieldTurn, keep_turn
+from ..core.turns import YieldTurn, iterate_by_parts, keep_turn
 from ..executors.bounds import TABLE_POSITIONS
 from ..network.attention import Attention
 from ..network.experts import MixtureOfExperts
@@ -414,7 +414,7 @@ def pack_network(
     array = (Layer * len(layers))(*layers)
     pack.arrays.append(array)
     plan.layers = array
-    with load_part(network):  # the remaining parameters
+    with load_part(network.outer_parts()):
         if isinstance(network.position, LearnedPositions):
             plan.positions = pack.pack_floats(network.position.table.weight)
         if isinstance(network.position, SinusoidalPositions):
@@ -478,9 +478,9 @@ def rotary_width(config: ModelConfig) -> int:
     return width
 
 
-def free_weights(module: nn.Module) -> None:
+def free_weights(module: nn.Module, yield_turn: YieldTurn = keep_turn) -> None:
     """Free the weights of a module that are no longer read."""
-    for parameter in module.parameters():
+    for parameter in iterate_by_parts(module.parameters(), yield_turn):
         parameter.data = torch.empty(0)
 
 

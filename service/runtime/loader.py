@@ -516,18 +516,19 @@ class Loader:
         if part is not None:
             return part.build_executor(loaded)
         settings, yield_turn = self._settings, self._yield_callback(loading)
+        often = sliced_turns(yield_turn, loading)
 
         @contextmanager
         def load_part(module: nn.Module) -> Iterator[None]:
             loaded.load_blocks(module)
             yield
-            free_weights(module)
+            free_weights(module, often)
             trim_heap()  # else the allocator keeps the memory of every part
             yield_turn()
 
-        make_deterministic(loaded, settings, placement, yield_turn)
+        make_deterministic(loaded, settings, placement, often)
         cache = CacheSize(need.blocks, need.state_count, need.window_blocks)
-        hooks = PackHooks(load_part, sliced_turns(yield_turn, loading))
+        hooks = PackHooks(load_part, often)
         return build_executor(loaded, settings, placement, cache, hooks)
 
     def _build_worker(

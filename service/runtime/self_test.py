@@ -173,7 +173,7 @@ class SelfTest:
                 yield
             weights.unload(part)
 
-        small = nn.ModuleList(child for name, child in network.named_children() if name not in ("tokens", "blocks"))
+        small = network.outer_parts()
         weights.load(small, torch.float32, torch.device("cpu"))
         with load_part(network.tokens):
             x, frame = network.embed(RaggedBatch.of(self._texts))
