@@ -74,9 +74,10 @@ class WeightReader:
 
     def _walk(self, part: nn.Module) -> Iterator[nn.Parameter]:
         """The parameters of a part, which has very many if it has all experts of a layer."""
-        return iterate_by_parts(part.parameters(), self._yield_turn)
+        return iterate_by_parts(part.parameters(), self.yield_turn)
 
-    def _yield_turn(self) -> None:
+    def yield_turn(self) -> None:
+        """Report a part of other work."""
         self._report_bytes(0)
 
     def _load(self, parameters: Iterable[nn.Parameter], dtype: torch.dtype, device: torch.device) -> None:
@@ -98,13 +99,13 @@ class WeightReader:
                 for some in torch.split(blocks.view(-1), PIECE_NUMBERS // kind.numbers * kind.size):
                     if not library.polyhead_are_finite(kind.code, some.data_ptr(), some.numel() // kind.size):
                         entry.raise_nonfinite()
-                    self._yield_turn()
+                    self.yield_turn()
                 self._register(parameter, BlockWeights(blocks, entry.kind))
         self._load(others, torch.float32, torch.device("cpu"))
 
     def unload(self, part: nn.Module) -> None:
         """Free the weights of `part`, at all places where they are used, so that they can be loaded again."""
-        for owner in iterate_by_parts(part.modules(), self._yield_turn):
+        for owner in iterate_by_parts(part.modules(), self.yield_turn):
             for leaf, _ in list(owner.named_parameters(recurse=False)):
                 unread = self._unread[owner, leaf]
                 self._register(unread, unread)
@@ -153,7 +154,7 @@ class WeightReader:
         if piece.is_contiguous():
             return piece
         out = torch.empty(piece.shape, dtype=piece.dtype, device=piece.device)
-        return copy_by_parts(piece, out, self._yield_turn)
+        return copy_by_parts(piece, out, self.yield_turn)
 
     def _read(self, name: str, entry: TensorEntry, dtype: torch.dtype, device: torch.device) -> None:
         before, read = self._done, EntryReader(dtype, device, self._report_bytes)

@@ -309,6 +309,8 @@ class Loader:
         size = measure_model(name, description, draft, world, weights)
         placement = choose_placement(self._settings, size.default_precision, size.config)
         draft_weights = None if draft is None else WeightReader(draft)
+        for each in filter(None, (description, draft)):
+            _ = each.text_tokenizer  # made here, and kept: the engine's thread needs it
         return DescribedModel(source, description, size, placement, weights, draft, draft_weights)
 
     def _log_recurrent_limits(self, size: ModelSize, need: MemoryNeed) -> None:
@@ -358,6 +360,8 @@ class Loader:
             max_cost = self._settings.max_kl if strict and self._settings.precision == "auto" else math.inf
             plan = LoadPlan(described, need, part, tests, max_cost)
             built = await loading.on_engine(self._engine, lambda: self._build(loading, plan))
+            for test in tests:
+                await run_on_daemon_thread(test.store_cost)
             if isinstance(built, PrecisionCostError):
                 raise built
             weights = WeightsInUse(need.name, described.source, described.description, placement.precision)
@@ -411,24 +415,25 @@ class Loader:
         """
         described, need, tests = plan.described, plan.need, plan.tests
         began, loading.stage = time.perf_counter(), STAGES["read and pack"]
+        yield_turn = self._yield_callback(loading)
         drafter = self._build_drafter(loading, described, need)
         for test in tests:
             loading.stage = TEST_PHRASE
             assert described.weights is not None, "one process computes what is tested"
-            test.compute_reference(described.weights, yielding_progress(self._yield_callback(loading), loading))
+            test.compute_reference(described.weights, yielding_progress(yield_turn, loading))
             trim_heap()
             loading.stage = STAGES["read and pack"]
         loaded = self._read_checkpoint(loading, described, plan.part)
         executor = self._build_executor(loading, described.placement, need, loaded, plan.part)
         for test in tests:
-            test.compare(executor)
+            test.compare(executor, yield_turn)
         worker = self._build_worker(described.placement, need, loaded, drafter, self._executor_hook(executor))
         cost = next((test.cost for test in tests), None)
         if cost is not None and cost > plan.max_cost:
             free_weights(loaded.head)  # the rest is packed, and the packed weights are freed with the executor
             return PrecisionCostError(described.placement, cost)
         read, loading.stage = time.perf_counter(), STAGES["warm up"]
-        worker.warm_up(self._yield_callback(loading))
+        worker.warm_up(yield_turn)
         trim_heap()  # else the allocator keeps as much memory again as was read
         return BuiltModel(loaded, worker, cost, read - began, time.perf_counter() - read)
 
