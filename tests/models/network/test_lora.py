@@ -3,6 +3,7 @@
 import gc
 import shutil
 import weakref
+from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from itertools import accumulate
@@ -30,8 +31,11 @@ from polyhead.service.config.settings import Settings, SettingsError, read_setti
 from polyhead.service.core.errors import BadRequest, Conflict, InsufficientMemory, NotFound, StepFailed, Unavailable
 from polyhead.service.core.request import Encode, Failed, HeadOutput, Task, TokenOutputs
 from polyhead.service.engine.encoder_worker import EncoderWorker
+from polyhead.service.engine.engine import Engine
 from polyhead.service.engine.generator_worker import GeneratorWorker
 from polyhead.service.engine.head_outputs import OutputHead
+from polyhead.service.runtime import loader
+from polyhead.service.runtime.load_task import LoadTask
 from polyhead.service.runtime.memory_budget import MemoryBudget, adapter_bytes, adapter_memory_need
 from polyhead.service.runtime.placement import choose_placement
 from polyhead.service.runtime.registry import ModelRegistry
@@ -495,7 +499,32 @@ async def answer(served: ModelRegistry, name: str, tokens: tuple[int, ...] = IDS
     return await anext(stream)
 
 
-def test_a_base_model_and_its_adapters_are_models(tiny_embedder: Path, spam: Path, tmp_path: Path) -> None:
+def count_turns(monkeypatch: pytest.MonkeyPatch) -> Counter[str]:
+    """The turns that the engine gives to others while an adapter is attached, by the adapter's name: after each part
+    of the work."""
+    taken, all_taken = Counter[str](), list[None]()
+    attach, yield_turn = loader.Loader._attach_on_engine, Engine.yield_turn
+
+    def counted(self: loader.Loader, loading: LoadTask, *given: Any) -> int:
+        before = len(all_taken)
+        number = attach(self, loading, *given)
+        taken[loading.name] = len(all_taken) - before
+        return number
+
+    def turn(self: Engine) -> None:
+        all_taken.append(None)
+        yield_turn(self)
+
+    monkeypatch.setattr(loader.Loader, "_attach_on_engine", counted)
+    monkeypatch.setattr(Engine, "yield_turn", turn)
+    monkeypatch.setattr(loader, "READ_SLICE_S", -1.0)
+    return taken
+
+
+def test_a_base_model_and_its_adapters_are_models(
+    tiny_embedder: Path, spam: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    taken = count_turns(monkeypatch)
     adapted(
         tf.AutoModelForTokenClassification.from_pretrained(tiny_embedder, num_labels=5),
         tmp_path / "tags",
@@ -510,6 +539,8 @@ def test_a_base_model_and_its_adapters_are_models(tiny_embedder: Path, spam: Pat
         )
         assert (base.task, judge.task, tags.task) == ("embed", "classify", "tag")
         assert (judge.labels, len(tags.labels)) == (("ham", "spam"), 5)
+        assert taken["base:spam"] > 2 * 4 * 3  # each A and B of two layers is read, scaled and packed
+        assert taken["base:tags"] > 2 * 2 * 3
         assert judge.tokenizer is base.tokenizer
         statuses = {each.name: each for each in served.model_statuses()}
         assert 0 < statuses["base:spam"].memory < statuses["base"].memory / 10
