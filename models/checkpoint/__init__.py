@@ -150,8 +150,9 @@ def load_built(
     checkpoint = prepare(source, weights, dtype=dtype, device=device, progress=progress)
     checkpoint.load_weights(checkpoint.network)
     checkpoint.load_weights(checkpoint.head)
-    checkpoint.network.to(device)
-    checkpoint.head.to(device)
+    if torch.device(device).type != "cpu":  # buffers, which are made there
+        checkpoint.network.to(device)
+        checkpoint.head.to(device)
     return checkpoint
 
 
@@ -179,9 +180,7 @@ def prepare(
         decoder_config=description.decoder_config,
         network=weights.network,
         head=weights.head,
-        tokenizer=description.tokenizer.with_text_tags(description.chat.format.tags)
-        if description.chat
-        else description.tokenizer,
+        tokenizer=description.text_tokenizer,
         chat=description.chat,
         labels=description.head.labels,
         prompts=description.head.prompts,

@@ -8,7 +8,7 @@ import math
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import partial
+from functools import cached_property, partial
 from itertools import islice
 from logging import getLogger
 from typing import Any, Literal
@@ -178,6 +178,11 @@ class Description:
     @property
     def default_precision(self) -> DefaultPrecision:
         return self.preferred_precision or choose_precision(self.entries.values())
+
+    @cached_property
+    def text_tokenizer(self) -> Tokenizer:
+        """The tokenizer, with the tags of the chat's format as text. It takes a while for many control tokens."""
+        return self.tokenizer if self.chat is None else self.tokenizer.with_text_tags(self.chat.format.tags)
 
     @property
     def vector_width(self) -> int:

@@ -9,6 +9,7 @@ import os
 import re
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
+from functools import partial
 from logging import getLogger
 from pathlib import Path
 from typing import Any
@@ -18,6 +19,7 @@ from torch import Tensor
 
 from ..architectures import Family, HeadSpec, rename_weight
 from ..core.errors import CheckpointError, UnsupportedError, show_value, truncate
+from ..core.turns import convert_by_parts
 from .folder_files import FolderParts, JsonObject, read_json
 from .hub import is_id
 from .module_patterns import MAX_PATTERN_LENGTH, UnsupportedPattern, matches, parse_pattern
@@ -115,7 +117,7 @@ class MergedEntry(TensorEntry):
         for first in range(0, len(out), rows):
             out[first : first + rows].addmm_(left[first : first + rows], right, alpha=self.scale)
             report_bytes(0)
-        return out.to(dtype)
+        return convert_by_parts(out, dtype, out.device, partial(report_bytes, 0))
 
 
 def is_adapter(path: Path) -> bool:

@@ -13,9 +13,24 @@ from torch import Tensor
 
 from ..parallel.share import Cut
 from .description import Description, NamedPieces
-from .tensor_files import PIECE_BYTES, TensorEntry, entry_rows
+from .row_orders import translate_by_parts
+from .tensor_files import PIECE_BYTES, TensorEntry, entry_rows, ignore_bytes
 
-ReadEntry = Callable[[TensorEntry], Tensor]
+
+@dataclass(frozen=True)
+class EntryReader:
+    """Reads tensors as `dtype` on `device`; `report_bytes`: see TensorEntry.read."""
+
+    dtype: torch.dtype
+    device: torch.device
+    report_bytes: Callable[[int], None] = ignore_bytes
+
+    def __call__(self, entry: TensorEntry) -> Tensor:
+        return entry.read(self.dtype, self.device, self.report_bytes)
+
+    def yield_turn(self) -> None:
+        """Report a piece of other work."""
+        self.report_bytes(0)
 
 
 @dataclass(frozen=True)
@@ -26,7 +41,7 @@ class EntrySlice:
     columns: range
     transposed: bool = False
 
-    def read(self, entry: TensorEntry, read: ReadEntry) -> Tensor:
+    def read(self, entry: TensorEntry, read: EntryReader) -> Tensor:
         if len(entry.shape) == 1 or len(self.columns) == entry.shape[1]:
             out = read(entry_rows(entry, self.rows))
         else:
@@ -35,7 +50,7 @@ class EntrySlice:
             out = self._read_columns(entry, some, read)
         return out.t() if self.transposed else out
 
-    def _read_columns(self, entry: TensorEntry, some: list[range], read: ReadEntry) -> Tensor:
+    def _read_columns(self, entry: TensorEntry, some: list[range], read: EntryReader) -> Tensor:
         """Read whole rows, a few at a time, and keep only the needed columns."""
         columns, out = slice(self.columns.start, self.columns.stop), None
         for rows in some:
@@ -48,7 +63,7 @@ class EntrySlice:
 
 
 def read_cut_pieces(
-    description: Description, name: str, entry: TensorEntry, cuts: Mapping[str, Cut], read: ReadEntry
+    description: Description, name: str, entry: TensorEntry, cuts: Mapping[str, Cut], read: EntryReader
 ) -> NamedPieces:
     """The pieces that a tensor becomes, cut. Reads only these pieces where that is possible, otherwise the whole
     tensor."""
@@ -56,7 +71,7 @@ def read_cut_pieces(
     if places is None:
         return [
             (ours, cuts[ours](piece).clone()) if ours in cuts else (ours, piece)
-            for ours, piece in description.translate(name, read(entry))
+            for ours, piece in translate_by_parts(description, name, read(entry), read.yield_turn)
         ]
     return [(ours, place.read(entry, read)) for ours, place in places]
 

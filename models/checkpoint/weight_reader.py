@@ -5,7 +5,7 @@ For the compiled step, matrices of a GGUF file are read as the file's blocks: it
 made. So each expert is read alone, where a file has those of a layer in one tensor.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
 from math import prod
 from typing import cast
@@ -13,14 +13,15 @@ from typing import cast
 import torch
 from torch import Tensor, nn
 
+from ..core.turns import copy_by_parts, iterate_by_parts
 from ..native.block_weights import BlockWeights
 from ..native.library import BLOCK_KINDS, load_fastest
 from ..network.transformer import Transformer
 from .description import Description, build_on_meta, match_entries, translate_shape
 from .tensor_files import TensorEntry
-from .tensor_slices import read_cut_pieces
+from .tensor_slices import EntryReader, read_cut_pieces
 
-PIECE_NUMBERS = 1 << 22  # numbers of a matrix that are checked or copied between two reports
+PIECE_NUMBERS = 1 << 22  # numbers of a matrix that are checked between two reports
 
 
 def ignore_progress(done: int, total: int) -> None:
@@ -69,14 +70,28 @@ class WeightReader:
 
         CheckpointError if a file ends early, cannot be read, or holds infinite numbers or NaN.
         """
-        entries = dict(self._entries[parameter] for parameter in part.parameters() if parameter in self._entries)
+        self._load(self._walk(part), dtype, device)
+
+    def _walk(self, part: nn.Module) -> Iterator[nn.Parameter]:
+        """The parameters of a part, which has very many if it has all experts of a layer."""
+        return iterate_by_parts(part.parameters(), self.yield_turn)
+
+    def yield_turn(self) -> None:
+        """Report a part of other work."""
+        self._report_bytes(0)
+
+    def _load(self, parameters: Iterable[nn.Parameter], dtype: torch.dtype, device: torch.device) -> None:
+        entries = dict(self._entries[parameter] for parameter in parameters if parameter in self._entries)
         for name, entry in sorted(entries.items(), key=lambda item: (str(item[1].file), item[1].start)):
             self._read(name, entry, dtype, device)
 
     def load_blocks(self, part: nn.Module) -> None:
         """As `load`, in float32; matrices whose blocks the compiled step can pack as they are become BlockWeights."""
-        for parameter in list(part.parameters()):
-            if (entry := self._blocks.get(parameter)) is not None:
+        others = list[nn.Parameter]()
+        for parameter in list(self._walk(part)):
+            if (entry := self._blocks.get(parameter)) is None:
+                others.append(parameter)
+            else:
                 kind = BLOCK_KINDS[entry.kind]
                 blocks = entry.read_bytes(self._report_bytes)
                 library = load_fastest()
@@ -84,13 +99,13 @@ class WeightReader:
                 for some in torch.split(blocks.view(-1), PIECE_NUMBERS // kind.numbers * kind.size):
                     if not library.polyhead_are_finite(kind.code, some.data_ptr(), some.numel() // kind.size):
                         entry.raise_nonfinite()
-                    self._report_bytes(0)
+                    self.yield_turn()
                 self._register(parameter, BlockWeights(blocks, entry.kind))
-        self.load(part, torch.float32, torch.device("cpu"))
+        self._load(others, torch.float32, torch.device("cpu"))
 
     def unload(self, part: nn.Module) -> None:
         """Free the weights of `part`, at all places where they are used, so that they can be loaded again."""
-        for owner in part.modules():
+        for owner in iterate_by_parts(part.modules(), self.yield_turn):
             for leaf, _ in list(owner.named_parameters(recurse=False)):
                 unread = self._unread[owner, leaf]
                 self._register(unread, unread)
@@ -139,18 +154,10 @@ class WeightReader:
         if piece.is_contiguous():
             return piece
         out = torch.empty(piece.shape, dtype=piece.dtype, device=piece.device)
-        rows = max(PIECE_NUMBERS // max(prod(piece.shape[1:]), 1), 1)
-        for some, place in zip(torch.split(piece, rows), torch.split(out, rows), strict=True):
-            place.copy_(some)
-            self._report_bytes(0)
-        return out
+        return copy_by_parts(piece, out, self.yield_turn)
 
     def _read(self, name: str, entry: TensorEntry, dtype: torch.dtype, device: torch.device) -> None:
-        before = self._done
-
-        def read(some: TensorEntry) -> Tensor:
-            return some.read(dtype, device, self._report_bytes)
-
+        before, read = self._done, EntryReader(dtype, device, self._report_bytes)
         for ours, piece in read_cut_pieces(self.description, name, entry, self.cuts, read):
             if ours in self._parameters:
                 self._register(self._parameters[ours], nn.Parameter(self._copy_contiguous(piece)))

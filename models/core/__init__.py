@@ -1,1 +1,1 @@
-"""Errors of checkpoints, and files that are read within limits."""
+"""Errors of checkpoints, files that are read within limits, and turns of a thread that others wait for."""

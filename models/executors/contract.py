@@ -11,6 +11,7 @@ from typing import NamedTuple, Protocol
 
 from torch import Tensor
 
+from ..core.turns import YieldTurn, keep_turn
 from ..network.lora import Lora
 
 
@@ -102,11 +103,13 @@ class Executor(Protocol):
         """Copy whole cache blocks in order: of each pair, the first block to the second. Both are of windowed layers,
         or neither."""
 
-    def attach(self, adapter: Lora) -> int:
+    def attach(self, adapter: Lora, yield_turn: YieldTurn = keep_turn) -> int:
         """Attach an adapter and return its number, by which sequences use it; a number is never used twice.
 
-        It takes the memory of the adapter alone. UnsupportedError if this executor cannot add to the network's
-        products.
+        Its matrices are asked for once, those of one product of the network after the other, so that they may be read
+        from a file then. `yield_turn` is called often meanwhile, and may compute steps, and attach or detach other
+        adapters. It takes the memory of the adapter and of one product's matrices. UnsupportedError, before anything is
+        asked for, if this executor cannot add to the network's products.
         """
 
     def detach(self, number: int) -> None:

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from ..core.errors import UnsupportedError
+from ..core.turns import YieldTurn, keep_turn
 from ..network.lora import Lora
 from ..network.ragged import RaggedBatch
 from ..seq2seq.protocol import Seq2Seq, Seq2SeqState
@@ -97,7 +98,7 @@ class Seq2SeqExecutor:
                 if known := self._states.get(one * size + offset):
                     self._states[other * size + offset] = known
 
-    def attach(self, adapter: Lora) -> int:  # noqa: ARG002
+    def attach(self, adapter: Lora, yield_turn: YieldTurn = keep_turn) -> int:  # noqa: ARG002
         raise UnsupportedError("adapters are supported for generators and encoders, not for encoder-decoders")
 
     def detach(self, number: int) -> None:  # noqa: ARG002

@@ -13,10 +13,11 @@ import torch
 from torch import Tensor
 
 from ..core.errors import StepInputError, UnsupportedError
+from ..core.turns import YieldTurn, convert_by_parts, keep_turn
 from ..network.attention import count_padding_rows
 from ..network.cache import BlockCounts, CacheView, PagedCache
 from ..network.heads import LanguageHead
-from ..network.lora import AdapterTiles, AdapterUpdates, Lora, expand_adapters, name_linears
+from ..network.lora import AdapterTiles, AdapterUpdates, Lora, LowRank, expand_adapters, name_linears
 from ..network.ragged import RaggedBatch
 from ..network.recurrent_state import RecurrentState, StateView
 from ..network.transformer import Transformer
@@ -46,7 +47,8 @@ class TorchExecutor:
         in_place: PagedAttention | None = None,
     ) -> None:
         assert not (in_place and window_blocks), "the kernel reads one table for all layers"
-        self.network, self.head = network.eval(), head
+        self.network = network.eval() if network.training else network  # it may have thousands of experts
+        self.head = head
         self.block_count, self.block_size = block_count, block_size
         self.window_blocks, self.window = window_blocks, network.config.window
         self._bounds = Bounds.of(network.config, block_count, block_size, state_count, window_blocks)
@@ -141,14 +143,19 @@ class TorchExecutor:
             own = [(source - first, target - first) for source, target in blocks if source >= first]
             self.cache.copy(own, windowed=True)
 
-    def attach(self, adapter: Lora) -> int:
+    def attach(self, adapter: Lora, yield_turn: YieldTurn = keep_turn) -> int:
         if adapter.keys() - set(self._linear_names.values()):
             message = "products are exact to the bit here, and sums with an adapter's updates are not: load it merged"
             raise UnsupportedError(message)
-        like = self.network.tokens.weight
+
+        def convert(low: LowRank) -> LowRank:
+            sides = (convert_by_parts(side, self.dtype, self.device, yield_turn) for side in (low.a, low.b))
+            return LowRank(*sides)
+
         self._attached += 1
-        self._loras[self._attached] = {name: low.to(like) for name, low in adapter.items()}
-        return self._attached
+        number = self._attached  # others may be attached meanwhile
+        self._loras[number] = {name: convert(adapter[name]) for name in adapter}
+        return number
 
     def detach(self, number: int) -> None:
         del self._loras[number]

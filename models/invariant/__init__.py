@@ -6,12 +6,13 @@ rotations and softmax are computed row by row by torch already. No library guara
 of this network are tested on this machine before the first request (safe_sizes.py).
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 
 import torch
 from torch import Tensor, nn
 
 from ..core.errors import InvarianceError
+from ..core.turns import YieldTurn, keep_turn
 from ..network.attention import Attention
 from ..network.embedding_head import DenseLayer
 from ..network.heads import LanguageHead, MaskHead, TokenHead
@@ -37,23 +38,26 @@ TEST_LENGTHS = (2, 7, 20)  # lengths of the sequences that the self-test compute
 
 
 @torch.inference_mode()
-def make_invariant(network: Transformer, head: nn.Module, yield_to_engine: Callable[[], None] = lambda: None) -> None:
+def make_invariant(network: Transformer, head: nn.Module, yield_turn: YieldTurn = keep_turn) -> None:
     """Replace what depends on the batch in both modules, in place, and test the rest.
 
-    It takes about a second; `yield_to_engine` is called between parts of the work, so that the thread can do other
+    It takes about a second; `yield_turn` is called between parts of the work, often, so that the thread can do other
     work. Call it in the thread that will compute, with the number of threads that thread will have. InvarianceError
     names the kernel that fails.
     """
     if network.config.static:  # row by row already
-        make_head_invariant(head)
+        make_head_invariant(head, yield_turn=yield_turn)
         return
     if network.config.position in ("distance", "relative"):
         raise InvarianceError("products with distance vectors are not made invariant; serve it without `deterministic`")
-    _replace_linears(network, head, sizes={}, yield_to_engine=yield_to_engine)
+    _replace_linears(network, head, sizes={}, yield_turn=yield_turn)
     _replace_activation(head)
     weight, config = network.tokens.weight, network.config
     shapes = {(each.head_width, each.heads // each.kv_heads) for each in map(config.of_layer, config.attention_layers)}
-    mixes = {shape: self_test_attention(*shape, weight.device) for shape in sorted(shapes)}
+    mixes = {}
+    for shape in sorted(shapes):
+        mixes[shape] = self_test_attention(*shape, weight.device)
+        yield_turn()
     for module in network.modules():
         if isinstance(module, MLP):
             module.activation = InvariantActivation(module.activation)
@@ -65,13 +69,13 @@ def make_invariant(network: Transformer, head: nn.Module, yield_to_engine: Calla
         self_test_rows("the activation", inner.activation, inner.width, weight)
     self_test_rows("the norm", norms[-1], config.width, weight)
     self_test_rows("softmax", lambda x: x.softmax(dim=-1), config.width, weight)
-    yield_to_engine()
-    self_test(network, head)
+    yield_turn()
+    self_test(network, head, yield_turn)
 
 
 @torch.inference_mode()
 def make_head_invariant(
-    head: nn.Module, safe_sizes: SafeSizes | None = None, yield_to_engine: Callable[[], None] = lambda: None
+    head: nn.Module, safe_sizes: SafeSizes | None = None, yield_turn: YieldTurn = keep_turn
 ) -> None:
     """As `make_invariant`, for a head alone, over states that are invariant already.
 
@@ -79,7 +83,7 @@ def make_head_invariant(
     """
     if not isinstance(head, LanguageHead):
         sizes = {} if safe_sizes is None else safe_sizes
-        _replace_linears(head, sizes=sizes, yield_to_engine=yield_to_engine)
+        _replace_linears(head, sizes=sizes, yield_turn=yield_turn)
         _replace_activation(head)
 
 
@@ -91,15 +95,15 @@ def _replace_activation(head: nn.Module) -> None:
             module.activation = InvariantActivation(module.activation)
 
 
-def _replace_linears(*modules: nn.Module, sizes: SafeSizes, yield_to_engine: Callable[[], None] = lambda: None) -> None:
+def _replace_linears(*modules: nn.Module, sizes: SafeSizes, yield_turn: YieldTurn = keep_turn) -> None:
     for owner, name, linear in list(_linears(*modules)):
         wide = widen_linear(linear)
-        store_transposed(wide.weight)
+        store_transposed(wide.weight, yield_turn)
         shape = (wide.in_features, wide.out_features, wide.bias is None)
         if shape not in sizes:
-            sizes[shape] = find_safe_sizes(wide)
+            sizes[shape] = find_safe_sizes(wide, yield_turn)
         setattr(owner, name, InvariantLinear(wide, sizes[shape], linear.out_features))
-        yield_to_engine()
+        yield_turn()
 
 
 def _linears(*modules: nn.Module) -> Iterator[tuple[nn.Module, str, nn.Linear]]:
@@ -111,13 +115,16 @@ def _linears(*modules: nn.Module) -> Iterator[tuple[nn.Module, str, nn.Linear]]:
                     yield owner, name, child
 
 
-def self_test(network: Transformer, head: nn.Module) -> None:
+def self_test(network: Transformer, head: nn.Module, yield_turn: YieldTurn) -> None:
     """InvarianceError unless three texts give the same states and logits alone and together."""
     config = network.config
     lengths = [min(length, config.max_positions) for length in TEST_LENGTHS]
     sequences = [[(7 * index + length) % config.vocab_size for index in range(length)] for length in lengths]
-    together = _last_outputs(network, head, sequences)
-    alone = [_last_outputs(network, head, [sequence]) for sequence in sequences]
+    found = []
+    for some in (sequences, *([sequence] for sequence in sequences)):
+        found.append(_last_outputs(network, head, some))
+        yield_turn()
+    together, *alone = found
     if not torch.equal(together, torch.cat(alone)):
         raise InvarianceError("texts get other numbers in a batch than alone, although each kernel passed its test")
 

@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from ..core.errors import InvarianceError
+from ..core.turns import YieldTurn, copy_by_parts, keep_turn, rows_of_part
 from .safe_sizes import ROW_COUNTS, is_prefix_of, matching_sizes, split_rows
 
 REFERENCE_TILE = 16  # rows of the reference product
@@ -24,7 +25,6 @@ MAX_ROWS_WIDE = 32  # tested rows of a product as wide as a vocabulary, which ta
 WIDE_OUTPUTS = 16384
 NARROW_OUTPUTS = 64  # outputs below which a layer is padded to whole vectors
 VECTOR_WIDTH = 16
-DISTINCT_ROWS = 4096  # rows of a test matrix generated at a time
 
 
 class InvariantLinear(nn.Module):
@@ -82,25 +82,29 @@ def widen_linear(linear: nn.Linear) -> nn.Linear:
     return wide
 
 
-def store_transposed(weight: Tensor) -> None:
+def store_transposed(weight: Tensor, yield_turn: YieldTurn = keep_turn) -> None:
     """Store a float32 matrix on a CPU so that an input's weights lie side by side; its shape and values stay the
     same."""
-    if weight.device.type == "cpu" and weight.dtype == torch.float32:
-        weight.data = weight.data.t().contiguous().t()
+    turned = weight.data.t()
+    if weight.device.type == "cpu" and weight.dtype == torch.float32 and not turned.is_contiguous():
+        weight.data = copy_by_parts(turned, torch.empty(turned.shape), yield_turn).t()
 
 
-def find_safe_sizes(linear: nn.Linear) -> tuple[int, ...]:
+def find_safe_sizes(linear: nn.Linear, yield_turn: YieldTurn = keep_turn) -> tuple[int, ...]:
     """Numbers of rows for which the product with such a matrix gives each row the same bits as tiles of 16 rows.
 
     The test uses numbers whose products cancel, so that the result is rounding error only: another order of addition
     changes nearly every element. Ordinary numbers would hide it in half precision. InvarianceError if a row's bits
-    depend on its place in a tile, or on its neighbours.
+    depend on its place in a tile, or on its neighbours. `yield_turn` is called after each product, and after each part
+    of the matrix.
     """
     most = max_tested_rows(linear.out_features)
-    x, weight = cancelling_inputs(most + REFERENCE_TILE, linear.weight)
+    x, weight = cancelling_inputs(most + REFERENCE_TILE, linear.weight, yield_turn)
 
     def made(rows: Tensor) -> Tensor:
-        return linear_product(rows, weight, linear.bias)
+        out = linear_product(rows, weight, linear.bias)
+        yield_turn()
+        return out
 
     reference = torch.cat([made(tile) for tile in torch.split(x, REFERENCE_TILE)])
     moved = all(is_prefix_of(made(x[at : at + REFERENCE_TILE]), reference[at:]) for at in (1, 7, REFERENCE_TILE // 2))
@@ -124,10 +128,10 @@ def linear_test_bytes(inputs: int, outputs: int) -> int:
     return outputs * (inputs + 2 * (max_tested_rows(outputs) + REFERENCE_TILE)) * torch.float32.itemsize
 
 
-def cancelling_inputs(rows: int, like: Tensor) -> tuple[Tensor, Tensor]:
+def cancelling_inputs(rows: int, like: Tensor, yield_turn: YieldTurn = keep_turn) -> tuple[Tensor, Tensor]:
     """[rows, in] inputs and a matrix in the layout of `like`, whose products are zero up to rounding."""
     generator = torch.Generator().manual_seed(0)
-    count, features = like.shape
+    features = like.size(1)
     order = torch.randperm(features // 2, generator=generator)
 
     def mirrored_rows(height: int, sign: int) -> Tensor:
@@ -137,8 +141,9 @@ def cancelling_inputs(rows: int, like: Tensor) -> tuple[Tensor, Tensor]:
         return F.pad(torch.cat((half, sign * half[:, order]), dim=1), (0, features % 2)).to(like.device, like.dtype)
 
     weight = torch.empty_like(like)
-    for part in torch.split(weight, DISTINCT_ROWS):
-        part.copy_(mirrored_rows(min(DISTINCT_ROWS, count), -1)[: len(part)])
+    for part in torch.split(weight, rows_of_part(weight)):
+        part.copy_(mirrored_rows(len(part), -1))
+        yield_turn()
     return mirrored_rows(rows, 1), weight
 
 

@@ -6,7 +6,7 @@ before is never multiplied, so blocks are never cleared.
 
 import ctypes
 from bisect import bisect_right
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from collections.abc import Set as AbstractSet
 from contextlib import nullcontext
 
@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from ..core.errors import StepInputError, UnsupportedError
+from ..core.turns import YieldTurn, keep_turn
 from ..executors.bounds import Bounds
 from ..executors.contract import StepInput
 from ..network.heads import LanguageHead
@@ -30,7 +31,6 @@ from .packed_network import (
     LoadPart,
     PackedNetwork,
     Precision,
-    continue_packing,
     pack_network,
     unsupported_reason,
 )
@@ -62,7 +62,7 @@ class NativeExecutor:
         threads: int = 1,
         instructions: str = "",
         load_part: LoadPart = nullcontext,
-        yield_turn: Callable[[], None] = continue_packing,
+        yield_turn: YieldTurn = keep_turn,
     ) -> None:
         if reason := unsupported_reason(network.config):
             raise UnsupportedError(f"the compiled step cannot compute this network: {reason}; torch can")
@@ -195,14 +195,15 @@ class NativeExecutor:
                 if is_windowed == own:
                     runs[to_run, to_block] = runs[from_run, from_block]
 
-    def attach(self, adapter: Lora) -> int:
+    def attach(self, adapter: Lora, yield_turn: YieldTurn = keep_turn) -> int:
         if unknown := sorted(adapter.keys() - adaptable_shapes(self._config).keys()):
             raise UnsupportedError(
                 f"{unknown[0]}: the compiled step adds no update of an adapter to it; load it merged"
             )
         self._attached += 1
-        self._loras[self._attached] = PackedLora(self._config, adapter)
-        return self._attached
+        number = self._attached  # others may be attached meanwhile
+        self._loras[number] = PackedLora(self._config, adapter, yield_turn)
+        return number
 
     def detach(self, number: int) -> None:
         del self._loras[number]

@@ -18,6 +18,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
+from ..core.turns import YieldTurn, iterate_by_parts, keep_turn
 from ..executors.bounds import TABLE_POSITIONS
 from ..network.attention import Attention
 from ..network.experts import MixtureOfExperts
@@ -75,10 +76,6 @@ Array = NDArray[Any]
 LoadPart = Callable[[nn.Module], AbstractContextManager[object]]
 
 
-def continue_packing() -> None:
-    """The default of `yield_turn`: does nothing."""
-
-
 @dataclass(frozen=True)
 class PackHooks:
     """What is called while a network is packed. Each part of it is packed inside `load_part(part)`; `yield_turn`, which
@@ -86,7 +83,7 @@ class PackHooks:
     """
 
     load_part: LoadPart = nullcontext
-    yield_turn: Callable[[], None] = continue_packing
+    yield_turn: YieldTurn = keep_turn
 
 
 def unsupported_reason(config: ModelConfig) -> str:
@@ -126,7 +123,7 @@ class PackedNetwork:
         config: ModelConfig,
         precision: Precision,
         threads: int = 1,
-        yield_turn: Callable[[], None] = continue_packing,
+        yield_turn: YieldTurn = keep_turn,
     ) -> None:
         self.library, self.config, self.precision, self.threads = library, config, precision, threads
         self._yield_turn, self._worked = yield_turn, 0  # weights since others could compute
@@ -417,7 +414,7 @@ def pack_network(
     array = (Layer * len(layers))(*layers)
     pack.arrays.append(array)
     plan.layers = array
-    with load_part(network):  # the remaining parameters
+    with load_part(network.outer_parts()):
         if isinstance(network.position, LearnedPositions):
             plan.positions = pack.pack_floats(network.position.table.weight)
         if isinstance(network.position, SinusoidalPositions):
@@ -481,9 +478,9 @@ def rotary_width(config: ModelConfig) -> int:
     return width
 
 
-def free_weights(module: nn.Module) -> None:
+def free_weights(module: nn.Module, yield_turn: YieldTurn = keep_turn) -> None:
     """Free the weights of a module that are no longer read."""
-    for parameter in module.parameters():
+    for parameter in iterate_by_parts(module.parameters(), yield_turn):
         parameter.data = torch.empty(0)
 
 

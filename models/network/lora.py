@@ -26,10 +26,6 @@ class LowRank:
     a: Tensor
     b: Tensor
 
-    def to(self, like: Tensor) -> "LowRank":
-        """The update with the device and type of `like`."""
-        return LowRank(self.a.to(like.device, like.dtype), self.b.to(like.device, like.dtype))
-
 
 Lora = Mapping[str, LowRank]  # by the product's name, "blocks.3.mlp.up"
 

@@ -282,6 +282,10 @@ class Transformer(nn.Module):
             return ScaledSandwichBlock
         return ConvolutionBlock if config.convolution and layer == 0 else self.block_classes[config.norm_order]
 
+    def outer_parts(self) -> nn.ModuleList:
+        """All that it has beside the token embeddings and the blocks."""
+        return nn.ModuleList(part for name, part in self.named_children() if name not in ("tokens", "blocks"))
+
     def forward(self, batch: RaggedBatch) -> Tensor:
         x, frame = self.embed(batch)
         for block in self.blocks:

@@ -8,6 +8,7 @@ from contextlib import ExitStack
 from torch import Tensor
 
 from ..core.errors import UnsupportedError
+from ..core.turns import YieldTurn, keep_turn
 from ..executors.contract import StepInput
 from ..executors.cuda_graphs import PagedAttention, StepOutput
 from ..executors.torch_executor import TorchExecutor
@@ -43,7 +44,7 @@ class FollowerExecutor(TorchExecutor):
         out, finite = super()._compute(batch)
         return out, None if finite is None else self.group.all_true(finite)
 
-    def attach(self, adapter: Lora) -> int:  # noqa: ARG002
+    def attach(self, adapter: Lora, yield_turn: YieldTurn = keep_turn) -> int:  # noqa: ARG002
         raise UnsupportedError(
             "an adapter cannot be attached to a network that several processes compute: load it merged"
         )
@@ -85,8 +86,8 @@ class LeaderExecutor:
             self._executor.copy(blocks)
             undo.pop_all()
 
-    def attach(self, adapter: Lora) -> int:
-        return self._executor.attach(adapter)
+    def attach(self, adapter: Lora, yield_turn: YieldTurn = keep_turn) -> int:
+        return self._executor.attach(adapter, yield_turn)
 
     def detach(self, number: int) -> None:
         self._executor.detach(number)

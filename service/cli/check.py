@@ -24,6 +24,7 @@ from ..runtime.memory_budget import (
     MemoryBudget,
     MemoryNeed,
     ModelSize,
+    adapter_bytes,
     adapter_memory_need,
     ceil_mib,
     describe_state_shortage,
@@ -106,13 +107,13 @@ def plan_memory(
     models: Sequence[ModelSize], adapters: Sequence[MemoryNeed], explained: Mapping[str, MemoryNeed], settings: Settings
 ) -> tuple[str, bool]:
     """Plan the memory of the models that can be loaded.  Returns the report, and whether they fit."""
-    adapter_bytes = sum(adapter.total for adapter in adapters)
+    kept = adapter_bytes(adapters)
     free = memory_limit(settings.model_copy(update={"memory_mib": 0}), choose_placement(settings).device)
     budget = MemoryBudget(settings.memory_mib * MIB or free, settings)
     needs, complaints = [], []
     for number, model in enumerate(models):
         try:
-            plan = budget.plan(model, models[number + 1 :], adapter_bytes)
+            plan = budget.plan(model, models[number + 1 :], kept)
             budget.reserve(plan)
         except InsufficientMemory as error:
             complaints.append(error.message)
@@ -121,6 +122,7 @@ def plan_memory(
     for adapter in adapters:
         try:
             budget.reserve_adapter(adapter)
+            budget.settle(adapter)
         except InsufficientMemory as error:
             complaints.append(error.message)
     shortages = (describe_cache_shortage, partial(describe_state_shortage, settings=settings))

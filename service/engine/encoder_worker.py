@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from polyhead.models.core.label_prompt import MAX_LABELS
+from polyhead.models.core.turns import YieldTurn, keep_turn
 from polyhead.models.executors.contract import Executor, StepInput
 from polyhead.models.network.lora import Lora
 
@@ -115,13 +116,14 @@ class EncoderWorker:
         if request.top_k < 1:
             raise BadRequest(f"top_k: at least 1, got {request.top_k}", param="top_k")
 
-    def attach(self, lora: Lora, task: Task, head: OutputHead | None) -> int:
+    def attach(self, lora: Lora, task: Task, head: OutputHead | None, yield_turn: YieldTurn = keep_turn) -> int:
         """Add an adapter to the network.  Returns its number, which requests name it by and which is never reused.
 
-        `head` reads its states, by default the worker's head.  Raises StepFailed where its output is not finite, and
-        what the executor raises.
+        `head` reads its states, by default the worker's head.  `yield_turn`: see
+        models.executors.contract.Executor.attach.  Raises StepFailed where its output is not finite, and what the
+        executor raises.
         """
-        number = self._executor.attach(lora)
+        number = self._executor.attach(lora, yield_turn)
         self._heads[number] = self._heads[0] if head is None else HeadSet.of(task, head)
         try:
             self._self_test(number)

@@ -134,8 +134,9 @@ class Engine:
 
         Raises Stopped if the thread is to end.
         """
-        self._run_inbox()
-        self._run_step()
+        with torch.inference_mode(False):  # the function may be in it, and the inbox may load weights for gradients
+            self._run_inbox()
+            self._run_step()
         self._last_progress = perf_counter()
         if self._stopping:
             raise Stopped("the server is shutting down", retry_after=1)

@@ -14,6 +14,7 @@ from time import perf_counter
 import torch
 from torch import Tensor
 
+from polyhead.models.core.turns import YieldTurn, keep_turn
 from polyhead.models.executors.contract import Executor, StepInput
 from polyhead.models.network.lora import Lora
 
@@ -110,12 +111,13 @@ class GeneratorWorker:
         if width > (most := self._groups.scheduler.sequence_budget):
             raise BadRequest(f"best_of: {self.model!r} searches at most {most} wide, got {width}", param="best_of")
 
-    def attach(self, lora: Lora) -> int:
+    def attach(self, lora: Lora, yield_turn: YieldTurn = keep_turn) -> int:
         """Add an adapter to the network.  Returns its number, which requests name it by and which is never reused.
 
-        Raises StepFailed where its logits are not finite, and what the executor raises.
+        `yield_turn`: see models.executors.contract.Executor.attach.  Raises StepFailed where its logits are not
+        finite, and what the executor raises.
         """
-        number = self._executor.attach(lora)
+        number = self._executor.attach(lora, yield_turn)
         try:
             self._self_test(number)
         except StepFailed:

@@ -45,7 +45,7 @@ def make_deterministic(
         if not isinstance(loaded.head, LanguageHead):
             loaded.load_weights(loaded.head)
             copy_shared_parameters(loaded.head)
-            make_head_invariant(loaded.head, yield_to_engine=yield_turn)  # the rest is by construction
+            make_head_invariant(loaded.head, yield_turn=yield_turn)  # the rest is by construction
     elif settings.deterministic:
         make_invariant(loaded.network, loaded.head, yield_turn)
         if kernel := choose_kernel(placement, loaded.decoder_config):

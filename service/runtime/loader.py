@@ -228,27 +228,32 @@ class Loader:
             with self._time_stage(loading, "read and pack"):
                 attach = partial(self._attach_on_engine, loading, adapter, base)
                 number = await loading.on_engine(self._engine, attach, undo=base.worker.detach)
+            undo.pop_all()
+            undo.callback(self.budget.release, need := self.budget.settle(adapter.need))
             model = build_adapter_model(base.model, name, adapter.source, adapter.plan, number)
             model = replace(model, calibration=calibration)
             self._engine.add_adapter(base.worker, number, model.name, model.task)
             undo.pop_all()
         size, seconds = adapter.need.weights / 2**20, time.perf_counter() - began
         log.info("%s is ready: an adapter of %s, %.1f MiB, in %.3f s", model.name, base.model.name, size, seconds)
-        return LoadedModel(model, base.worker, adapter.need, base.base_model)
+        return LoadedModel(model, base.worker, need, base.base_model)
 
     def _attach_on_engine(self, loading: LoadTask, adapter: UnmergedAdapter, base: LoadedModel) -> int:
         """Read the adapter's weights and attach them; returns its number. Called on the engine's thread."""
-        lora, head = base.base_model.load_adapter(adapter.plan, adapter.placement.dtype, adapter.placement.device)
+        placement, yield_turn = adapter.placement, sliced_turns(self._yield_callback(loading), loading)
+        lora, head = base.base_model.load_adapter(
+            adapter.plan, placement.dtype, placement.device, lambda _: yield_turn()
+        )
         if isinstance(base.worker, EncoderWorker):
-            if head is not None and adapter.placement.instructions:
-                make_head_invariant(head, self._proven_sizes)
-            loading.check()
-            return base.worker.attach(
-                lora, cast(Task, adapter.plan.description.head.task), cast(OutputHead | None, head)
-            )
-        assert isinstance(base.worker, GeneratorWorker)
-        loading.check()
-        return base.worker.attach(lora)
+            if head is not None and placement.instructions:
+                make_head_invariant(head, self._proven_sizes, yield_turn)
+            task = cast(Task, adapter.plan.description.head.task)
+            number = base.worker.attach(lora, task, cast(OutputHead | None, head), yield_turn)
+        else:
+            assert isinstance(base.worker, GeneratorWorker)
+            number = base.worker.attach(lora, yield_turn)
+        trim_heap()  # of what was read
+        return number
 
     async def load(
         self, loading: LoadTask, described: DescribedModel, others: Sequence[ModelSize] = (), kept: int = 0
@@ -304,6 +309,8 @@ class Loader:
         size = measure_model(name, description, draft, world, weights)
         placement = choose_placement(self._settings, size.default_precision, size.config)
         draft_weights = None if draft is None else WeightReader(draft)
+        for each in filter(None, (description, draft)):
+            _ = each.text_tokenizer  # made here, and kept: the engine's thread needs it
         return DescribedModel(source, description, size, placement, weights, draft, draft_weights)
 
     def _log_recurrent_limits(self, size: ModelSize, need: MemoryNeed) -> None:
@@ -353,6 +360,8 @@ class Loader:
             max_cost = self._settings.max_kl if strict and self._settings.precision == "auto" else math.inf
             plan = LoadPlan(described, need, part, tests, max_cost)
             built = await loading.on_engine(self._engine, lambda: self._build(loading, plan))
+            for test in tests:
+                await run_on_daemon_thread(test.store_cost)
             if isinstance(built, PrecisionCostError):
                 raise built
             weights = WeightsInUse(need.name, described.source, described.description, placement.precision)
@@ -406,24 +415,25 @@ class Loader:
         """
         described, need, tests = plan.described, plan.need, plan.tests
         began, loading.stage = time.perf_counter(), STAGES["read and pack"]
+        yield_turn = self._yield_callback(loading)
         drafter = self._build_drafter(loading, described, need)
         for test in tests:
             loading.stage = TEST_PHRASE
             assert described.weights is not None, "one process computes what is tested"
-            test.compute_reference(described.weights, yielding_progress(self._yield_callback(loading), loading))
+            test.compute_reference(described.weights, yielding_progress(yield_turn, loading))
             trim_heap()
             loading.stage = STAGES["read and pack"]
         loaded = self._read_checkpoint(loading, described, plan.part)
         executor = self._build_executor(loading, described.placement, need, loaded, plan.part)
         for test in tests:
-            test.compare(executor)
+            test.compare(executor, yield_turn)
         worker = self._build_worker(described.placement, need, loaded, drafter, self._executor_hook(executor))
         cost = next((test.cost for test in tests), None)
         if cost is not None and cost > plan.max_cost:
             free_weights(loaded.head)  # the rest is packed, and the packed weights are freed with the executor
             return PrecisionCostError(described.placement, cost)
         read, loading.stage = time.perf_counter(), STAGES["warm up"]
-        worker.warm_up(self._yield_callback(loading))
+        worker.warm_up(yield_turn)
         trim_heap()  # else the allocator keeps as much memory again as was read
         return BuiltModel(loaded, worker, cost, read - began, time.perf_counter() - read)
 
@@ -511,18 +521,19 @@ class Loader:
         if part is not None:
             return part.build_executor(loaded)
         settings, yield_turn = self._settings, self._yield_callback(loading)
+        often = sliced_turns(yield_turn, loading)
 
         @contextmanager
         def load_part(module: nn.Module) -> Iterator[None]:
             loaded.load_blocks(module)
             yield
-            free_weights(module)
+            free_weights(module, often)
             trim_heap()  # else the allocator keeps the memory of every part
             yield_turn()
 
-        make_deterministic(loaded, settings, placement, yield_turn)
+        make_deterministic(loaded, settings, placement, often)
         cache = CacheSize(need.blocks, need.state_count, need.window_blocks)
-        hooks = PackHooks(load_part, sliced_turns(yield_turn, loading))
+        hooks = PackHooks(load_part, often)
         return build_executor(loaded, settings, placement, cache, hooks)
 
     def _build_worker(

@@ -5,12 +5,13 @@ predicting again with other settings.
 """
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import cast
 
 import torch
+from torch import nn
 
 from polyhead.models.checkpoint.default_precision import DefaultPrecision
 from polyhead.models.checkpoint.description import Description
@@ -51,7 +52,6 @@ CHECKPOINT_STATES = 16  # states that stay cached while all sequences run, where
 CPU_CACHE_TOKENS = 16_384  # a generator's cache on a CPU, unless its context is longer or memory is short
 MIN_CACHE_TOKENS = 256  # the smallest cache that an error message suggests
 MIB = 1 << 20
-ADAPTER_PADDING = 1.1  # packed size of an adapter's matrices, as a multiple of their own size
 FLOAT_BYTES = 4
 LAYER_FEATURES = 16  # vectors of a token that exist in a layer of the head, as multiples of their width
 WORD_FEATURES = 8  # vectors of a word that exist while its spans are scored, as multiples of their width
@@ -197,10 +197,19 @@ class MemoryNeed:
 
 def adapter_memory_need(name: str, plan: LoraPlan, placement: Placement) -> MemoryNeed:
     """Predict the memory of an adapter: its matrices, padded if the compiled step packs them, and its own head."""
+    is_packed = bool(placement.instructions)
     low, head = plan.parameter_counts
-    each = FLOAT_BYTES * ADAPTER_PADDING if placement.instructions else placement.dtype.itemsize
-    weights = int(low * each) + head * placement.dtype.itemsize
-    return MemoryNeed(name, weights, cache=0, workspace=0, loading=0, blocks=0, block_size=0)
+    weights = plan.packed_bytes if is_packed else low * placement.dtype.itemsize
+    linears = [] if plan.head is None else [each for each in plan.head.modules() if isinstance(each, nn.Linear)]
+    tests = [linear_test_bytes(each.in_features, each.out_features) for each in linears if is_packed]
+    loading = max(plan.loading_bytes(is_packed), max(tests, default=0))
+    weights += head * placement.dtype.itemsize
+    return MemoryNeed(name, weights, cache=0, workspace=0, loading=loading, blocks=0, block_size=0)
+
+
+def adapter_bytes(needs: Collection[MemoryNeed]) -> int:
+    """Return the bytes for adapters that are loaded one after the other."""
+    return sum(need.weights for need in needs) + max((need.loading for need in needs), default=0)
 
 
 class MemoryPrediction:
@@ -495,6 +504,13 @@ class MemoryBudget:
             free = f"{ceil_mib(max(self.free, 0))} of {ceil_mib(self.limit)} MiB are free"
             raise InsufficientMemory(f"{need.name} needs {ceil_mib(need.total)} MiB, and {free}")
         self.reserve(need)
+
+    def settle(self, need: MemoryNeed) -> MemoryNeed:
+        """Release what is needed only while an adapter is loaded, and return what stays reserved."""
+        settled = replace(need, loading=0)
+        self.release(need)
+        self.reserve(settled)
+        return settled
 
     def release(self, need: MemoryNeed) -> None:
         self._reserved.remove(need)

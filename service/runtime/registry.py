@@ -35,6 +35,7 @@ from ..engine.worker import Worker
 from .explain_models import ExplainerCache
 from .load_task import LoadTask
 from .loader import DescribedModel, ExecutorHook, LoadedModel, Loader, UnmergedAdapter
+from .memory_budget import adapter_bytes
 from .model_resolver import ModelResolver
 from .operation import ModelOperation, base_model_error, check_name, check_setting_names, log_failure, operation_error
 
@@ -226,7 +227,7 @@ class ModelRegistry:
         self._states[loading.name] = LoadState("loading")
         model = described.pop(loading.name)
         remaining = self._states.keys()  # without those that were cancelled meanwhile
-        kept = sum(other.need.total for name, other in adapters.items() if name in remaining)
+        kept = adapter_bytes([other.need for name, other in adapters.items() if name in remaining])
         others = [other.size for name, other in described.items() if name in remaining]
         self._publish(await self._loader.load(loading, model, others, kept))
 

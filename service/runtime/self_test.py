@@ -20,6 +20,7 @@ from torch import nn
 from polyhead.models.checkpoint.default_precision import DefaultPrecision
 from polyhead.models.checkpoint.description import Description, missing_embedding
 from polyhead.models.checkpoint.weight_reader import WeightReader
+from polyhead.models.core.turns import YieldTurn, keep_turn
 from polyhead.models.executors.contract import Executor, StateUse, StepInput
 from polyhead.models.native.library import library_hash
 from polyhead.models.network.ragged import RaggedBatch
@@ -126,7 +127,7 @@ def describe_cost(cost: float, description: Description) -> str:
 
 class SelfTest:
     """The test of one model: `compute_reference` computes in float32 before the weights are packed, `compare` with the
-    executor that will serve.
+    executor that will serve, and `store_cost` keeps what was measured.
     """
 
     def __init__(
@@ -148,6 +149,7 @@ class SelfTest:
         self.cost = self._costs.find(self._key)
         self._texts = self_test_windows(description, longest) if self.cost is None else []
         self._reference = torch.empty(0)
+        self._is_measured = False
 
     @property
     def _is_due(self) -> bool:
@@ -173,7 +175,7 @@ class SelfTest:
                 yield
             weights.unload(part)
 
-        small = nn.ModuleList(child for name, child in network.named_children() if name not in ("tokens", "blocks"))
+        small = network.outer_parts()
         weights.load(small, torch.float32, torch.device("cpu"))
         with load_part(network.tokens):
             x, frame = network.embed(RaggedBatch.of(self._texts))
@@ -182,6 +184,7 @@ class SelfTest:
             with load_part(same[0]):
                 for block in same:
                     x = block(x, frame)
+                    weights.yield_turn()
         with torch.inference_mode():
             starts = accumulate(map(len, self._texts), initial=0)
             rows = [
@@ -197,13 +200,18 @@ class SelfTest:
         self._reference = x
 
     @torch.inference_mode()
-    def compare(self, executor: Executor) -> None:
-        """Measure the cost and store it, unless a weight file has changed since it was hashed. Does nothing if the cost
-        is known.
+    def compare(self, executor: Executor, yield_turn: YieldTurn = keep_turn) -> None:
+        """Measure the cost; `store_cost` should be called afterwards. Does nothing if the cost is known.
+
+        `yield_turn` is called after each text.
         """
         if not self._is_due:
             return
-        found = torch.cat([executor.step(self._rows_of(text, executor)).clone() for text in self._texts])
+        outputs = []
+        for text in self._texts:
+            outputs.append(executor.step(self._rows_of(text, executor)).clone())
+            yield_turn()
+        found = torch.cat(outputs)
         expected, self._reference = self._reference, torch.empty(0)
         if not found.isfinite().all():
             self.cost = float("inf")
@@ -214,7 +222,14 @@ class SelfTest:
             self.cost = divergence.figures.kl_mean
         else:
             self.cost = float(1 - torch.cosine_similarity(expected, found, dim=-1).double().mean())
-        if find_known_costs(self.description, self._hashes) == self._costs:
+        self._is_measured = True
+
+    def store_cost(self) -> None:
+        """Store the cost that was measured, unless a weight file has changed since it was hashed. It looks at every
+        tensor's description, of which there may be very many, so the engine's thread should not.
+        """
+        if self._is_measured and find_known_costs(self.description, self._hashes) == self._costs:
+            assert self.cost is not None, "it was measured"
             self._costs.store(self._key, self.cost)
 
     def _compared_rows(self, text: list[int]) -> range:

@@ -17,6 +17,7 @@ from typing import Any, Literal, cast
 import torch
 from torch import Tensor
 
+from polyhead.models.core.turns import YieldTurn, keep_turn
 from polyhead.models.executors.contract import Executor, StepInput
 from polyhead.models.executors.torch_executor import TorchExecutor
 from polyhead.models.native.native_executor import NativeExecutor
@@ -112,8 +113,8 @@ class FaultyExecutor:
     def copy(self, blocks: Sequence[tuple[int, int]]) -> None:
         self.executor.copy(blocks)
 
-    def attach(self, adapter: Lora) -> int:
-        return self.executor.attach(adapter)
+    def attach(self, adapter: Lora, yield_turn: YieldTurn = keep_turn) -> int:
+        return self.executor.attach(adapter, yield_turn)
 
     def detach(self, number: int) -> None:
         self.executor.detach(number)

@@ -41,9 +41,8 @@ def train(
     """Run the recipe in a file, and return the figures of the result by name.
 
     `out` gets adapter/ or model/, metrics.jsonl, result.json and the files to `resume` from.  Downloads are kept in its
-    parent.  `smoke`: a run of seconds without downloads.  `folder_check` is called with the base model's folder before
-    its tokenizer is read.  Raises RecipeError for a wrong recipe or run, CheckpointError
-    for a wrong download or checkpoint.
+    parent.  `smoke`: a run of seconds without downloads.  `folder_check`: see RunOptions.
+    Raises RecipeError for a wrong recipe or run, CheckpointError for a wrong download or checkpoint.
     """
     recipe = read_recipe(path).smoke_recipe() if smoke else read_recipe(path)
     torch.set_num_threads(recipe.threads)

@@ -83,10 +83,17 @@ class NetworkRun:
 
 
 def prepare_run(recipe: NetworkRecipe, corpus: Corpus[Any], options: RunOptions) -> NetworkRun:
-    """Learn the vocabulary, unless a saved run is resumed, build the network, and encode the data."""
+    """Learn the vocabulary, unless a saved run is resumed, build the network, and encode the data.
+
+    A run that is resumed may be a stranger's: `options.folder_check` is called with its vocabulary's folder first.
+    Raises CheckpointError.
+    """
     split, run_folder = split_corpus(recipe.data, corpus), options.run_folder
     vocabulary = run_folder.folder / VOCABULARY_FOLDER
-    if not (run_folder.resume and (run_folder.folder / RUN_FILE).exists()):
+    if run_folder.resume and (run_folder.folder / RUN_FILE).exists():
+        vocabulary = subfolder(run_folder.folder, VOCABULARY_FOLDER)
+        options.folder_check(vocabulary, {})
+    else:
         shutil.rmtree(vocabulary, ignore_errors=True)
         sentences = [each for example in split.train for each in (example.text, example.label) if each is not None]
         recipe.network_kind.train_vocabulary(sentences, recipe.data.words, vocabulary)

@@ -179,7 +179,8 @@ Recipe = FinetuneRecipe | NetworkRecipe
 @dataclass(frozen=True)
 class RunOptions:
     """What a run depends on besides its recipe: the recipe's file, the run's folder, and whether it is a smoke run.
-    `folder_check` is called with the base model's folder before its tokenizer is read."""
+    `folder_check` is called with the base model's folder, or with that of a resumed run's vocabulary, before its
+    tokenizer is read."""
 
     recipe_file: Path
     run_folder: RunFolder

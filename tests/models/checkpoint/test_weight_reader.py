@@ -3,6 +3,7 @@
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
 from typing import Any, cast
@@ -14,9 +15,10 @@ from safetensors.torch import load_file, save_file
 from torch import nn
 
 from polyhead.models import checkpoint
-from polyhead.models.checkpoint import Checkpoint, ignore_progress, weight_reader
+from polyhead.models.checkpoint import Checkpoint, ignore_progress, row_orders, weight_reader
 from polyhead.models.checkpoint.tensor_files import TensorEntry
 from polyhead.models.checkpoint.weight_reader import WeightReader
+from polyhead.models.core import turns
 from polyhead.models.core.errors import CheckpointError
 from polyhead.models.executors.contract import StepInput
 from polyhead.models.native.block_weights import BlockWeights
@@ -192,6 +194,74 @@ def test_matrices_whose_rows_are_reordered_are_read_as_floats(tmp_path: Path, ki
     assert [isinstance(getattr(attention, name).weight, blocks) for name in ("query", "key", "value")] == [0, 0, 1]
 
 
+def test_reordered_rows_are_copied_in_parts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """No large matrix is put in order as a whole; the result is the same, and others have turns."""
+    path, calls, given = write_llama(tmp_path / "llama.gguf", "Q8_0"), list[tuple[int, int]](), list[torch.Tensor]()
+    whole = checkpoint.load(str(path)).network.state_dict()
+    monkeypatch.setattr(turns, "PART_NUMBERS", 4 * WIDTH)
+    monkeypatch.setattr(row_orders, "PART_NUMBERS", 4 * WIDTH)
+    what = checkpoint.describe_source(str(path))
+
+    def translate(name: str, tensor: torch.Tensor) -> list[tuple[str, torch.Tensor]]:
+        if not tensor.is_meta and any(each in name for each in ("attn_q", "attn_k")):
+            given.append(tensor)
+        return what.translate(name, tensor)
+
+    reader = WeightReader(replace(what, translate=translate))
+    reader.begin(lambda done, total: calls.append((done, total)))
+    reader.load(reader.network, torch.float32, torch.device("cpu"))
+    assert all(torch.equal(value, whole[name]) for name, value in reader.network.state_dict().items())
+    assert [tensor.shape for tensor in given] == [(WIDTH, row_orders.PROBE_COLUMNS), (WIDTH // 2, 7)]
+    unread = [after for before, after in pairwise(calls) if before == after]
+    assert len(unread) == WIDTH // 4 + WIDTH // 2 // 4
+
+
+@pytest.mark.parametrize(
+    ("change", "is_order"),
+    [
+        (lambda x: x.flip(0), True),
+        (lambda x: x.view(2, -1, x.size(1)).transpose(0, 1).flatten(0, 1), True),
+        (lambda x: x.flip(1), False),
+        (lambda x: x * 2, False),
+        (lambda x: torch.cat((x, torch.zeros_like(x))), False),
+        (lambda x: x.view(len(x), 2, -1).transpose(1, 2).flatten(1), False),
+        (lambda x: x.t().contiguous(), False),
+        (lambda x: x.float() * 1.0, False),
+    ],
+)
+def test_only_the_order_of_rows_is_taken_apart(
+    tiny_generator: Path, change: Callable[[torch.Tensor], torch.Tensor], is_order: bool
+) -> None:
+    what = replace(
+        checkpoint.describe_source(str(tiny_generator)), translate=lambda name, tensor: [(name, change(tensor))]
+    )
+    matrix = torch.randn(12, 20)
+    found = row_orders.find_row_orders(
+        what, "w", [("w", change(torch.empty(matrix.shape, device="meta")))], matrix.shape
+    )
+    assert (found is not None) == is_order
+    if found is not None:
+        assert torch.equal(matrix[found["w"]], change(matrix))
+
+
+def test_walks_over_many_parts_take_turns(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """As over the thousands of experts of a layer: whoever walks over them lets others compute."""
+    monkeypatch.setattr(turns, "PART_ITEMS", 4)
+    path, calls, taken = write_mixture(tmp_path / "mixture.gguf"), list[int](), list[None]()
+    reader = WeightReader(checkpoint.describe_source(str(path)))
+    block, count = reader.network.blocks[0], len(list(reader.network.blocks[0].parameters()))
+    assert count > 3 * EXPERTS
+    reader.load_blocks(block)
+    reader.begin(lambda done, total: calls.append(done))
+    reader.load(block, torch.float32, torch.device("cpu"))  # nothing is left to be read
+    assert len(calls) - 1 == count // 4
+    free_weights(block, lambda: taken.append(None))
+    assert len(taken) == count // 4
+    calls.clear()
+    reader.unload(block)
+    assert len(calls) >= len(list(block.modules())) // 4
+
+
 def write_llama(path: Path, kind: str) -> Path:
     """A GGUF file of a Llama with one layer and two key heads."""
     fields = gguf_files.byte_level_metadata(byte_level_bpe())
@@ -262,6 +332,7 @@ def test_checks_and_copies_of_a_matrix_are_reported_in_parts(
     whole = prepared(blocks)
     whole.load_blocks(whole.network)
     monkeypatch.setattr(weight_reader, "PIECE_NUMBERS", 1024)
+    monkeypatch.setattr(turns, "PART_NUMBERS", 1024)
     parts = prepared(blocks, lambda done, total: calls.append(done))
     parts.load_blocks(parts.network)
     for one, other in zip(whole.network.parameters(), parts.network.parameters(), strict=True):

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from typer.testing import CliRunner
 
+from polyhead.models.core import turns
 from polyhead.models.core.errors import InvarianceError
 from polyhead.models.executors.contract import StepInput
 from polyhead.models.executors.torch_executor import TorchExecutor
@@ -24,6 +25,7 @@ from polyhead.models.invariant.invariant_linear import (
     InvariantLinear,
     even_thread_size,
     find_safe_sizes,
+    store_transposed,
 )
 from polyhead.models.invariant.safe_sizes import ROW_COUNTS, split_rows
 from polyhead.models.native.library import runnable_targets
@@ -354,6 +356,22 @@ def depending(on: str) -> Callable[..., Tensor]:
         return rows.float() if out is None else out.copy_(rows)
 
     return product
+
+
+def test_a_large_matrix_is_made_invariant_in_parts(monkeypatch: pytest.MonkeyPatch) -> None:
+    """With a turn after two inputs of the matrix, after an output of its test matrix, and after each product."""
+    monkeypatch.setattr(turns, "PART_NUMBERS", 48)
+    plain, taken = nn.Linear(48, 20, bias=False), list[None]()
+    weight = plain.weight.detach().clone()
+    store_transposed(plain.weight, lambda: taken.append(None))
+    assert len(taken) == 24
+    assert torch.equal(plain.weight, weight)
+    assert plain.weight.stride() == (1, 20)
+    kept, count = plain.weight.data_ptr(), len(taken)
+    store_transposed(plain.weight, lambda: taken.append(None))
+    assert (plain.weight.data_ptr(), len(taken)) == (kept, count)  # as for another head with the same matrix
+    find_safe_sizes(plain, lambda: taken.append(None))
+    assert len(taken) - count >= 20 + len(ROW_COUNTS)
 
 
 def test_row_counts_with_other_results_are_not_used(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -3,6 +3,7 @@
 import gc
 import shutil
 import weakref
+from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from itertools import accumulate
@@ -15,7 +16,9 @@ import transformers as tf
 from torch import Tensor
 
 from polyhead.models.checkpoint import Checkpoint, describe_source, load
+from polyhead.models.checkpoint.tensor_files import TensorEntry
 from polyhead.models.checkpoint.unmerged_adapter import MAX_RANK, BaseModel
+from polyhead.models.core import turns
 from polyhead.models.core.errors import CheckpointError, StepInputError, UnsupportedError
 from polyhead.models.executors.contract import Executor, StepInput
 from polyhead.models.executors.torch_executor import TorchExecutor
@@ -28,9 +31,12 @@ from polyhead.service.config.settings import Settings, SettingsError, read_setti
 from polyhead.service.core.errors import BadRequest, Conflict, InsufficientMemory, NotFound, StepFailed, Unavailable
 from polyhead.service.core.request import Encode, Failed, HeadOutput, Task, TokenOutputs
 from polyhead.service.engine.encoder_worker import EncoderWorker
+from polyhead.service.engine.engine import Engine
 from polyhead.service.engine.generator_worker import GeneratorWorker
 from polyhead.service.engine.head_outputs import OutputHead
-from polyhead.service.runtime.memory_budget import MemoryBudget, adapter_memory_need
+from polyhead.service.runtime import loader
+from polyhead.service.runtime.load_task import LoadTask
+from polyhead.service.runtime.memory_budget import MemoryBudget, adapter_bytes, adapter_memory_need
 from polyhead.service.runtime.placement import choose_placement
 from polyhead.service.runtime.registry import ModelRegistry
 from tests.families.conformance import save_checkpoint
@@ -193,11 +199,8 @@ def build_adapters(base: Path, folder: Path) -> list[Any]:
     found = []
     for number, settings in enumerate(kinds):
         adapted(tf.AutoModel.from_pretrained(base), folder / str(number), **settings)
-        found.append(
-            base_model.load_adapter(base_model.plan_adapter(folder / str(number)), torch.float32, torch.device("cpu"))[
-                0
-            ]
-        )
+        plan = base_model.plan_adapter(folder / str(number))
+        found.append(dict(base_model.load_adapter(plan, torch.float32, torch.device("cpu"))[0]))
     return found
 
 
@@ -250,6 +253,77 @@ def test_a_detached_adapter_is_freed(tiny_embedder: Path, tmp_path: Path, make: 
     assert executor.attach(first) not in numbers
     with pytest.raises(StepInputError, match="is not attached"):
         states(executor, numbers[1])
+
+
+# Adapters are read in parts
+
+
+class ReadWatch:
+    """What an adapter's load has in memory at each turn, and what it does between two turns."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.turns, self.most_numbers, self.read = 0, 0, list[weakref.ref[Tensor]]()
+        real = TensorEntry.read
+
+        def read(entry: TensorEntry, *given: Any) -> Tensor:
+            found = real(entry, *given)
+            self.read.append(weakref.ref(found))
+            return found
+
+        monkeypatch.setattr(TensorEntry, "read", read)
+        monkeypatch.setattr(turns, "PART_NUMBERS", 64)
+
+    def yield_turn(self, _: int = 0) -> None:
+        self.turns += 1
+        alive = [tensor for ref in self.read if (tensor := ref()) is not None]
+        self.most_numbers = max(self.most_numbers, sum(tensor.numel() for tensor in alive))
+
+
+@pytest.mark.parametrize("make", [torch_executor, pytest.param(float32_executor, marks=COMPILED)])
+@pytest.mark.parametrize("family", ["gpt2", "llama"])
+def test_an_adapter_is_read_and_attached_in_parts(
+    tmp_path: Path, tiny_generator: Path, monkeypatch: pytest.MonkeyPatch, family: str, make: Callable[..., Executor]
+) -> None:
+    """One product at a time is in memory beside what is attached, and others have turns. GPT-2 has fused matrices."""
+    base, targets = tiny_generator, {"target_modules": "all-linear"}
+    if family == "gpt2":
+        config = tf.GPT2Config(vocab_size=400, n_embd=32, n_layer=2, n_head=4, n_positions=64)
+        base = checkpoints.save(tf.GPT2LMHeadModel(config), checkpoints.byte_level_bpe(), tmp_path / "base")
+        targets = {"target_modules": ["c_attn", "c_proj", "c_fc"], "fan_in_fan_out": True}
+    adapted(generator(base), tmp_path / "a", task_type="CAUSAL_LM", **targets)
+    base_model, is_packed = BaseModel(describe_source(str(base))), make is float32_executor
+    executor = make(load(str(base), dtype=torch.float32 if is_packed else torch.bfloat16), 8)
+    plan, watch = base_model.plan_adapter(tmp_path / "a"), ReadWatch(monkeypatch)
+    lora, _ = base_model.load_adapter(plan, torch.float32, torch.device("cpu"), watch.yield_turn)
+    assert not watch.read  # nothing is read before it is asked for
+    sizes = {name: sum(side.numel() for side in (low.a, low.b)) for name, low in dict(lora).items()}
+    watch.read.clear()
+    watch.turns = watch.most_numbers = 0
+    executor.attach(lora, watch.yield_turn)
+    assert len(watch.read) == 2 * len(plan.updates)  # each once
+    assert watch.turns >= sum(sizes.values()) // 64
+    assert 4 * watch.most_numbers <= plan.loading_bytes(is_packed)
+    assert watch.most_numbers < sum(sizes.values()) / 2
+    if is_packed:
+        kept = cast(Any, executor)._loras[1]
+        assert plan.packed_bytes == kept.byte_count
+
+
+def test_adapters_may_be_attached_and_detached_in_turns_of_another(tiny_embedder: Path, tmp_path: Path) -> None:
+    executor = (float32_executor if runnable_targets() else torch_executor)(load(str(tiny_embedder)))
+    first, second, third = build_adapters(tiny_embedder, tmp_path)
+    numbers, wanted = [executor.attach(first)], list[Tensor]()
+
+    def turn() -> None:
+        if len(numbers) == 1:
+            numbers.append(executor.attach(second))
+            wanted.append(states(executor, numbers[1]))
+            executor.detach(numbers[0])
+
+    numbers.append(executor.attach(third, turn))
+    assert numbers == [1, 3, 2]
+    assert torch.equal(states(executor, numbers[1]), wanted[0])
+    assert not torch.equal(states(executor, numbers[2]), wanted[0])
 
 
 def test_deterministic_torch_refuses_by_name(tiny_embedder: Path, tmp_path: Path) -> None:
@@ -425,7 +499,32 @@ async def answer(served: ModelRegistry, name: str, tokens: tuple[int, ...] = IDS
     return await anext(stream)
 
 
-def test_a_base_model_and_its_adapters_are_models(tiny_embedder: Path, spam: Path, tmp_path: Path) -> None:
+def count_turns(monkeypatch: pytest.MonkeyPatch) -> Counter[str]:
+    """The turns that the engine gives to others while an adapter is attached, by the adapter's name: after each part
+    of the work."""
+    taken, all_taken = Counter[str](), list[None]()
+    attach, yield_turn = loader.Loader._attach_on_engine, Engine.yield_turn
+
+    def counted(self: loader.Loader, loading: LoadTask, *given: Any) -> int:
+        before = len(all_taken)
+        number = attach(self, loading, *given)
+        taken[loading.name] = len(all_taken) - before
+        return number
+
+    def turn(self: Engine) -> None:
+        all_taken.append(None)
+        yield_turn(self)
+
+    monkeypatch.setattr(loader.Loader, "_attach_on_engine", counted)
+    monkeypatch.setattr(Engine, "yield_turn", turn)
+    monkeypatch.setattr(loader, "READ_SLICE_S", -1.0)
+    return taken
+
+
+def test_a_base_model_and_its_adapters_are_models(
+    tiny_embedder: Path, spam: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    taken = count_turns(monkeypatch)
     adapted(
         tf.AutoModelForTokenClassification.from_pretrained(tiny_embedder, num_labels=5),
         tmp_path / "tags",
@@ -440,6 +539,8 @@ def test_a_base_model_and_its_adapters_are_models(tiny_embedder: Path, spam: Pat
         )
         assert (base.task, judge.task, tags.task) == ("embed", "classify", "tag")
         assert (judge.labels, len(tags.labels)) == (("ham", "spam"), 5)
+        assert taken["base:spam"] > 2 * 4 * 3  # each A and B of two layers is read, scaled and packed
+        assert taken["base:tags"] > 2 * 2 * 3
         assert judge.tokenizer is base.tokenizer
         statuses = {each.name: each for each in served.model_statuses()}
         assert 0 < statuses["base:spam"].memory < statuses["base"].memory / 10
@@ -476,9 +577,19 @@ def test_the_memory_of_adapters_is_estimated(tiny_embedder: Path, spam: Path) ->
     needed = adapter_memory_need(
         "base:spam", BaseModel(describe_source(str(tiny_embedder))).plan_adapter(spam), choose_placement(Settings())
     )
-    assert 2 * 2 * 2 * 4 * 32 * 4 < needed.total < 20_000  # queries and values of two layers, of rank 4
+    assert 2 * 2 * 2 * 4 * 32 * 4 < needed.weights < 20_000  # queries and values of two layers, of rank 4
+    assert needed.total == needed.weights + needed.loading
     with pytest.raises(InsufficientMemory, match="base:spam needs 1 MiB, and 1 of 1 MiB are free"):
         MemoryBudget(1000, Settings()).reserve_adapter(needed)
+    budget = MemoryBudget(2 * needed.total - 1, Settings())
+    budget.reserve_adapter(needed)
+    with pytest.raises(InsufficientMemory):
+        budget.reserve_adapter(needed)
+    settled = budget.settle(needed)  # loaded
+    assert budget.free == budget.limit - needed.weights
+    budget.reserve_adapter(needed)
+    assert adapter_bytes([needed, needed]) == needed.weights + needed.total
+    budget.release(settled)
 
 
 def test_a_broken_adapter_leaves_the_others_alone(tiny_embedder: Path, spam: Path) -> None:

@@ -20,7 +20,7 @@ from polyhead.models import checkpoint
 from polyhead.models.checkpoint import Checkpoint, description
 from polyhead.models.checkpoint import tensor_files as tensors
 from polyhead.models.checkpoint.source_policy import ANY_SOURCE
-from polyhead.models.checkpoint.tensor_slices import locate_pieces, read_cut_pieces
+from polyhead.models.checkpoint.tensor_slices import EntryReader, locate_pieces, read_cut_pieces
 from polyhead.models.core.errors import ModelError, StepInputError, UnsupportedError
 from polyhead.models.executors.contract import Executor, StepInput
 from polyhead.models.executors.torch_executor import TorchExecutor
@@ -297,15 +297,17 @@ def test_each_process_reads_only_its_share(name: str, tmp_path: Path) -> None:
     network, head = description.build_on_meta(what)
     cuts = cut_parameters(network, head, Share(1, 2))
     assert len(cuts) > 12
+    read: list[tuple[int, ...]] = []
+
+    class Recorder(EntryReader):
+        def __call__(self, entry: tensors.TensorEntry) -> torch.Tensor:
+            read.append(entry.shape)
+            return super().__call__(entry)
+
     for entry_name, entry in what.entries.items():
-        read: list[tuple[int, ...]] = []
-
-        def reading(some: tensors.TensorEntry, read: list[tuple[int, ...]] = read) -> torch.Tensor:
-            read.append(some.shape)
-            return some.read(torch.float32, torch.device("cpu"))
-
+        read.clear()
         full = what.translate(entry_name, entry.read(torch.float32, torch.device("cpu")))
-        pieces = read_cut_pieces(what, entry_name, entry, cuts, reading)
+        pieces = read_cut_pieces(what, entry_name, entry, cuts, Recorder(torch.float32, torch.device("cpu")))
         for (ours, piece), (same, matrix) in zip(pieces, full, strict=True):
             assert ours == same
             assert torch.equal(piece, cuts[ours](matrix) if ours in cuts else matrix)
@@ -324,7 +326,7 @@ def test_rows_that_are_reordered_are_cut_after_they_are_read(tmp_path: Path) -> 
     assert entries
     for name, entry in entries.items():
         whole = entry.read(torch.float32, torch.device("cpu"))
-        pieces = read_cut_pieces(what, name, entry, cuts, lambda some: some.read(torch.float32, torch.device("cpu")))
+        pieces = read_cut_pieces(what, name, entry, cuts, EntryReader(torch.float32, torch.device("cpu")))
         for (ours, piece), (_, full) in zip(pieces, what.translate(name, whole), strict=True):
             assert torch.equal(piece, cuts[ours](full))
 

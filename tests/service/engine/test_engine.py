@@ -403,6 +403,29 @@ def test_steps_run_between_the_parts_of_a_long_function() -> None:
     run_scene(scene)
 
 
+def test_what_runs_between_the_parts_of_a_function_is_not_in_its_inference_mode() -> None:
+    """It may load weights, of which gradients are computed later."""
+
+    async def scene(stage: EngineFixture) -> None:
+        began, ended, loop = asyncio.Event(), threading.Event(), asyncio.get_running_loop()
+
+        @torch.inference_mode()
+        def load() -> None:
+            loop.call_soon_threadsafe(began.set)
+            while not ended.is_set():
+                stage.engine.yield_turn()
+            assert torch.is_inference_mode_enabled()
+
+        loading = asyncio.create_task(stage.engine.call(load))
+        await began.wait()
+        mode = await stage.engine.call(torch.is_inference_mode_enabled)
+        ended.set()
+        await loading
+        assert not mode
+
+    run_scene(scene)
+
+
 def test_a_long_function_in_parts_ends_with_the_engine() -> None:
     async def scene(stage: EngineFixture) -> None:
         def load() -> None:

@@ -22,6 +22,7 @@ from polyhead.models.checkpoint.weight_reader import WeightReader
 from polyhead.models.core.errors import CheckpointError
 from polyhead.models.native.native_executor import NativeExecutor
 from polyhead.models.network.ragged import RaggedBatch
+from polyhead.models.tokenizer import Tokenizer
 from polyhead.service.config.settings import Settings
 from polyhead.service.core.errors import Stopped
 from polyhead.service.core.model import Model
@@ -124,6 +125,30 @@ def test_a_cost_is_measured_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     assert apply_known_cost(what, Settings(model_dir=tmp_path)).default_precision.precision == "int8"
 
 
+def test_what_is_no_arithmetic_is_not_done_on_the_engine_s_thread(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What takes long for many tensors, experts or control tokens: other models wait for that thread."""
+    threads = dict[str, set[str]]()
+
+    def watch(owner: Any, name: str) -> None:
+        real = getattr(owner, name)
+
+        def watched(*given: Any, **named: Any) -> Any:
+            threads.setdefault(name, set()).add(threading.current_thread().name)
+            return real(*given, **named)
+
+        monkeypatch.setattr(owner, name, watched)
+
+    watch(fidelity, "fingerprint_weights")
+    watch(PrecisionCosts, "store")
+    watch(WeightReader, "__init__")
+    watch(Tokenizer, "with_text_tags")
+    assert served(file_of(tmp_path), tmp_path).dtype == "int8"
+    assert threads.keys() == {"fingerprint_weights", "store", "__init__", "with_text_tags"}
+    assert not any(name.startswith("engine") for names in threads.values() for name in names)
+
+
 @pytest.mark.parametrize("tokens", [16, 32, 48])
 def test_a_small_cache_gets_short_texts(tokens: int, tmp_path: Path) -> None:
     """No text is longer than the cache, and every block number is within it."""
@@ -183,7 +208,9 @@ def test_layers_that_share_their_weights_are_read_once(tmp_path: Path) -> None:
         states = loaded.network(RaggedBatch.of(test._texts))
     assert test._reference is not None
     assert torch.allclose(test._reference, states[: len(test._reference)], atol=1e-5)
-    test.compare(NativeExecutor(loaded.network, precision="int8"))
+    taken = list[None]()
+    test.compare(NativeExecutor(loaded.network, precision="int8"), lambda: taken.append(None))
+    assert len(taken) == len(test._texts)  # others may compute after each
     assert test.cost is not None
     assert 0 < test.cost < 0.01
 
@@ -357,6 +384,7 @@ def test_a_cost_of_weights_that_changed_meanwhile_is_not_kept(tmp_path: Path) ->
     executor = NativeExecutor(loaded.network, head, precision="int8", block_count=16)
     changed(source, source.stat().st_size - 1)
     test.compare(executor)
+    test.store_cost()
     assert test.cost is not None
     assert find_known_costs(what, weight_hashes(settings)) is None
     assert [path for path in (tmp_path / "fidelity").iterdir() if b"sha256" not in path.read_bytes()] == []

@@ -149,7 +149,20 @@ def test_an_interrupted_run_is_resumed(runs: Path, tmp_path: Path, monkeypatch: 
     monkeypatch.setattr(network_run.ObjectiveTraining, "losses", interrupt)
     with pytest.raises(KeyboardInterrupt):
         commands.train(RECIPES / "bert.toml", tmp_path, smoke=True)
-    commands.train(RECIPES / "bert.toml", tmp_path, smoke=True, resume=True)
+    vocabulary, checked = tmp_path / network_run.VOCABULARY_FOLDER / "vocab.txt", list[Path]()
+    kept = vocabulary.read_text()
+
+    def check(folder: Path, _: object) -> None:
+        checked.append(folder)
+        if vocabulary.read_text() != kept:
+            raise CheckpointError("refused", file=str(folder))
+
+    vocabulary.write_text("{}")  # a run may be a stranger's: its tokenizer is tried before this process reads it
+    with pytest.raises(CheckpointError, match="refused"):
+        commands.train(RECIPES / "bert.toml", tmp_path, smoke=True, resume=True, folder_check=check)
+    vocabulary.write_text(kept)
+    commands.train(RECIPES / "bert.toml", tmp_path, smoke=True, resume=True, folder_check=check)
+    assert checked == [vocabulary.parent] * 2
     model = "model/model.safetensors"
     assert (tmp_path / model).read_bytes() == (runs / "bert" / model).read_bytes()
 
