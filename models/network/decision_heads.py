@@ -65,7 +65,7 @@ class OptionLayer(nn.Module):
     def read(self, x: Tensor) -> Pieces[Tensor]:
         width = x.size(1)
         fused = yield from map_rows(self._project, x, 3 * width**2)
-        mixed = yield from attend_in_pieces(*fused.unflatten(-1, (3, self.heads, -1)).permute(1, 2, 0, 3))  # [H, T, D]
+        mixed = yield from attend_in_pieces(*fused.reshape(len(x), 3, self.heads, -1).permute(1, 2, 0, 3))  # [H, T, D]
         x = x + (yield from map_rows(self.output, mixed.transpose(0, 1).flatten(1), width**2))
         return x + (yield from map_rows(self._transform, x, self.mlp.products))
 

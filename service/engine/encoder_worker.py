@@ -395,9 +395,14 @@ def read_groups(
     work."""
     first = 0
     for group in groups:
-        for answer in group.read(states, lambda number, first=first: is_wanted(first + number)):
+        for answer in group.read(states, number_from(first, is_wanted)):
             yield None if answer is None else (first + answer[0], answer[1])
         first += len(group.requests)
+
+
+def number_from(first: int, is_wanted: Callable[[int], bool]) -> Callable[[int], bool]:
+    """`is_wanted` of the numbers that begin at `first`."""
+    return lambda number: is_wanted(first + number)
 
 
 def check_label_rows(request: Encode | ExplainTextRequest, task: Task) -> None:
