@@ -212,7 +212,7 @@ class Asking:
             question = {**labelled.ask(example), "permutations": permutations}
             wire = SystemOneRequest.model_validate({"state": example.text, "questions": {"it": question}})
             [orders] = generator_reads.read_labels(
-                self.model, read_systemone(wire), f"{number}", DEFAULT_TERMS, lambda: None
+                self.model, read_systemone(wire), f"{number}", DEFAULT_TERMS, lambda size: None
             )
             reads.append(orders)
         requests = [each for orders in reads for read in orders for each in read.requests]

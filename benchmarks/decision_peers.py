@@ -152,7 +152,7 @@ async def write_calls(source: str, folder: Path, states: int, threads: int) -> d
         for number, state in enumerate(texts_of(source, states, STATE)):
             body = {"model": "it", "state": state, "questions": QUESTIONS}
             wire = SystemOneRequest.model_validate(body)
-            reads = read_labels(it.model, read_systemone(wire), str(number), DEFAULT_TERMS, lambda: None)
+            reads = read_labels(it.model, read_systemone(wire), str(number), DEFAULT_TERMS, lambda size: None)
             prompts = [list(read.requests[0].tokens) for [read] in reads]
             found["systemone"].append([body])
             for kind in ("llama", "openai"):

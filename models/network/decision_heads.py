@@ -14,22 +14,29 @@ from torch.nn import functional as F
 from .heads import SCORE_ACTIVATIONS
 from .label_heads import TwoLayers
 from .model_config import ModelConfig
+from .work_pieces import PIECE_PRODUCTS, Pieces, finish, map_rows
 
 KINDS = 3  # of questions
 HEAD_FEATURES = 64  # of an attention head of the layers above the network
+# Rows that attend in one piece of work, at least. Kernels divide rows into blocks, whose size they choose by the number
+# of rows: it must stay large, and a multiple of a block.
+ATTENDING_ROWS = 1024
 
 
 class DecisionHead(nn.Module):
-    """What both heads have in common. `score` computes one sequence; the rows of its options and the number of its
-    questions' kind are given by the request."""
+    """What both heads have in common. `score` computes one sequence, and `score_in_pieces` with pauses; the rows of its
+    options and the number of its questions' kind are given by the request."""
 
     def needed_rows(self, starts: list[int]) -> tuple[list[int], list[int]]:
         """All rows."""
         return list(range(starts[-1])), starts
 
-    def score(self, states: Tensor, option_rows: Sequence[int], kind: int) -> Tensor:
+    def score_in_pieces(self, states: Tensor, option_rows: Sequence[int], kind: int) -> Pieces[Tensor]:
         """The states [T, W] of one sequence and the rows of its C options, to raw scores [C]."""
         raise NotImplementedError
+
+    def score(self, states: Tensor, option_rows: Sequence[int], kind: int) -> Tensor:
+        return finish(self.score_in_pieces(states, option_rows, kind))
 
     def forward(self, states: Tensor, starts: Sequence[int]) -> Tensor:
         """[T, W] states of N sequences (`starts` [N + 1]) to scores [N, 2] of the first row and the last one as
@@ -53,11 +60,36 @@ class OptionLayer(nn.Module):
         self.mlp = TwoLayers(width, 4 * width, width)
 
     def forward(self, x: Tensor) -> Tensor:
-        parts = self.fused(self.attention_norm(x)).chunk(3, dim=-1)
-        query, key, value = (part.unflatten(-1, (self.heads, -1)).transpose(0, 1)[None] for part in parts)
-        mixed = F.scaled_dot_product_attention(query, key, value)[0]  # [H, T, D]
-        x = x + self.output(mixed.transpose(0, 1).flatten(1))
-        return x + self.mlp(self.mlp_norm(x))  # type: ignore[no-any-return]
+        return finish(self.read(x))
+
+    def read(self, x: Tensor) -> Pieces[Tensor]:
+        width = x.size(1)
+        fused = yield from map_rows(self._project, x, 3 * width**2)
+        mixed = yield from attend_in_pieces(*fused.reshape(len(x), 3, self.heads, -1).permute(1, 2, 0, 3))  # [H, T, D]
+        x = x + (yield from map_rows(self.output, mixed.transpose(0, 1).flatten(1), width**2))
+        return x + (yield from map_rows(self._transform, x, self.mlp.products))
+
+    def _project(self, rows: Tensor) -> Tensor:
+        return self.fused(self.attention_norm(rows))  # type: ignore[no-any-return]
+
+    def _transform(self, rows: Tensor) -> Tensor:
+        return self.mlp(self.mlp_norm(rows))  # type: ignore[no-any-return]
+
+
+def attend_in_pieces(query: Tensor, key: Tensor, value: Tensor) -> Pieces[Tensor]:
+    """Full attention of H heads over T rows, [H, T, D] each, to [H, T, D]: some heads, or some rows of a head, in a
+    piece of work."""
+    heads, count, width = query.shape
+    together = max(PIECE_PRODUCTS // (2 * count**2 * width), 1)
+    borders = [0, *range(ATTENDING_ROWS, count - ATTENDING_ROWS + 1, ATTENDING_ROWS), count]
+    mixed = torch.empty_like(query)
+    for first in range(0, heads, together):
+        some = slice(first, first + together)
+        for start, end in pairwise(borders):
+            rows = query[None, some, start:end]
+            mixed[some, start:end] = F.scaled_dot_product_attention(rows, key[None, some], value[None, some])[0]
+            yield
+    return mixed
 
 
 class OptionMarkHead(DecisionHead):
@@ -71,13 +103,14 @@ class OptionMarkHead(DecisionHead):
         self.stack = nn.ModuleList(OptionLayer(width) for _ in range(depth))
         self.norm, self.layers = nn.LayerNorm(width), TwoLayers(width, width, 1, "gelu")
 
-    def score(self, states: Tensor, option_rows: Sequence[int], kind: int) -> Tensor:
+    def score_in_pieces(self, states: Tensor, option_rows: Sequence[int], kind: int) -> Pieces[Tensor]:
         kinds = self.kinds.weight
         x = states.to(kinds.dtype) + kinds[kind]
         for layer in self.stack:
-            x = layer(x)
+            assert isinstance(layer, OptionLayer)
+            x = yield from layer.read(x)
         marks = x[torch.tensor(option_rows, device=x.device)]  # [C, W]
-        return self.layers(self.norm(marks))[:, 0].float()  # type: ignore[no-any-return]
+        return (yield from self.layers.map(self.norm(marks)))[:, 0].float()
 
 
 class LabelSchemaHead(DecisionHead):
@@ -87,9 +120,9 @@ class LabelSchemaHead(DecisionHead):
         super().__init__()
         self.layers = TwoLayers(config.state_width, 2 * config.state_width, 1)
 
-    def score(self, states: Tensor, option_rows: Sequence[int], kind: int) -> Tensor:  # noqa: ARG002
+    def score_in_pieces(self, states: Tensor, option_rows: Sequence[int], kind: int) -> Pieces[Tensor]:  # noqa: ARG002
         marks = states[torch.tensor(option_rows, device=states.device)]  # [C, W]
-        return self.layers(marks.to(self.layers.out.weight.dtype))[:, 0].float()  # type: ignore[no-any-return]
+        return (yield from self.layers.map(marks.to(self.layers.out.weight.dtype)))[:, 0].float()
 
 
 def count_heads(width: int) -> int:

@@ -1,7 +1,8 @@
 """Heads that compare a text with labels that the request names: spans of words with each label (GLiNER: Zaratiana et
 al. 2024, arXiv:2311.08526), or the whole text (GLiClass: Stepanov et al. 2025, arXiv:2508.07662).
 
-Each text is computed on its own, in pieces whose sizes follow from the text and its labels alone.
+Each text is computed on its own, in pieces whose sizes follow from the text and its labels alone (work_pieces.py):
+thousands of spans and many labels take seconds.
 """
 
 from collections.abc import Callable, Sequence
@@ -15,9 +16,10 @@ from torch.nn import functional as F
 
 from .heads import HEAD_ACTIVATIONS, SCORE_ACTIVATIONS
 from .model_config import ModelConfig
+from .work_pieces import Pieces, finish, map_rows, rows_per_piece
 
-PAIRS = 2048  # spans, or pairs of a word and a label, whose features exist at a time
-KINDS = ("weight_ih", "weight_hh", "bias_ih", "bias_hh")  # of an LSTM's parameters
+PAIRS = 2048  # spans, or pairs of a word and a label, that are compared at a time
+STEP_COST = 4  # a product with one row takes so many times longer than that of a row among others
 EPSILON = 1e-8  # of a vector's length, when it is divided by it
 
 TextScorer = Literal["dot", "mlp", "weighted"]
@@ -40,7 +42,6 @@ class Recurrence(nn.Module):
     def __init__(self, width: int, depth: int) -> None:
         super().__init__()
         self.memory_width, self.depth = width // 2, depth
-        self.parameter_names: list[str] = []
         for layer in range(depth):
             for direction in ("", "_reverse"):
                 for kind, columns in (
@@ -50,17 +51,29 @@ class Recurrence(nn.Module):
                     ("bias_hh", 0),
                 ):
                     shape = (4 * self.memory_width, columns) if columns else (4 * self.memory_width,)
-                    name = f"{kind}_l{layer}{direction}"
-                    self.register_parameter(name, nn.Parameter(torch.empty(shape)))
-                    self.parameter_names.append(name)
+                    self.register_parameter(f"{kind}_l{layer}{direction}", nn.Parameter(torch.empty(shape)))
 
     def forward(self, x: Tensor) -> Tensor:
-        memory = x.new_zeros(2 * self.depth, 1, self.memory_width)
-        weights = [getattr(self, name) for name in self.parameter_names]
+        return finish(self.read(x))
+
+    def read(self, x: Tensor) -> Pieces[Tensor]:
+        for layer in range(self.depth):
+            ahead = yield from self._read_one_way(x, f"l{layer}")
+            back = yield from self._read_one_way(x.flip(0), f"l{layer}_reverse")
+            x = torch.cat((ahead, back.flip(0)), dim=1)
+        return x
+
+    def _read_one_way(self, x: Tensor, name: str) -> Pieces[Tensor]:
+        """[T, W] to [T, W / 2], with the weights of this name."""
+        weights = [getattr(self, f"{kind}_{name}") for kind in ("weight_ih", "weight_hh", "bias_ih", "bias_hh")]
+        state = memory = x.new_zeros(1, 1, self.memory_width)
         # On some devices only the training mode has gradients; without dropout the result is the same.
-        train = x.requires_grad
-        out: Tensor = torch.lstm(x[None], (memory, memory), weights, True, self.depth, 0.0, train, True, True)[0]
-        return out[0]
+        train, parts = x.requires_grad, list[Tensor]()
+        for some in torch.split(x, rows_per_piece(STEP_COST * sum(each.numel() for each in weights))):
+            out, state, memory = torch.lstm(some[None], (state, memory), weights, True, 1, 0.0, train, False, True)
+            parts.append(out[0])
+            yield
+        return torch.cat(parts)
 
 
 class TwoLayers(nn.Module):
@@ -70,10 +83,15 @@ class TwoLayers(nn.Module):
         super().__init__()
         self.inner, self.out = nn.Linear(inputs, hidden), nn.Linear(hidden, outputs)
         self.activation = HEAD_ACTIVATIONS[activation]
+        self.products = hidden * (inputs + outputs)  # of a row
 
     def forward(self, rows: Tensor) -> Tensor:
         out: Tensor = self.out(self.activation(self.inner(rows)))
         return out
+
+    def map(self, rows: Tensor) -> Pieces[Tensor]:
+        """As the call, in pieces."""
+        return map_rows(self, rows, self.products)
 
 
 class PairFeatures(nn.Module):
@@ -84,20 +102,24 @@ class PairFeatures(nn.Module):
         self.left, self.right = nn.Linear(width, 2 * width), nn.Linear(width, 2 * width)
         self.layers = TwoLayers(3 * width, 4 * width, outputs)
 
-    def project(self, left: Tensor, right: Tensor) -> tuple[Tensor, Tensor]:
-        """[N, W] and [C, W] to [N, 2 W] and [C, 2 W]."""
-        return self.left(left), self.right(right)
+        self.products = 2 * width**2  # of a row that is projected
 
-    def score(self, left: Tensor, right: Tensor) -> Tensor:
-        """Projected rows [P, 2 W] of each side to [P, O]."""
-        (one, many), (other, several) = left.chunk(2, dim=-1), right.chunk(2, dim=-1)
-        scores: Tensor = self.layers(torch.cat((one, other, many * several), dim=-1))
-        return scores
+    def compare(self, left: Tensor, right: Tensor) -> Pieces[Tensor]:
+        """Each row of [N, W] with each of [C, W], to [N * C, O]."""
+        one, many = (yield from map_rows(self.left, left, self.products)).chunk(2, dim=-1)
+        other, several = (yield from map_rows(self.right, right, self.products)).chunk(2, dim=-1)
+        count, parts = len(right), list[Tensor]()
+        size = min(rows_per_piece(self.layers.products), PAIRS)
+        for pairs in torch.split(torch.arange(len(left) * count, device=left.device), size):
+            row, column = pairs // count, pairs % count
+            parts.append(self.layers(torch.cat((one[row], other[column], many[row] * several[column]), dim=-1)))
+            yield
+        return torch.cat(parts)
 
 
 class LabelHead(nn.Module):
-    """What heads with labels of the request have in common. `score` computes one text; its rows are given by the
-    request."""
+    """What heads with labels of the request have in common. `score` computes one text, and `score_in_pieces` with
+    pauses; its rows are given by the request."""
 
     label_offset = 0  # from a label's token to the row of its state
 
@@ -105,9 +127,12 @@ class LabelHead(nn.Module):
         """All rows."""
         return list(range(starts[-1])), starts
 
-    def score(self, states: Tensor, label_rows: Sequence[int], text_rows: Sequence[int]) -> Tensor:
+    def score_in_pieces(self, states: Tensor, label_rows: Sequence[int], text_rows: Sequence[int]) -> Pieces[Tensor]:
         """The states [T, W] of one text, the rows of its C labels' tokens and those of its text, to raw scores."""
         raise NotImplementedError
+
+    def score(self, states: Tensor, label_rows: Sequence[int], text_rows: Sequence[int]) -> Tensor:
+        return finish(self.score_in_pieces(states, label_rows, text_rows))
 
     def forward(self, states: Tensor, starts: Sequence[int]) -> Tensor:
         """[T, W] states of N texts (`starts` [N + 1]) to scores [N, ...] of the first row as a label and as a text, for
@@ -143,7 +168,7 @@ class SpanLabelHead(LabelHead):
     def __init__(self, config: ModelConfig, spec: SpanLabelSpec) -> None:
         super().__init__()
         width = spec.width
-        self.max_width, self.label_offset = spec.max_width, spec.label_offset
+        self.width, self.max_width, self.label_offset = width, spec.max_width, spec.label_offset
         self.projection = nn.Linear(config.state_width, width) if spec.projects else nn.Identity()
         self.recurrence = Recurrence(width, spec.recurrences) if spec.recurrences else nn.Identity()
         if spec.max_width:
@@ -153,34 +178,36 @@ class SpanLabelHead(LabelHead):
         else:
             self.pairs = PairFeatures(width, 3)
 
-    def score(self, states: Tensor, label_rows: Sequence[int], text_rows: Sequence[int]) -> Tensor:
+    def score_in_pieces(self, states: Tensor, label_rows: Sequence[int], text_rows: Sequence[int]) -> Pieces[Tensor]:
         """To [N, K * C] of N words, for spans of 1 to K words from each; a span beyond the last word has 0. For single
         words [N, C * 3]."""
         states = states.to(next(self.parameters()).dtype)
-        words = self.projection(states[torch.tensor(text_rows, device=states.device)])  # [N, W]
-        words = self.recurrence(words)
-        labels = self.projection(self.label_states(states, label_rows))  # [C, W]
-        return self._score_spans(words, labels) if self.max_width else self._score_words(words, labels)
+        words = yield from self._project(states[torch.tensor(text_rows, device=states.device)])  # [N, W]
+        if isinstance(self.recurrence, Recurrence):
+            words = yield from self.recurrence.read(words)
+        labels = yield from self._project(self.label_states(states, label_rows))  # [C, W]
+        return (yield from self._score_spans(words, labels) if self.max_width else self._score_words(words, labels))
 
-    def _score_spans(self, words: Tensor, labels: Tensor) -> Tensor:
-        starts, ends, wanted = self.start(words), self.end(words), self.label(labels).T  # [N, W], [N, W], [W, C]
+    def _project(self, rows: Tensor) -> Pieces[Tensor]:
+        return map_rows(self.projection, rows, rows.size(1) * self.width)
+
+    def _score_spans(self, words: Tensor, labels: Tensor) -> Pieces[Tensor]:
+        starts = yield from self.start.map(words)  # [N, W]
+        ends = yield from self.end.map(words)  # [N, W]
+        wanted = (yield from self.label.map(labels)).T  # [W, C]
         count, widths = len(words), torch.arange(self.max_width, device=words.device)
         last = torch.arange(count, device=words.device)[:, None] + widths  # [N, K]
         first, width = (last < count).nonzero(as_tuple=True)  # [P]
         scores = words.new_zeros(count, self.max_width, len(labels), dtype=torch.float32)
         for row, size in zip(torch.split(first, PAIRS), torch.split(width, PAIRS), strict=True):
-            spans = self.span(torch.cat((starts[row], ends[row + size]), dim=-1).relu())
+            edges = torch.cat((starts[row], ends[row + size]), dim=-1).relu()
+            spans = yield from self.span.map(edges)
             scores[row, size] = (spans @ wanted).float()
         return scores.flatten(1)
 
-    def _score_words(self, words: Tensor, labels: Tensor) -> Tensor:
-        left, right = self.pairs.project(words, labels)  # [N, 2 W], [C, 2 W]
-        count = len(labels)
-        pieces = [
-            self.pairs.score(some.repeat_interleave(count, dim=0), right.repeat(len(some), 1))
-            for some in torch.split(left, max(PAIRS // count, 1))
-        ]
-        return torch.cat(pieces).float().view(len(words), -1)
+    def _score_words(self, words: Tensor, labels: Tensor) -> Pieces[Tensor]:
+        scores = yield from self.pairs.compare(words, labels)  # [N * C, 3]
+        return scores.float().view(len(words), -1)
 
 
 @dataclass(frozen=True)
@@ -217,17 +244,19 @@ class TextLabelHead(LabelHead):
         elif spec.scorer == "weighted":
             self.pairs = PairFeatures(width, 1)
 
-    def score(self, states: Tensor, label_rows: Sequence[int], text_rows: Sequence[int]) -> Tensor:
+    def score_in_pieces(self, states: Tensor, label_rows: Sequence[int], text_rows: Sequence[int]) -> Pieces[Tensor]:
         """To [C]. The rows of the text are neighbours."""
         states = states.to(self.logit_scale.dtype)
-        labels = self.label(self._label_states(states, label_rows, text_rows[0]))  # [C, W]
-        text = self.recurrence(states[text_rows[0] : text_rows[-1] + 1])
-        if self.spec.fills_up and not self.spec.recurrent:
+        labels = yield from self.label.map(self._label_states(states, label_rows, text_rows[0]))  # [C, W]
+        text = states[text_rows[0] : text_rows[-1] + 1]
+        if isinstance(self.recurrence, Recurrence):
+            text = yield from self.recurrence.read(text)
+        elif self.spec.fills_up:
             text = F.pad(text, (0, 0, 0, len(states) - len(text)))
         pooled = self.text(TEXT_POOLINGS[self.spec.pooling](text)[None])  # [1, W]
         if self.spec.normalises:
             pooled, labels = (each / (each.norm(dim=-1, keepdim=True) + EPSILON) for each in (pooled, labels))
-        scores = self._compare(pooled, labels)
+        scores = yield from self._compare(pooled, labels)
         return (scores * self.logit_scale if self.spec.normalises else scores).float()
 
     def _label_states(self, states: Tensor, label_rows: Sequence[int], text_start: int) -> Tensor:
@@ -241,17 +270,15 @@ class TextLabelHead(LabelHead):
             ]
         )
 
-    def _compare(self, text: Tensor, labels: Tensor) -> Tensor:
+    def _compare(self, text: Tensor, labels: Tensor) -> Pieces[Tensor]:
         """[1, W] and [C, W] to [C]."""
-        count = len(labels)
         match self.spec.scorer:
             case "dot":
                 return labels @ text[0]
             case "mlp":
-                scores = self.scorer(torch.cat((text.expand(count, -1), labels), dim=-1))
+                scores = self.scorer(torch.cat((text.expand(len(labels), -1), labels), dim=-1))
             case "weighted":
-                left, right = self.pairs.project(text, labels)
-                scores = self.pairs.score(left.expand(count, -1), right)
+                scores = yield from self.pairs.compare(text, labels)
         return scores[:, 0]  # type: ignore[no-any-return]
 
 

@@ -2,13 +2,17 @@
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 import numpy as np
 
+from polyhead.models.core.decision_prompt import LabelSchemaPrompt
+
 from ..core.model import Model
 from ..core.request import Encode, Terms
+from ..resources.request_memory import BYTES_PER_SHARED_TOKEN, BYTES_PER_TEXT
 from ..text.answer_delta import NO_USAGE, Usage
-from ..text.decision_prompts import EncodedDecision, QuestionedText, QuestionText, read_decision
+from ..text.decision_prompts import EncodedDecision, QuestionedText, QuestionText, count_characters, read_decision
 from ..text.zero_shot import softmax
 from .option_orders import Order, choose_orders
 from .question import DecisionRequest, OptionScores, Question
@@ -51,11 +55,12 @@ class DeciderRead:
 
 
 def read_deciders(
-    model: Model, request: DecisionRequest, call: str, terms: Terms, check: Callable[[], None]
+    model: Model, request: DecisionRequest, call: str, terms: Terms, claim: Callable[[int], None]
 ) -> list[DeciderRead]:
     """The reads of all questions, then those of the questions that have a second order of their options, and so on.
 
-    `check` is called between slices of the texts. Raises BadRequest, EmptyInput, TooLong or TooMany.
+    `claim` is called with the bytes of each turn's requests before they are made, and with 0 between slices of the
+    texts; it stops the work by raising. Raises BadRequest, EmptyInput, TooLong or TooMany.
     """
     text = "\n\n".join(filter(None, (request.instructions, request.state)))
     orders = [choose_orders(len(question.options), question.permutations) for question in request.questions]
@@ -64,9 +69,19 @@ def read_deciders(
         indices = tuple(index for index, some in enumerate(orders) if turn < len(some))
         asked = tuple(write_question(request.questions[index], orders[index][turn]) for index in indices)
         wanted = QuestionedText(request.field, text, asked, request.is_joint)
-        encoded = read_decision(model, wanted, f"{call}-{turn}", terms, check)
+        claim(request_bytes(model, wanted))
+        encoded = read_decision(model, wanted, f"{call}-{turn}", terms, partial(claim, 0))
         reads.append(DeciderRead(indices, wanted, encoded))
     return reads
+
+
+def request_bytes(model: Model, asked: QuestionedText) -> int:
+    """Bytes of the requests for questions, with a token for each character. Each has the text, unless all are read in
+    one sequence."""
+    sizes = [len(asked.text) + count_characters(question) for question in asked.questions]
+    is_joint = asked.is_joint and isinstance(model.decision_prompt, LabelSchemaPrompt)
+    sizes = [sum(sizes)] if is_joint else sizes
+    return sum(BYTES_PER_TEXT + BYTES_PER_SHARED_TOKEN * min(size, model.max_tokens) for size in sizes)
 
 
 def find_model_option(question: Question, option: int) -> int:

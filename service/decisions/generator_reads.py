@@ -13,6 +13,7 @@ from ..core.errors import BadRequest, TooMany
 from ..core.model import Model
 from ..core.request import Generate, Sampling, Terms
 from ..core.text_limits import check_characters, check_token_ids
+from ..resources.request_memory import BYTES_PER_SHARED_TOKEN, BYTES_PER_TEXT
 from ..text.answer_delta import Usage
 from ..text.chat_prompt import template_variables
 from ..text.generation_request import ChatMessages, ReasoningSettings
@@ -61,11 +62,12 @@ class LabelRead:
 
 
 def read_labels(
-    model: Model, request: DecisionRequest, call: str, terms: Terms, check: Callable[[], None]
+    model: Model, request: DecisionRequest, call: str, terms: Terms, claim: Callable[[int], None]
 ) -> list[list[LabelRead]]:
     """The reads of each question, one for each order of its options.
 
-    `check` is called before each prompt, and stops the work by raising. Raises BadRequest for a model whose vocabulary
+    `claim` is called with the bytes of the reads of each prompt before they are made, and stops the work by raising.
+    Raises BadRequest for a model whose vocabulary
     does not have the labels, and TooLong.
     """
     check_read_count(request)
@@ -75,7 +77,6 @@ def read_labels(
     for number, question in enumerate(request.questions):
         orders = list[LabelRead]()
         for place, order in enumerate(choose_orders(len(question.options), count_orders(question))):
-            check()
             prompt = prompts.encode(question, order)
             check_length(model, len(prompt) + 1, question.field)
             tree = tokens.find_tree(prompt, choose_labels(question.kind, len(question.options)), question.field)
@@ -83,6 +84,7 @@ def read_labels(
             if total > MAX_CALL_TOKENS:
                 message = f"the questions, each with the text before it, have more than {MAX_CALL_TOKENS} tokens"
                 raise TooMany(f"questions: {message}; ask fewer in a call", param="questions")
+            claim((BYTES_PER_TEXT + BYTES_PER_SHARED_TOKEN * len(prompt)) * len(tree.reads))
             common = replace(shared, id=f"{call}-{number}-{place}")
             orders.append(LabelRead(question, order, tree, build_reads(common, model, prompt, tree)))
         reads.append(orders)

@@ -3,10 +3,15 @@
 Texts are concatenated without padding, so the dense layers compute no padding.  A step takes texts in the order of the
 queue (priority, fair shares, arrival) up to a number of tokens, and sorts them by length, so that attention pads
 little.
+
+Heads may take much longer than the network (service.engine.head_outputs).  A step reads answers for READING_TURN_S at
+most, and a later one goes on where it stopped.  In between other workers have their steps, and every second step of
+this worker is for texts that wait.
 """
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from collections import Counter, deque
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from itertools import accumulate, groupby, pairwise
 from operator import attrgetter
 from time import perf_counter
@@ -22,7 +27,7 @@ from polyhead.models.network.lora import Lora
 from ..core.errors import BadRequest, StepFailed
 from ..core.request import Done, Encode, ExplainTextRequest, Failed, OutputForm, Request, Task
 from .fault_bisection import FaultBisector
-from .head_outputs import HeadEvent, HeadSet, OutputHead, read_outputs
+from .head_outputs import HeadEvent, HeadSet, OutputHead, TextRows, read_outputs
 from .pending_requests import PendingRequests
 from .worker import HandleEvent, RequestHandle, StepReport, StepResult, WarmupRequest
 
@@ -36,7 +41,11 @@ FORM_NAMES: dict[OutputForm, str] = {
     "tokens": "vector for each token",
     "words": "weights of words",
 }
-TextEvents = tuple[HeadEvent | None, ...]  # of one text, one for each form
+READING_TURN_S = 0.02  # how long a step reads answers, but for the piece of work that ends it
+SMALLER_BATCH = 4  # part of a step's tokens that texts beside unfinished readings may have, whatever those hold
+SHARED_READINGS = 2  # unfinished readings at a time, so that short texts do not wait for a long one
+MAX_READINGS = 3  # the same; the last one is of owners without another
+TextEvents = tuple[int, list[HeadEvent | None]]  # the number of a text in its step, and an event for each of its forms
 
 
 @dataclass(frozen=True)
@@ -59,14 +68,42 @@ class HeadGroup:
     first_row: int
     row_count: int
 
-    def read(self, states: Tensor) -> list[TextEvents]:
-        """The answers to its requests, from the step's states [M, W]."""
+    def read(self, states: Tensor, is_wanted: Callable[[int], bool]) -> Iterator[TextEvents | None]:
+        """The events of those of its requests that are wanted, from the step's states [M, W]; None between two pieces
+        of work."""
         own = states[self.first_row :][: self.row_count]
-        read = [
-            read_outputs(each.output, each.head, select_states(own, each.rows), each.starts, self.requests)
-            for each in self.readings
-        ]
-        return list(zip(*read, strict=True))
+        found: list[list[HeadEvent | None]] = [[] for _ in self.requests]
+        for each in self.readings:
+            texts = TextRows(select_states(own, each.rows), each.starts, self.requests, is_wanted)
+            for answer in read_outputs(each.output, each.head, texts):
+                if answer is None:
+                    yield None
+                    continue
+                number, event = answer
+                found[number].append(event)
+                if len(found[number]) == len(self.readings):
+                    yield number, found[number]
+
+
+@dataclass(eq=False)
+class OpenReading:
+    """The texts of one step whose states are computed. `answers` are still to be read; numbers are places in
+    `handles`."""
+
+    handles: list[RequestHandle]
+    answers: Iterator[TextEvents | None]
+    is_finished: bool = False
+
+    def advance(self, until: float) -> list[TextEvents]:
+        """Read answers until this time (`time.perf_counter`), at least a piece."""
+        found = list[TextEvents]()
+        for answer in self.answers:
+            if answer is not None:
+                found.append(answer)
+            elif perf_counter() >= until:
+                return found
+        self.is_finished = True
+        return found
 
 
 class EncoderWorker:
@@ -76,15 +113,24 @@ class EncoderWorker:
     """
 
     def __init__(
-        self, executor: Executor, head: OutputHead, *, model: str, task: Task, token_budget: int = 4096
+        self,
+        executor: Executor,
+        head: OutputHead,
+        *,
+        model: str,
+        task: Task,
+        token_budget: int = 4096,
+        reading_turn_s: float = READING_TURN_S,
     ) -> None:
         self.model, self.task = model, task
         self._executor = executor
         self._heads: dict[int, HeadSet] = {0: HeadSet.of(task, head)}  # by the number of the adapter
-        self._token_budget = token_budget
+        self._token_budget, self._reading_turn_s = token_budget, reading_turn_s
         self._requests: PendingRequests[Encode] = PendingRequests()
         self._batch: list[RequestHandle] = []  # of the current step
         self._bisector: FaultBisector[RequestHandle] = FaultBisector()
+        self._readings: deque[OpenReading] = deque()  # the first has waited longest
+        self._reads_next = False  # whether the next step goes on with one of them
 
     is_background = False
 
@@ -144,7 +190,7 @@ class EncoderWorker:
 
     def abort(self, handle: RequestHandle) -> None:
         if handle in self._requests:
-            self._requests.remove(handle)
+            self._remove(handle)
 
     def pause(self, handle: RequestHandle) -> None:
         """Does nothing: an answer of one event is never behind."""
@@ -154,40 +200,44 @@ class EncoderWorker:
 
     def expire(self, now: float) -> list[HandleEvent]:
         late = self._requests.expired(now)
-        for handle, _ in late:
-            self._requests.remove(handle)
+        self._remove(*(handle for handle, _ in late))
         return late
 
     def step(self) -> StepResult:
-        self._batch = batch = self._next_batch()
+        began, without = perf_counter(), self._owners_that_wait()
+        if without is None:
+            return self._continue_reading(began)
+        self._batch = batch = self._next_batch(without)
         rows, groups = self._build_step_input([self._requests[handle] for handle in batch])
-        began = perf_counter()
         with torch.inference_mode():
-            states = self._executor.step(rows) if rows.tokens else torch.empty(0, 0)  # [M, W]
-            computed = perf_counter()
-            found = [event for group in groups for event in group.read(states)]
-        ended = perf_counter()
-        report = StepReport(
-            model=self.model,
-            task=self.task,
+            # Copied, since the executor's result is valid until its next step.
+            states = self._executor.step(rows).clone() if rows.tokens else torch.empty(0, 0)  # [M, W]
+        computed = perf_counter()
+        events = self._read(OpenReading(batch, read_groups(groups, states, self._wanted_among(batch))))
+        self._reads_next = True
+        report = replace(
+            self._report(),
             sequences=len(batch),
             tokens=len(rows.tokens),
             padding=self._executor.padding(rows) if rows.tokens else 0,
             forward_s=computed - began,
-            sample_s=ended - computed,
-            running=0,
-            waiting=self._requests.waiting,
+            sample_s=perf_counter() - computed,
             queue_s=[began - handle.submitted for handle in batch],
         )
-        events = self._collect_events(found)
-        self._batch = []  # a handle refers to its worker, whose memory must be freed as soon as it is dropped
         return StepResult(events, report, batch, began)
+
+    def _continue_reading(self, began: float) -> StepResult:
+        """Read more answers to texts whose states are computed."""
+        reading = self._readings.popleft()  # for good, if it raises: its texts are computed again
+        self._batch = [handle for handle in reading.handles if handle in self._requests]
+        events = self._read(reading)
+        self._reads_next = False
+        return StepResult(events, replace(self._report(), sample_s=perf_counter() - began), (), began)
 
     def blame_failed_step(self) -> list[HandleEvent]:
         error = StepFailed("the step that computed this request failed")
         blamed = self._bisector.split(self._batch)
-        for handle in blamed:
-            self._requests.remove(handle)
+        self._remove(*blamed)
         return [(handle, Failed(error)) for handle in blamed]
 
     def self_test(self) -> None:
@@ -205,6 +255,7 @@ class EncoderWorker:
     def check_invariants(self) -> None:
         """Assert that no ended request is kept."""
         self._requests.check()
+        assert not self._readings, "a reading has no request"
 
     def warm_up(self, breathe: Callable[[], None] = lambda: None) -> None:
         """Runs four texts of different lengths, with and without the head's final activation."""
@@ -215,17 +266,82 @@ class EncoderWorker:
             self.step()
             breathe()
 
-    def _next_batch(self) -> list[RequestHandle]:
-        """The next part of a failed step, or else the next requests of the queue, sorted for the step."""
+    def _owners_that_wait(self) -> Collection[str] | None:
+        """Whose texts are left out of the next step, if it is for texts that wait; None: it goes on with a reading."""
+        if not self._readings:
+            return ()
+        if self._reads_next or len(self._readings) == MAX_READINGS:
+            return None
+        without = set[str]()
+        if len(self._readings) >= SHARED_READINGS:
+            without = {self._requests.owner(handle) for handle in self._open_handles()}
+        if self._bisector:
+            return without
+        waiting = self._requests.peek(without)
+        fits = waiting is not None and len(self._requests[waiting].tokens) <= self._tokens_left
+        return without if fits else None
+
+    @property
+    def _tokens_left(self) -> int:
+        """How many tokens the next step takes. The memory of a step is that of its states and of those that are held
+        for unfinished readings."""
+        held = sum(len(self._requests[handle].tokens) for handle in self._open_handles())
+        return max(self._token_budget - held, self._token_budget // SMALLER_BATCH) if held else self._token_budget
+
+    def _open_handles(self) -> list[RequestHandle]:
+        """The requests whose answers are being read."""
+        return [handle for reading in self._readings for handle in reading.handles if handle in self._requests]
+
+    def _read(self, reading: OpenReading) -> list[HandleEvent]:
+        """The next events of a reading, which is kept unless it is finished."""
+        with torch.inference_mode():
+            found = reading.advance(perf_counter() + self._reading_turn_s)
+        if not reading.is_finished:
+            self._readings.append(reading)
+        events = self._collect_events(reading, found)
+        self._batch = []  # a handle refers to its worker, whose memory must be freed as soon as it is dropped
+        return events
+
+    def _wanted_among(self, handles: Sequence[RequestHandle]) -> Callable[[int], bool]:
+        """Whether the request with a number among `handles` is still waited for."""
+        return lambda number: handles[number] in self._requests
+
+    def _remove(self, *handles: RequestHandle) -> None:
+        """Forget requests that have ended, and what was computed for them alone."""
+        for handle in handles:
+            self._requests.remove(handle)
+        self._readings = deque(
+            reading for reading in self._readings if any(handle in self._requests for handle in reading.handles)
+        )
+
+    def _report(self) -> StepReport:
+        """A report of a step that computed no states."""
+        held = self._open_handles()
+        return StepReport(
+            model=self.model,
+            task=self.task,
+            sequences=0,
+            tokens=0,
+            padding=0,
+            forward_s=0.0,
+            sample_s=0.0,
+            running=len(held),
+            waiting=self._requests.waiting,
+            adapters=Counter(self._requests[handle].adapter for handle in held if self._requests[handle].adapter),
+        )
+
+    def _next_batch(self, without: Collection[str]) -> list[RequestHandle]:
+        """The next part of a failed step, or else the next requests of the queue, without those of the owners
+        `without`; sorted for the step."""
         self._batch = []
         while self._bisector:
             batch = [handle for handle in self._bisector.next_batch() if handle in self._requests]
             if batch:
                 return batch
-        batch, tokens_left = [], self._token_budget
-        while (handle := self._requests.peek()) is not None:
+        batch, tokens_left = [], self._tokens_left
+        while (handle := self._requests.peek(without)) is not None:
             tokens = len(self._requests[handle].tokens)
-            if batch and tokens > tokens_left:
+            if (batch or self._readings) and tokens > tokens_left:
                 break
             self._requests.start(handle)
             self._requests.charge(handle, self._requests[handle].prompt_tokens)
@@ -258,11 +374,11 @@ class EncoderWorker:
             groups.append(HeadGroup(readings, members, first_row, len(shown)))
         return rows, groups
 
-    def _collect_events(self, found: Sequence[TextEvents]) -> list[HandleEvent]:
+    def _collect_events(self, reading: OpenReading, found: Sequence[TextEvents]) -> list[HandleEvent]:
         events: list[HandleEvent] = []
-        for handle, answers in zip(self._batch, found, strict=True):
+        for number, answers in found:
+            handle = reading.handles[number]
             tokens = len(self._requests[handle].tokens)
-            self._requests.remove(handle)
             finite = [event for event in answers if event is not None]
             if len(finite) == len(answers):
                 events += ((handle, event) for event in finite)
@@ -270,7 +386,25 @@ class EncoderWorker:
             else:
                 error = StepFailed(f"model {self.model!r} computed numbers that are not finite for this request")
                 events.append((handle, Failed(error)))
+        self._remove(*(reading.handles[number] for number, _ in found))
         return events
+
+
+def read_groups(
+    groups: Sequence[HeadGroup], states: Tensor, is_wanted: Callable[[int], bool]
+) -> Iterator[TextEvents | None]:
+    """The events of the texts of all groups of a step, which `is_wanted` numbers through; None between two pieces of
+    work."""
+    first = 0
+    for group in groups:
+        for answer in group.read(states, number_from(first, is_wanted)):
+            yield None if answer is None else (first + answer[0], answer[1])
+        first += len(group.requests)
+
+
+def number_from(first: int, is_wanted: Callable[[int], bool]) -> Callable[[int], bool]:
+    """`is_wanted` of the numbers that begin at `first`."""
+    return lambda number: is_wanted(first + number)
 
 
 def check_label_rows(request: Encode | ExplainTextRequest, task: Task) -> None:

@@ -22,6 +22,7 @@ BYTES_PER_CONTAINER = 32  # the same for a list or an object, beyond that
 BYTES_PER_MEMBER = 256  # bytes for each member of an object: its key, its slot, and a field of a wire object
 BYTES_PER_CHARACTER = 160  # bytes for each character of a text during tokenisation, at worst one token each
 BYTES_PER_TOKEN = 40  # bytes for each token in flight
+BYTES_PER_SHARED_TOKEN = 16  # bytes for each token of a prompt whose tokens others have, too: its slots
 BYTES_PER_NUMBER = 40  # bytes for each number of an answer: a Python float, its slot in a list, and a copy as float32
 BYTES_PER_WRITTEN_BYTE = 8  # bytes for each byte of a text as JSON: 4 as text, and the JSON in parts while it is joined
 BYTES_PER_LISTED_TOKEN = 96  # bytes for each token of a list of ids and names, without the names

@@ -10,7 +10,7 @@ from fastapi import Request
 from polyhead.models.core.decision_prompt import LabelSchemaPrompt
 
 from ...concurrency.time_slices import iterate_in_slices
-from ...core.errors import BadRequest, PolyheadError, StepFailed
+from ...core.errors import BadRequest, BodyTooLarge, Overloaded, PolyheadError, StepFailed
 from ...core.model import Model
 from ...core.request import Done, Failed, GeneratedToken, HeadOutput, Task, Terms
 from ...decisions.calibration import apply_calibration
@@ -225,8 +225,25 @@ async def tokenize_questions(
     salted = replace(decision, salt=cache_salt(request, decision.salt))
     characters = len(decision.state) + sum(len(question.instructions) for question in decision.questions)
     job = TokenizerJob(decision.field, characters, terms)
-    work = partial(read_labels, model, salted, f"decision-{uuid.uuid4().hex}", terms, job.check)
+    work = partial(read_labels, model, salted, f"decision-{uuid.uuid4().hex}", terms, claim_reads(request, job))
     return await server(request).text.run(model, job, work)
+
+
+def claim_reads(request: Request, job: TokenizerJob) -> Callable[[int], None]:
+    """A function that claims bytes for what a model reads of questions. It raises BodyTooLarge or Overloaded, which
+    name the field, and what the check of `job` raises.
+    """
+    memory = request_context(request).claim
+
+    def claim(size: int) -> None:
+        job.check()
+        try:
+            memory.grow(size, "what the model reads of them")
+        except (BodyTooLarge, Overloaded) as error:
+            message = f"questions: {error.message}; ask fewer, in fewer orders, or of a shorter text"
+            raise type(error)(message, param="questions", retry_after=error.retry_after) from None
+
+    return claim
 
 
 async def score_read(read: LabelRead, sources: SubmittedAhead) -> OptionScores:
@@ -262,7 +279,7 @@ async def ask_deciders(
     context, terms = request_context(request), read_terms(request, wire)
     characters = len(decision.state) + sum(len(question.instructions) for question in decision.questions)
     job = TokenizerJob(decision.field, characters, terms)
-    work = partial(read_deciders, model, decision, f"decision-{uuid.uuid4().hex}", terms, job.check)
+    work = partial(read_deciders, model, decision, f"decision-{uuid.uuid4().hex}", terms, claim_reads(request, job))
     with context.time_tokenising():
         reads = await server(request).text.run(model, job, work)
     ahead = STEPS_AHEAD * server(request).settings.encoder_step_tokens

@@ -20,6 +20,7 @@ from polyhead.service.decisions.explained_option import (
 )
 from polyhead.service.decisions.question import DecisionRequest, Option, OptionScores, Question
 from polyhead.service.explain.explain_request import ExplainParameters, ExplainSubject
+from polyhead.service.resources.request_memory import BYTES_PER_TEXT
 from polyhead.service.text.encoder_inputs import EncodedInput
 from polyhead.service.text.label_prompts import read_labelled_inputs
 from tests.support import label_models
@@ -70,7 +71,12 @@ def test_the_option_and_the_state_of_models_made_for_questions(
 ) -> None:
     served = model(folder, "decider", "decide", decision_prompt=prompt, max_tokens=256)
     decision = replace(DECISION, is_joint=is_joint)
-    reads = read_deciders(served, decision, "call", DEFAULT_TERMS, lambda: None)
+    sizes = list[int]()
+    reads = read_deciders(served, decision, "call", DEFAULT_TERMS, sizes.append)
+    claimed = [size for size in sizes if size]
+    assert len(claimed) == len(reads), "the memory of each turn is claimed"
+    for size, read in zip(claimed, reads, strict=True):
+        assert size >= sum(BYTES_PER_TEXT + 8 * len(each.tokens) for each in read.requests)
     names = {0: ("true", "false"), 1: ("fox", "dog", "person")}
     for read in reads:
         for index in read.indices:

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from polyhead.service.core.errors import TooMany
+from polyhead.service.core.errors import Overloaded, TooMany
 from polyhead.service.core.request import Terms
 from polyhead.service.decisions.generator_reads import ANSWER, LabelRead, read_labels, write_question
 from polyhead.service.decisions.question import (
@@ -15,6 +15,7 @@ from polyhead.service.decisions.question import (
     Question,
     QuestionKind,
 )
+from polyhead.service.resources.request_memory import BYTES_PER_SHARED_TOKEN, BYTES_PER_TEXT
 from tests.support.scripted import model
 
 
@@ -22,7 +23,7 @@ def read(folder: Path, kind: QuestionKind, options: int, count: int = 1) -> list
     named = tuple(Option(f"o{number}") for number in range(options))
     question = Question("questions.a", "a", kind, "Is it?", named, MAX_PERMUTATIONS)
     request = DecisionRequest("state", "A fox.", (question,) * count)
-    return read_labels(model(folder, "talker", "generate", max_tokens=512), request, "call", Terms(), lambda: None)
+    return read_labels(model(folder, "talker", "generate", max_tokens=512), request, "call", Terms(), lambda size: None)
 
 
 def test_a_predicate_has_one_order_and_a_choice_has_many(tiny_generator: Path) -> None:
@@ -36,6 +37,23 @@ def test_reads_are_counted_by_orders(tiny_generator: Path) -> None:
     with pytest.raises(TooMany, match="they need 4104 reads of the model, at most 4096 a call"):
         read(tiny_generator, "choice", 5, count=171)
     assert len(read(tiny_generator, "predicate", 2, count=171)) == 171
+
+
+def test_reads_are_claimed_before_they_are_made(tiny_generator: Path) -> None:
+    """Each prompt has the whole text, however short the question is."""
+    options, sizes = (Option("yes"), Option("no")), list[int]()
+
+    def claim(size: int) -> None:
+        sizes.append(size)
+        if len(sizes) == 3:
+            raise Overloaded("no room")
+
+    request = DecisionRequest("state", "A fox. " * 20, (Question("a", "a", "predicate", "Is it?", options),) * 5)
+    served = model(tiny_generator, "talker", "generate", max_tokens=512)
+    with pytest.raises(Overloaded, match="no room"):
+        read_labels(served, request, "call", Terms(), claim)
+    made = read_labels(served, request, "call", Terms(), lambda size: None)[0][0].requests
+    assert sizes == [len(made) * (BYTES_PER_TEXT + BYTES_PER_SHARED_TOKEN * len(made[0].tokens))] * 3
 
 
 def test_questions_are_written_as_their_version_says() -> None:

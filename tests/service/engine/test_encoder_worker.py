@@ -14,6 +14,7 @@ from polyhead.models.network.heads import Pooler
 from polyhead.models.network.label_heads import LabelHead
 from polyhead.models.network.model_config import ModelConfig
 from polyhead.models.network.transformer import Transformer
+from polyhead.models.network.work_pieces import Pieces
 from polyhead.service.core.errors import BadRequest, Expired, StepFailed
 from polyhead.service.core.request import Done, Encode, Failed, HeadOutput, Terms, TokenOutputs
 from polyhead.service.engine.encoder_worker import EncoderWorker
@@ -222,8 +223,22 @@ def test_a_weighted_mean_counts_the_later_more() -> None:
 class FakeLabelHead(LabelHead):
     """Adds the states of a label and of a row of the text."""
 
-    def score(self, states: Tensor, label_rows: Sequence[int], text_rows: Sequence[int]) -> Tensor:
+    def __init__(self) -> None:
+        super().__init__()
+        self.pieces: list[float] = []  # the first token of the text of each piece
+        self.failing_token, self.closed = -1, 0
+
+    def score_in_pieces(self, states: Tensor, label_rows: Sequence[int], text_rows: Sequence[int]) -> Pieces[Tensor]:
+        """A piece for each label."""
         labels, rows = states[list(label_rows), 0], states[list(text_rows), 0]
+        try:
+            for _ in label_rows:
+                self.pieces.append(float(states[0, 0]))
+                if self.pieces[-1] == self.failing_token and len(self.pieces) > 1:
+                    raise RuntimeError("the head is on fire")
+                yield
+        finally:
+            self.closed += 1
         return rows[:, None] + labels
 
 
@@ -253,10 +268,123 @@ def test_labels_and_texts_are_read_at_their_rows() -> None:
         encoder(FakeEncoder()).validate(encode([5, 6], label_rows=(0,), text_rows=(1,)))
 
 
+def labelled(first: int, labels: int, owner: str = "", **options: object) -> Encode:
+    """A text that begins with this token, whose scores take so many pieces."""
+    rows = tuple(range(labels))
+    return encode([first] + [5] * labels, label_rows=rows, text_rows=(labels,), terms=Terms(owner, **options))  # type: ignore[arg-type]
+
+
+def finder(**options: object) -> tuple[EncoderWorker, FakeLabelHead]:
+    """A worker whose steps read one piece each."""
+    head = FakeLabelHead()
+    worker = EncoderWorker(
+        FakeEncoder(),
+        head,
+        model="finder",
+        task="label_spans",
+        reading_turn_s=0,
+        **options,  # type: ignore[arg-type]
+    )
+    return worker, head
+
+
+def test_texts_are_answered_while_another_is_scored() -> None:
+    """Every second step is for texts that wait, so a text of many pieces delays them by one step each."""
+    worker, head = finder()
+    [long] = ask(worker, labelled(100, labels=50))
+    report = turn(worker)
+    assert (report.sequences, report.running, len(head.pieces)) == (1, 1, 1), "a piece, and it goes on later"
+    short = ask(worker, labelled(1, labels=1), labelled(2, labels=1))
+    reports = [turn(worker)]
+    while not all(ticket.ended for ticket in short):
+        reports.append(turn(worker))
+    assert not long.ended
+    assert len(reports) <= 8
+    assert sum(report.sequences for report in reports) == 2, "steps that read on count no text again"
+    finish(worker)
+    assert head.pieces.count(100) == 50, "nothing is computed twice"
+    worker = EncoderWorker(FakeEncoder(), FakeLabelHead(), model="finder", task="label_spans", reading_turn_s=60)
+    [alone] = ask(worker, long.request)
+    assert len(finish(worker)) == 1
+    assert alone.events == long.events
+
+
+@pytest.mark.parametrize("how", ["abort", "expire"])
+def test_a_request_that_ends_meanwhile_stops_its_work(how: str) -> None:
+    worker, head = finder()
+    first, beside, last = ask(worker, labelled(7, 20, deadline=3.0), labelled(8, 21), labelled(9, 3, deadline=3.0))
+    turn(worker)
+    assert head.pieces == [9.0], "shortest first"
+    if how == "abort":
+        worker.abort(first)
+        worker.abort(last)
+    else:
+        assert [ticket for ticket, _ in worker.expire(4.0)] == [first, last]
+    finish(worker)
+    assert head.pieces == [9.0] + [8.0] * 21, "no piece more for those that ended"
+    assert isinstance(beside.events[-1], Done)
+    assert not first.events
+    [alone] = ask(worker, labelled(7, 20))
+    turn(worker)
+    worker.abort(alone)
+    assert not worker.has_work
+    worker.check_invariants()
+    assert head.closed == 3, "an unfinished computation is closed with its last request"
+
+
+def test_a_failing_computation_fails_its_text_only() -> None:
+    worker, head = finder()
+    head.failing_token = 8
+    tickets = ask(worker, labelled(7, 3), labelled(8, 4), labelled(9, 5))
+    while worker.has_work:
+        try:
+            turn(worker)
+        except RuntimeError:
+            for ticket, event in worker.blame_failed_step():
+                ticket.receive(event)
+    worker.check_invariants()
+    assert [isinstance(ticket.events[-1], Done) for ticket in tickets] == [True, False, True]
+    assert "failed" in str(failure(tickets[1]))
+
+
+def test_one_owner_does_not_take_all_readings() -> None:
+    """Two of an owner's readings are open at a time, and a third one of another owner."""
+    worker, head = finder(token_budget=170)
+    heavy = list[RecordingTicket]()
+    for number in range(2):
+        heavy += ask(worker, labelled(100 + number, 40, owner="heavy"))
+        while not turn(worker).sequences:
+            pass
+    heavy += ask(worker, labelled(102, 40, owner="heavy"))
+    for _ in range(10):
+        assert turn(worker).sequences == 0, "its third text waits"
+    [light] = ask(worker, labelled(1, 2, owner="light"))
+    reports = 0
+    while not light.ended:
+        turn(worker)
+        reports += 1
+    assert reports <= 8
+    assert {piece for piece in head.pieces if piece >= 100} == {100, 101}
+    finish(worker)
+    assert all(isinstance(ticket.events[-1], Done) for ticket in heavy)
+
+
+def test_texts_beside_an_unfinished_one_are_few() -> None:
+    """What is held for unfinished texts counts as tokens of the step."""
+    worker, _ = finder(token_budget=20)
+    ask(worker, labelled(7, 29))
+    assert turn(worker).tokens == 30, "a longer text goes alone"
+    ask(worker, labelled(8, 1), labelled(9, 1), labelled(9, 1))
+    turn(worker)
+    assert turn(worker).tokens == 4, "at most a quarter of the tokens"
+    finish(worker)
+
+
 class FakeDecisionHead(DecisionHead):
     """Adds the number of the question's kind to the states of its options."""
 
-    def score(self, states: Tensor, option_rows: Sequence[int], kind: int) -> Tensor:
+    def score_in_pieces(self, states: Tensor, option_rows: Sequence[int], kind: int) -> Pieces[Tensor]:
+        yield
         return states[list(option_rows), 0] + 100 * kind
 
 

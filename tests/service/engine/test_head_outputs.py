@@ -287,3 +287,22 @@ def test_weights_of_words(filler: Path, pooling: SparsePooling) -> None:
         found[token] = weight
     torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-5)
     assert answered(made, read(text, form="words")) == [event], "the same bits alone"
+
+
+@pytest.mark.parametrize("asked", [{}, {"form": "words"}])
+def test_a_text_of_many_masks_takes_many_steps(asked: Any, filler: Path) -> None:
+    """A step reads a piece of VOCABULARY_ROWS rows, and what nobody waits for is not read."""
+    rows, pieces = 3 * VOCABULARY_ROWS, list[int]()
+    slow, fast = worker(filler, reading_turn_s=0), worker(filler, reading_turn_s=60)
+    head = slow._heads[0].texts[asked.get("form", "")]
+    head.register_forward_hook(lambda _, given, __: pieces.append(len(given[0])))  # type: ignore[attr-defined]
+    text, other = read([5] * rows, **asked), read([6] * rows, **asked)
+    [expected] = answered(fast, text)
+    assert answered(slow, text) == [expected]
+    assert pieces == [VOCABULARY_ROWS] * 3
+    [ticket] = ask(slow, other)
+    slow.step()
+    slow.abort(ticket)
+    assert not slow.has_work
+    slow.check_invariants()
+    assert len(pieces) == 4

@@ -17,6 +17,7 @@ from polyhead.service.api.access.request_context import IGNORED_HEADER
 from polyhead.service.api.shared.bulk_calls import CALLS_AHEAD, CHARACTERS_AHEAD
 from polyhead.service.core.model import Model
 from polyhead.service.core.request import Done, Generate, GeneratedToken, Request
+from polyhead.service.decisions import generator_reads
 from polyhead.service.resources.request_memory import Headroom
 from tests.support.scripted import WAIT, Connection, Registry, application, ask, model, until
 
@@ -50,6 +51,19 @@ def registry(talker: Model) -> Registry:
 @pytest.fixture
 def app(registry: Registry) -> FastAPI:
     return application(registry)
+
+
+def test_what_the_model_reads_is_claimed(registry: Registry, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each question is read after the whole text: a call whose prompts take too much memory is refused."""
+    app = application(registry, Headroom(free=0))
+    body = json.dumps(FIRST | {"state": "A fox."}).encode()
+    assert post(app, body, **{"Content-Type": "application/json"}).status_code == 200
+    monkeypatch.setattr(generator_reads, "BYTES_PER_SHARED_TOKEN", 1 << 23)
+    refused = post(app, body, **{"Content-Type": "application/json"})
+    assert refused.status_code == 413
+    error = refused.json()["error"]
+    assert error["param"] == "questions"
+    assert "what the model reads of them takes about" in error["message"]
 
 
 def written(*lines: Any) -> bytes:
