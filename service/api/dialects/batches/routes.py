@@ -3,10 +3,11 @@
 from collections.abc import Iterator
 from itertools import islice
 from operator import attrgetter
-from typing import Annotated, Any, Literal, TypeVar
+from typing import Annotated, Any, Literal, Self, TypeVar
+from urllib.parse import quote
 
 from fastapi import APIRouter, Query, Request
-from starlette.responses import FileResponse, Response
+from starlette.responses import Response
 
 from ....core.errors import BadRequest, NotFound
 from ...batches.batch import Batch
@@ -15,7 +16,7 @@ from ...batches.file_store import FileStore, StoredFile
 from ...batches.record_folder import new_id
 from ...shared.dialect import Dialect, describe_body, read_body, request_context
 from ...shared.openai_errors import write_openai_error
-from ...shared.streaming import JsonResponse
+from ...shared.streaming import EventStream, JsonResponse
 from .upload import read_upload
 from .wire import MAX_KEPT_S, MIN_KEPT_S, BatchRequest, write_batch, write_file, write_list
 
@@ -43,6 +44,21 @@ UPLOAD: dict[str, Any] = {
 }
 router = APIRouter(tags=["OpenAI"])
 T = TypeVar("T", Batch, StoredFile)
+
+
+class FileStream(EventStream):
+    """The content of a file.  It is read as the client takes it, on threads that keys share."""
+
+    media_type = "application/octet-stream"
+
+    @classmethod
+    async def open_file(cls, store: FileStore, file: StoredFile) -> Self:
+        """Raises InsufficientStorage if the file cannot be read."""
+        stream = await cls.open(store.read_pieces(file))
+        name = quote(file.filename)
+        given = f'filename="{name}"' if name == file.filename else f"filename*=utf-8''{name}"
+        stream.init_headers({"content-length": str(file.bytes), "content-disposition": f"attachment; {given}"})
+        return stream
 
 
 def runner(request: Request) -> BatchRunner:
@@ -94,8 +110,7 @@ async def send_content(request: Request, file_id: str) -> Response:
     file = store.find(file_id, context.owner)
     store.hold(file.id)  # it is not deleted while it is sent
     context.cleanup.callback(store.release, file.id)
-    path = store.content_path(file.id)
-    return FileResponse(path, media_type="application/octet-stream", filename=file.filename)
+    return await FileStream.open_file(store, file)
 
 
 @router.delete("/v1/files/{file_id}", summary="Delete a file.")
