@@ -18,7 +18,7 @@ from ...core.errors import InsufficientStorage, first_line
 
 DISK_THREADS, THREADS_PER_OWNER = 8, 2
 HOLD_S = 1.0  # after which another thread takes the place of one with slow work
-MAX_RECORD_BYTES = 64 << 10  # of a record's JSON file, as it is written and read
+MAX_RECORD_BYTES = 256 << 10  # of a record's JSON file: twice what a batch with the longest metadata and errors takes
 ID_PATTERN = re.compile(r"[a-z]+[-_][0-9a-f]{24}")
 ID_BYTES = 12
 T = TypeVar("T")
@@ -89,18 +89,14 @@ class RecordFolder(Generic[R]):
 
     async def write(self, record: R) -> None:
         """Replace a record: afterwards, or if the machine stops meanwhile, its file has the old one or the new one."""
-        content = write_record(record)
-        assert len(content) <= MAX_RECORD_BYTES, "what is written can be read"
+        content = record.model_dump_json().encode()
+        assert len(content) <= MAX_RECORD_BYTES, "the fields of a record are bounded, so that it can be read"
         path = self.folder / f"{record.id}.json"
         await self._disk.run(record.owner, partial(replace_file, path, content), len(content))
 
     async def remove(self, record_id: str, owner: str) -> None:
         """Remove a record, as work of `owner`."""
         await self._disk.run(owner, partial((self.folder / f"{record_id}.json").unlink, missing_ok=True))
-
-
-def write_record(record: Record) -> bytes:
-    return record.model_dump_json().encode()
 
 
 def new_id(prefix: str) -> str:

@@ -19,7 +19,7 @@ from polyhead.service.api.batches.batch_runner import BatchRunner
 from polyhead.service.api.batches.batch_store import MAX_UNFINISHED, BatchStore
 from polyhead.service.api.batches.file_store import FileStore, StoredFile, StoreLimits
 from polyhead.service.api.batches.record_folder import DISK_THREADS, new_id
-from polyhead.service.api.dialects.batches.wire import read_line
+from polyhead.service.api.dialects.batches.wire import BatchRequest, read_line
 from polyhead.service.config.settings import Settings, SettingsError
 from polyhead.service.core.errors import Conflict, InsufficientStorage, NotFound, TooMany
 from polyhead.service.resources.request_memory import Headroom
@@ -301,6 +301,36 @@ def test_records_that_cannot_be_read_are_left_alone(tmp_path: Path) -> None:
         await batches.stop()
 
     asyncio.run(second())
+
+
+def test_the_largest_batch_is_found_again(tmp_path: Path) -> None:
+    """With the longest metadata and errors, of characters that take six bytes in its record."""
+    metadata = {f"{number:02d}" + "\0" * 62: "\1" * 512 for number in range(16)}
+    wire = BatchRequest.read(
+        {"input_file_id": "", "endpoint": ENDPOINT, "completion_window": "24h", "metadata": metadata}
+    )
+    wrong = json.dumps({"method": "POST", "url": ENDPOINT, "custom_id": "\1" * 600, "body": {}, "\1" * 600: 1})
+
+    async def first() -> str:
+        batches = Batches(tmp_path, succeed)
+        await batches.start()
+        file = await batches.files.add("me", "a", b"\n".join([wrong.encode()] * 30))
+        batch = Batch(id=new_id("batch_"), owner="me", created_at=1, endpoint=ENDPOINT, input_file=file.id)
+        ended = await batches.end((await batches.runner.begin(batch.model_copy(update={"metadata": wire.metadata}))).id)
+        assert (ended.status, len(ended.errors)) == ("failed", 20)
+        await batches.stop()
+        return ended.model_dump_json()
+
+    async def second() -> str:
+        batches = Batches(tmp_path, succeed)
+        await batches.start()
+        [batch] = batches.store.list_batches("me")
+        await batches.stop()
+        return batch.model_dump_json()
+
+    largest = asyncio.run(first())
+    assert 1 << 16 < len(largest) < record_folder.MAX_RECORD_BYTES / 2, len(largest)
+    assert asyncio.run(second()) == largest
 
 
 def test_a_batch_whose_input_is_gone_fails(tmp_path: Path) -> None:
