@@ -38,6 +38,7 @@ from polyhead.service.text import stop_strings
 from polyhead.service.text.answer_delta import AnswerDelta, ScoredToken, TokenLogprobs, text_parts
 from polyhead.service.text.answer_stream import AnswerStream, collect_deltas
 from polyhead.service.text.detokenizer import Detokenizer
+from polyhead.service.text.event_source import EventReader
 from polyhead.service.text.stop_strings import StopRules
 from tests.contracts.test_slices import TurnCounter
 from tests.service.api.operations.test_admin import Client
@@ -107,7 +108,7 @@ class ReadySource:
 def read(turns: TurnCounter, generator: Model, request: Generate, events: Sequence[Event]) -> list[AnswerDelta]:
     async def run() -> list[AnswerDelta]:
         turns.count_turn()
-        answers = AnswerStream(generator.tokenizer, StopRules(), [request], [ReadySource(events)])
+        answers = AnswerStream(generator.tokenizer, StopRules(), [request], EventReader([ReadySource(events)]))
         found = [piece async for _, piece in answers]
         await asyncio.sleep(0)
         return found
