@@ -426,6 +426,8 @@ def quote_json(value: Any) -> str:
 EXPECTATIONS = {
     "string_type": "must be a string",
     "int_type": "must be a whole number",
+    "int_parsing": "must be a whole number",
+    "int_parsing_size": "must be a whole number",
     "float_type": "must be a number",
     "finite_number": "must be a finite number",
     "bool_type": "must be true or false",
@@ -446,7 +448,10 @@ EXPECTATIONS = {
 
 def to_bad_request(error: ValidationError) -> BadRequest:
     """The first of pydantic's errors as a BadRequest with a readable sentence."""
-    first = error.errors(include_url=False)[0]
+    return describe_error(error.errors(include_url=False)[0])
+
+
+def describe_error(first: ErrorDetails) -> BadRequest:
     context, param = first.get("ctx", {}), field_path(first["loc"])
     match first["type"]:
         case "missing":

@@ -6,7 +6,7 @@ from operator import attrgetter
 from typing import Annotated, Any, Literal, Self, TypeVar
 from urllib.parse import quote
 
-from fastapi import APIRouter, Query, Request
+from fastapi import APIRouter, Request
 from starlette.responses import Response
 
 from ....core.errors import BadRequest, NotFound
@@ -14,7 +14,7 @@ from ...batches.batch import Batch
 from ...batches.batch_runner import BatchRunner
 from ...batches.file_store import FileStore, StoredFile
 from ...batches.record_folder import new_id
-from ...shared.dialect import Dialect, describe_body, read_body, request_context
+from ...shared.dialect import Dialect, between, describe_body, read_body, request_context, turn_taker
 from ...shared.openai_errors import write_openai_error
 from ...shared.streaming import EventStream, JsonResponse
 from .upload import read_upload
@@ -87,11 +87,12 @@ async def upload_file(request: Request) -> Response:
 async def list_files(
     request: Request,
     after: str = "",
-    limit: Annotated[int, Query(ge=1, le=MAX_LISTED_FILES)] = MAX_LISTED_FILES,
+    limit: Annotated[int, between(1, MAX_LISTED_FILES)] = MAX_LISTED_FILES,
     order: Literal["asc", "desc"] = "desc",
     purpose: str = "",
 ) -> Response:
     context = request_context(request)
+    await turn_taker(request)()  # the files of all keys are looked at
     listed = files(request).list_files(context.owner, newest_first=order == "desc")
     found = (file for file in listed if purpose in ("", file.purpose))
     page, has_more = cut_page(found, after, min(limit, MAX_PAGE_FILES))
@@ -139,9 +140,10 @@ async def create_batch(request: Request) -> Response:
 
 @router.get("/v1/batches", summary="The batches of the key.")
 async def list_batches(
-    request: Request, after: str = "", limit: Annotated[int, Query(ge=1, le=MAX_LISTED_BATCHES)] = LISTED_BATCHES
+    request: Request, after: str = "", limit: Annotated[int, between(1, MAX_LISTED_BATCHES)] = LISTED_BATCHES
 ) -> Response:
     context = request_context(request)
+    await turn_taker(request)()
     page, has_more = cut_page(runner(request).store.list_batches(context.owner), after, limit)
     context.claim.grow(sum(2 * batch.kept_bytes for batch in page), "the list")
     return JsonResponse(write_list([write_batch(batch) for batch in page], has_more=has_more))
