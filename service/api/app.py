@@ -11,6 +11,7 @@ from typing import Any
 
 from fastapi import FastAPI, Request
 from fastapi.exceptions import RequestValidationError
+from pydantic_core import ErrorDetails
 from starlette.exceptions import HTTPException
 from starlette.responses import Response
 from starlette.routing import BaseRoute, Match, Route
@@ -61,7 +62,7 @@ from .http.content_coding import ACCEPTED_CODINGS
 from .http.request_head import REQUEST_ID_HEADERS
 from .openapi import describe_app
 from .operations import admin, health, web_pages
-from .shared.dialect import Dialect
+from .shared.dialect import Dialect, describe_error
 from .shared.streaming import JsonResponse
 
 # The first dialect that matches owns a path; OpenAI's is the default.  The last has a route for any model's name.
@@ -253,6 +254,7 @@ def convert_http_error(request: Request, error: HTTPException) -> PolyheadError:
 
 
 def convert_validation_error(error: RequestValidationError) -> BadRequest:
-    first = error.errors()[0]
-    name = str(first["loc"][-1])
-    return BadRequest(f"{name}: {first['msg']}", param=name)
+    """An error of a parameter of a path or query, in the words of those of bodies."""
+    first: ErrorDetails = error.errors()[0]
+    first["loc"] = first["loc"][1:]  # without "query" or "path"
+    return describe_error(first)

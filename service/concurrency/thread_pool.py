@@ -84,15 +84,24 @@ class ThreadPool:
     The threads are daemons and do not delay the end of the process.  `run` is called on the event loop thread.
     """
 
-    def __init__(self, max_threads: int, name: str, abandon_after: float, replace_after: float = math.inf) -> None:
-        """`abandon_after` and `replace_after` in seconds, for one piece of work."""
+    def __init__(
+        self,
+        max_threads: int,
+        name: str,
+        abandon_after: float,
+        replace_after: float = math.inf,
+        per_owner: float = math.inf,
+    ) -> None:
+        """`abandon_after` and `replace_after` in seconds, for one piece of work.  At most `per_owner` pieces of an
+        owner's work run at a time.
+        """
         self._max_threads, self._name, self._abandon_after, self._replace_after = (
             max_threads,
             name,
             abandon_after,
             min(replace_after, abandon_after),
         )
-        self._waiting: WorkQueue[WorkItem] = WorkQueue()
+        self._waiting: WorkQueue[WorkItem] = WorkQueue(per_owner)
         self._thread_numbers, self._thread_count = count(), 0
         self._running: set[WorkItem] = set()  # this and the next three are used by all threads, under the lock
         self._slow: Counter[Hashable] = Counter()  # by source: work whose threads were replaced
@@ -168,7 +177,9 @@ class ThreadPool:
 
     def _work_loop(self) -> None:
         while (work := self._waiting.get()) is not None:
-            if not self._run_work(work):
+            goes_on = self._run_work(work)
+            self._waiting.end(work.owner)
+            if not goes_on:
                 return  # another thread was started in its place
             del work  # its result is not kept while this thread waits
 

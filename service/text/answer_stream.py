@@ -1,6 +1,5 @@
 """The answers of one call, as they are generated: events of requests in, deltas of their answers out."""
 
-import asyncio
 from collections.abc import Callable, Sequence
 from contextlib import aclosing
 from functools import partial
@@ -12,13 +11,13 @@ from typing import Self, TypeVar
 from polyhead.models.tokenizer import Tokenizer, TokenizerError
 
 from ..concurrency.outcome import Failure, attempt, unwrap
-from ..concurrency.time_slices import SLICE_SIZE, TOKENS_PER_SLICE, call_in_slices
+from ..concurrency.time_slices import SLICE_SIZE, TOKENS_PER_SLICE, TakeTurn, call_in_slices, yield_turn
 from ..core.errors import PolyheadError
 from ..core.request import Done, Event, Failed, Generate, GeneratedToken, PromptScores
 from .answer_delta import AnswerDelta, TokenLogprobs, join_deltas
 from .chat_parser import ChatParser, ExpectedOutput
 from .detokenizer import Detokenizer
-from .event_source import EventReader, EventSource
+from .event_source import EventReader
 from .stop_strings import StopRules
 
 T = TypeVar("T")
@@ -37,12 +36,12 @@ class AnswerStream:
         tokenizer: Tokenizer,
         stops: StopRules,
         requests: Sequence[Generate],
-        sources: Sequence[EventSource],
+        events: EventReader,
         expected: ExpectedOutput | None = None,
     ) -> None:
         self.requests = requests
-        self._tokenizer, self._stops, self._expected, self._sources = tokenizer, stops, expected, sources
-        self._events = EventReader(sources)
+        self._tokenizer, self._stops, self._expected = tokenizer, stops, expected
+        self._events, self._sources = events, events.sources
         self._detokenizers: dict[int, Detokenizer] = {}
         self._parsers: dict[int, ChatParser] = {}
         self._tokens = 0  # tokens that were made text
@@ -82,7 +81,7 @@ class AnswerStream:
             case GeneratedToken():
                 self._tokens += 1
                 if not self._tokens % self._slice:
-                    await asyncio.sleep(0)
+                    await self._events.take_turn()
                 began = perf_counter()
                 delta = call_tokenizer(partial(detokenizer.push, event))
                 source.timing.record_text(began)
@@ -93,7 +92,7 @@ class AnswerStream:
                 delta = call_tokenizer(partial(detokenizer.close, event))
                 source.timing.record_text(began)
             case PromptScores():
-                delta = AnswerDelta(prompt_logprobs=await collect_prompt_logprobs(detokenizer, event))
+                delta = AnswerDelta(prompt_logprobs=await self._collect_prompt_logprobs(detokenizer, event))
             case Failed():
                 raise event.error
             case _:
@@ -105,6 +104,16 @@ class AnswerStream:
             self._parsers.pop(index, None)
         return delta
 
+    async def _collect_prompt_logprobs(
+        self, detokenizer: Detokenizer, event: PromptScores
+    ) -> tuple[TokenLogprobs, ...]:
+        """Return the prompt's tokens, computed in slices of TOKENS_PER_SLICE tokens a turn of the event loop."""
+        left, logprobs = detokenizer.prompt_logprobs(event), list[TokenLogprobs]()
+        while some := call_tokenizer(lambda: tuple(islice(left, TOKENS_PER_SLICE))):
+            logprobs += some
+            await self._events.take_turn()
+        return tuple(logprobs)
+
     def _new_detokenizer(self, request: Generate) -> Detokenizer:
         counted = self._counted[request.group or request.id] == request.id
         return Detokenizer(self._tokenizer, self._stops, request, counted=counted)
@@ -115,15 +124,6 @@ class AnswerStream:
         if index not in self._parsers:
             self._parsers[index] = ChatParser(self._expected)
         return self._parsers[index].push(delta)
-
-
-async def collect_prompt_logprobs(detokenizer: Detokenizer, event: PromptScores) -> tuple[TokenLogprobs, ...]:
-    """Return the prompt's tokens, computed in slices of TOKENS_PER_SLICE tokens a turn of the event loop."""
-    left, logprobs = detokenizer.prompt_logprobs(event), list[TokenLogprobs]()
-    while some := call_tokenizer(lambda: tuple(islice(left, TOKENS_PER_SLICE))):
-        logprobs += some
-        await asyncio.sleep(0)
-    return tuple(logprobs)
 
 
 def call_tokenizer(write: Callable[[], T]) -> T:
@@ -150,13 +150,13 @@ async def collect_deltas(
     return deltas
 
 
-async def join_answers(answers: Sequence[Sequence[AnswerDelta]]) -> list[AnswerDelta]:
+async def join_answers(answers: Sequence[Sequence[AnswerDelta]], take_turn: TakeTurn = yield_turn) -> list[AnswerDelta]:
     """Return each answer as one delta. Other tasks run after every SLICE_SIZE deltas."""
     joined, count = list[AnswerDelta](), 0
     for deltas in answers:
         joined.append(join_deltas(deltas))
         count += len(deltas)
         if count >= SLICE_SIZE:
-            await asyncio.sleep(0)
+            await take_turn()
             count = 0
     return joined

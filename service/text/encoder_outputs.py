@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from polyhead.models.tokenizer import TokenizerError
 
 from ..concurrency.thread_pool import OwnerThreads
-from ..concurrency.time_slices import SLICE_SIZE, call_in_slices, iterate_in_slices
+from ..concurrency.time_slices import SLICE_SIZE, TakeTurn, call_in_slices, iterate_in_slices, yield_turn
 from ..core.errors import AnswerTooLarge, Overloaded, PolyheadError, StepFailed
 from ..core.model import Model
 from ..core.request import Done, Encode, Failed, Generate, HeadOutput, TokenCandidates, TokenOutputs
@@ -111,10 +111,13 @@ class SubmittedAhead:
 
     The first are submitted at once, further requests are made and submitted as those before are finished: the engine
     has at most `ahead` tokens of them at a time, or one longer text. Raises what `submit` raises; where there is no
-    room for further requests, they wait.
+    room for further requests, they wait. `take_turn` is awaited before each further batch.
     """
 
-    def __init__(self, requests: Iterable[Encode | Generate], submit: Submit, ahead: int) -> None:
+    def __init__(
+        self, requests: Iterable[Encode | Generate], submit: Submit, ahead: int, take_turn: TakeTurn = yield_turn
+    ) -> None:
+        self.take_turn = take_turn
         self._waiting, self._submit, self._ahead = UnsubmittedRequests(requests), submit, ahead
         self._begun = deque[tuple[int, EventSource]]()  # submitted sources with their tokens
         self._is_current = False  # the first of them is being read
@@ -128,7 +131,7 @@ class SubmittedAhead:
         if not self._may_fit_more:
             self._may_fit_more = self._fill()
         while self._may_fit_more:
-            await asyncio.sleep(0)  # one slice in a turn of the event loop
+            await self.take_turn()
             self._may_fit_more = self._fill()
         while not self._begun:
             assert self._waiting.next_request is not None, "there is a next one"
@@ -195,10 +198,12 @@ def take_fitting(waiting: UnsubmittedRequests, ahead: int, taken: int) -> list[E
     return batch
 
 
-def submit_inputs(reads: Sequence[EncodedInput | PolyheadError], submit: Submit, ahead: int) -> SubmittedAhead:
+def submit_inputs(
+    reads: Sequence[EncodedInput | PolyheadError], submit: Submit, ahead: int, take_turn: TakeTurn = yield_turn
+) -> SubmittedAhead:
     """Submit the requests of inputs, at most `ahead` tokens at a time. The requests are made as they are submitted."""
     requests = (text_request for read in reads if isinstance(read, EncodedInput) for text_request in read.requests)
-    return SubmittedAhead(requests, submit, ahead)
+    return SubmittedAhead(requests, submit, ahead, take_turn)
 
 
 async def stream_outputs(
@@ -216,7 +221,7 @@ async def stream_outputs(
     """
     weights = 0
     try:
-        async for read in iterate_in_slices(reads):
+        async for read in iterate_in_slices(reads, SLICE_SIZE, sources.take_turn):
             if isinstance(read, PolyheadError):
                 yield read
                 continue

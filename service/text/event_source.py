@@ -6,7 +6,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from functools import partial
 from typing import Protocol
 
-from ..concurrency.time_slices import SLICE_SIZE
+from ..concurrency.time_slices import SLICE_SIZE, TakeTurn, yield_turn
 from ..core.request import Event, Request
 from ..engine.worker import RequestTiming
 
@@ -43,11 +43,12 @@ SubmitCall = Callable[[Sequence[Request]], Awaitable[Sequence[EventSource]]]
 class EventReader:
     """Reads the events of several sources as they arrive; where several have some, one of each in turn.
 
-    Other tasks run after every SLICE_SIZE times that a source was looked at, even if all events are there already.
+    Other tasks run (`take_turn`) after every SLICE_SIZE times that a source was looked at, even if all events are there
+    already.
     """
 
-    def __init__(self, sources: Sequence[EventSource]) -> None:
-        self._sources = sources
+    def __init__(self, sources: Sequence[EventSource], take_turn: TakeTurn = yield_turn) -> None:
+        self.sources, self.take_turn = sources, take_turn
         self._unfinished = set(range(len(sources)))
         self._ready = deque(range(len(sources)))  # sources that may have an event, each at most once
         self._is_ready = [True] * len(sources)
@@ -61,18 +62,18 @@ class EventReader:
             while self._ready:
                 self._looks += 1
                 if not self._looks % SLICE_SIZE:
-                    await asyncio.sleep(0)
+                    await self.take_turn()
                 index = self._ready.popleft()
                 if index == self._watched:  # at first they are looked at in order
-                    self._sources[index].on_ready(partial(self._mark_ready, index))
+                    self.sources[index].on_ready(partial(self._mark_ready, index))
                     self._watched += 1
                 if index not in self._unfinished:
                     continue
-                if (event := self._sources[index].take()) is not None:
+                if (event := self.sources[index].take()) is not None:
                     self._ready.append(index)
                     return index, event
                 self._is_ready[index] = False
-                if not self._sources[index].is_open:
+                if not self.sources[index].is_open:
                     self._unfinished.discard(index)
             if self._unfinished:
                 self._waiter = asyncio.get_running_loop().create_future()

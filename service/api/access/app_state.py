@@ -4,7 +4,6 @@ Every dialect submits its engine requests here.  So the deadline and the admissi
 is first counted, in one place.
 """
 
-import asyncio
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -13,7 +12,7 @@ from operator import methodcaller
 from typing import Protocol
 
 from ...concurrency.thread_pool import ThreadPool
-from ...concurrency.time_slices import SLICE_SIZE, call_in_slices
+from ...concurrency.time_slices import SLICE_SIZE, LoopTurns, call_in_slices
 from ...config.settings import Settings
 from ...core.model import LoadState, Model, ServedName, name_model_in_errors
 from ...core.request import ExplainTextRequest, Generate, Request
@@ -91,7 +90,7 @@ class AppState:
     headroom: Headroom = UNBOUNDED_HEADROOM
     recent_errors: RecentErrors = field(default_factory=RecentErrors)
     request_threads: ThreadPool = field(default_factory=lambda: ThreadPool(REQUEST_THREADS, "requests", math.inf))
-    slice_turns: asyncio.Lock = field(default_factory=asyncio.Lock)  # held while a slice of a large call is submitted
+    turns: LoopTurns = field(default_factory=LoopTurns)  # by key, for slices of large calls
 
     def submit(self, context: RequestContext, model: Model, requests: Sequence[Request]) -> Sequence[EventSource]:
         """Submit all of `requests`, or none.  Raises Expired or Overloaded, and what the engine raises."""
@@ -103,7 +102,7 @@ class AppState:
     async def submit_in_slices(
         self, context: RequestContext, model: Model, requests: Sequence[Request]
     ) -> Sequence[EventSource]:
-        """Submit any number of `requests`, one slice of one such call in each turn of the event loop.
+        """Submit any number of `requests`, one slice of one such call of a key in each turn of the event loop.
 
         Room for all tokens is reserved before the first slice.  If a later slice fails, the deadline passes or the
         client disconnects meanwhile, the requests that were submitted are aborted.
@@ -118,11 +117,10 @@ class AppState:
                 self.admission.reserve_tokens(context.owner, count_prompt_tokens(requests)) as count_submitted,
             ):
                 for part in slices:
-                    async with self.slice_turns:
-                        context.check_deadline()
-                        sources += self._submit(context, model, part)
-                        count_submitted(count_prompt_tokens(part))
-                        await asyncio.sleep(0)
+                    await self.turns.take(context.owner)
+                    context.check_deadline()
+                    sources += self._submit(context, model, part)
+                    count_submitted(count_prompt_tokens(part))
             is_complete = True
         finally:
             if not is_complete:  # perhaps cancelled: only this function can close the sources

@@ -186,7 +186,7 @@ class BodyReceiver:
     ) -> None:
         self.context, self.body, self.permit, self.decoder = context, body, permit, decoder
         self.received_bytes = 0  # as they were sent
-        self.incoming_bodies, self.headroom = server.incoming_bodies, server.headroom
+        self.incoming_bodies, self.headroom, self.turns = server.incoming_bodies, server.headroom, server.turns
         body.release = context.claim.release
         self.limit_seconds, self.max_bytes = server.settings.body_seconds, server.settings.max_body_bytes
         self.deadline = time.perf_counter() + self.limit_seconds
@@ -234,7 +234,7 @@ class BodyReceiver:
         for piece in decoder.decode(data):
             self.count_bytes(piece)
             decoded += piece
-            await asyncio.sleep(0)  # let others run
+            await self.turns.take(self.context.owner)
         return bytes(decoded)
 
     def claim_memory(self, size: int) -> None:

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from functools import partial
 from typing import Protocol
 
-from ...concurrency.outcome import cancel_tasks, run_on_thread
+from ...concurrency.outcome import cancel_tasks
 from ...core.errors import InsufficientStorage, NotFound, PolyheadError
 from ..access.own_calls import OwnAnswer
 from .batch import Batch, BatchError, Status
@@ -20,7 +20,6 @@ from .batch_lines import (
     write_expired,
 )
 from .batch_store import BatchStore
-from .record_folder import on_disk
 
 CALLS_AHEAD = 16  # requests of one batch at a time
 BUSY, NOT_READY = 429, 503  # statuses after which a request is tried again
@@ -55,7 +54,8 @@ class BatchRun:
         """Answer all requests, unless the batch is cancelled or expires before."""
         path = self.files.content_path(self.batch.input_file)
         try:
-            lines, errors = await on_disk(partial(read_lines, path, self._read_request))
+            read = partial(read_lines, path, self._read_request)
+            lines, errors = await self.files.disk.run(self.batch.owner, read, self.files.size(self.batch.input_file))
             if errors:
                 await self._end("failed", errors)
                 return
@@ -106,7 +106,7 @@ class BatchRun:
         if self.stop.is_set():
             return "cancelled"
         unanswered = [*running.values(), *reversed(waiting)]
-        expired = await run_on_thread(lambda: list(map(write_expired, unanswered)))
+        expired = await self.files.disk.run(self.batch.owner, lambda: list(map(write_expired, unanswered)))
         await self.files.append(self.batch.error_file, expired)
         self.store.update(self.id, failed=self.batch.failed + len(unanswered))
         return "expired" if unanswered else "completed"
@@ -114,7 +114,8 @@ class BatchRun:
     async def _answer_line(self, line: BatchLine) -> OwnAnswer:
         """The response to one request.  Where there is no room, or the model is not ready, it is sent again."""
         path = self.files.content_path(self.batch.input_file)
-        body = await on_disk(partial(read_body, path, line, self._read_request))
+        read = partial(read_body, path, line, self._read_request)
+        body = await self.files.disk.run(self.batch.owner, read, line.size)
         pause, clock = MIN_PAUSE_S, asyncio.get_running_loop().time
         given_up = clock() + MAX_NOT_READY_S
         while True:

@@ -19,7 +19,7 @@ class BatchStore:
 
     def __init__(self, files: FileStore, clock: Callable[[], float] = time.time) -> None:
         self.files, self.clock = files, clock
-        self._records = RecordFolder(files.folder / "batches", Batch)
+        self._records = RecordFolder(files.folder / "batches", Batch, files.disk)
         self._batches: dict[str, Batch] = {}
         self._bytes = Counter[str]()  # by owner: what its batches take
 
@@ -57,13 +57,13 @@ class BatchStore:
         with ExitStack() as undo:
             undo.callback(self.files.release, batch.input_file)
             undo.callback(self._drop, batch.id)
-            await self._make_room()
+            await self._make_room(batch.owner)
             await self._records.write(batch)
             undo.pop_all()
 
-    async def _make_room(self) -> None:
+    async def _make_room(self, new_owner: str) -> None:
         """Forget batches that have ended until the others fit: each time the oldest of the key whose batches take most,
-        so that no key loses batches by what another keeps.  Raises InsufficientStorage.
+        so that no key loses batches by what another keeps.  It is work of `new_owner`.  Raises InsufficientStorage.
         """
         while self._bytes.total() > MAX_KEPT_BYTES:
             ended = Counter[str]()
@@ -75,7 +75,7 @@ class BatchStore:
             oldest = next(batch for batch in self._batches.values() if batch.owner == owner and batch.has_ended)
             self._drop(oldest.id)
             with suppress(InsufficientStorage):  # it is logged; the next server finds the batch again
-                await self._records.remove(oldest.id)
+                await self._records.remove(oldest.id, new_owner)
 
     def _set(self, batch: Batch) -> None:
         before = self._batches.get(batch.id)

@@ -5,14 +5,15 @@
     FOLDER/files/ID.content    its bytes
 
 Every file belongs to the key that made it, and is found by that key only.  Files of batches that are not finished are
-not found by anyone.  Reads and writes run on threads; the list of files belongs to the event loop.
+not found by anyone.  Reads and writes run on threads, which owners share; the list of files belongs to the event loop.
 """
 
+import asyncio
 import math
 import os
 import time
-from collections import Counter
-from collections.abc import Callable, Collection, Iterator
+from collections import Counter, defaultdict
+from collections.abc import AsyncGenerator, Callable, Collection, Iterable, Iterator
 from contextlib import AsyncExitStack, suppress
 from dataclasses import dataclass
 from functools import partial
@@ -23,7 +24,17 @@ from pydantic import Field
 
 from ...config.settings import SettingsError
 from ...core.errors import Conflict, InsufficientStorage, NotFound
-from .record_folder import ID_PATTERN, Record, RecordFolder, append_whole, keep_whole_lines, new_id, on_disk, write_file
+from .record_folder import (
+    ID_PATTERN,
+    Disk,
+    Record,
+    RecordFolder,
+    append_whole,
+    keep_whole_lines,
+    new_id,
+    read_part,
+    write_file,
+)
 
 try:
     import fcntl
@@ -32,6 +43,7 @@ except ImportError:  # Windows, where nothing keeps two servers from one folder
 
 Purpose = Literal["batch", "batch_output"]
 MAX_FILES = 10_000
+PIECE_BYTES = 1 << 16  # of a file that are read at a time to be sent
 R = TypeVar("R")
 
 
@@ -67,8 +79,9 @@ class FileStore:
     ) -> None:
         """Raises SettingsError if the folder cannot be used, or another server uses it."""
         self.folder, self.limits, self.clock = folder, limits, clock
+        self.disk = Disk()
         self._owners = owners
-        self._records = RecordFolder(folder / "files", StoredFile)
+        self._records = RecordFolder(folder / "files", StoredFile, self.disk)
         self._files: dict[str, StoredFile] = {}
         self._bytes = Counter[str]()  # by owner; summing up all files for each line that a batch writes would take long
         self._counts = Counter[str]()  # by owner: its files
@@ -82,7 +95,7 @@ class FileStore:
         """
         for file in await self._records.read_all():
             self._set(file)
-        await on_disk(self._remove_strays)
+        await self.disk.run("", self._remove_strays)
 
     def _remove_strays(self) -> None:
         for path in self._records.folder.glob("*.content"):
@@ -90,6 +103,7 @@ class FileStore:
                 path.unlink(missing_ok=True)
 
     def close(self) -> None:
+        self.disk.close()
         if self._lock >= 0:
             os.close(self._lock)
             self._lock = -1
@@ -106,6 +120,14 @@ class FileStore:
             if file.owner == owner and file.is_complete and not self._is_expired(file):
                 yield file
 
+    async def read_pieces(self, file: StoredFile) -> AsyncGenerator[bytes, None]:
+        """The content, at least one piece.  Raises InsufficientStorage.  The caller holds the file meanwhile."""
+        path, start = self.content_path(file.id), 0
+        while start < file.bytes or not start:
+            size = min(PIECE_BYTES, file.bytes - start)
+            yield await self.disk.run(file.owner, partial(read_part, path, start, size), size)
+            start += max(size, 1)
+
     def content_path(self, file_id: str) -> Path:
         return self._records.folder / f"{file_id}.content"
 
@@ -117,7 +139,7 @@ class FileStore:
         self._set(grown.model_copy(update={"is_complete": False}))  # its bytes are counted from now on
         async with AsyncExitStack() as undo:
             undo.push_async_callback(self._forget, file.id)
-            await on_disk(partial(write_file, self.content_path(file.id), content))
+            await self.disk.run(owner, partial(write_file, self.content_path(file.id), content), len(content))
             await self._records.write(grown)
             undo.pop_all()
         self._set(grown)
@@ -127,7 +149,7 @@ class FileStore:
         """Begin an empty file that a batch writes, and return its id.  Raises InsufficientStorage."""
         file = self._new_file(owner, filename, "batch_output", 0).model_copy(update={"is_complete": False})
         self._set(file)
-        await on_disk(partial(write_file, self.content_path(file.id), b""))
+        await self.disk.run(owner, partial(write_file, self.content_path(file.id), b""))
         await self._records.write(file)
         return file.id
 
@@ -135,7 +157,9 @@ class FileStore:
         """What `read_line` returns for each line of a file that a batch did not finish.  From the first line on that is
         cut off, or for which it raises ValueError, the file is cut.
         """
-        size, found = await on_disk(partial(keep_whole_lines, self.content_path(file_id), read_line))
+        file = self._files[file_id]
+        keep = partial(keep_whole_lines, self.content_path(file_id), read_line)
+        size, found = await self.disk.run(file.owner, keep, file.bytes)
         self._set(self._files[file_id].model_copy(update={"bytes": size}))
         return found
 
@@ -144,7 +168,7 @@ class FileStore:
         file = self._files[file_id]
         size = sum(map(len, parts))
         self._check_room(file.owner, size)
-        await on_disk(partial(append_whole, self.content_path(file_id), file.bytes, parts))
+        await self.disk.run(file.owner, partial(append_whole, self.content_path(file_id), file.bytes, parts), size)
         self._set(file.model_copy(update={"bytes": file.bytes + size}))
 
     async def finish_output(self, file_id: str, seconds: int) -> bool:
@@ -179,15 +203,27 @@ class FileStore:
         if not self._uses[file_id]:
             del self._uses[file_id]
 
+    def size(self, file_id: str) -> int:
+        """In bytes; 0 if it does not exist."""
+        return self._files[file_id].bytes if file_id in self._files else 0
+
     def contains(self, file_id: str) -> bool:
         """Whether the file exists, complete or not."""
         return file_id in self._files
 
     async def remove_expired(self) -> None:
-        for file in [file for file in self._files.values() if self._is_expired(file)]:
-            if not self._uses.get(file.id):
+        """Those of one owner one after the other, beside those of others."""
+        expired = defaultdict[str, list[str]](list)
+        for file in self._files.values():
+            if self._is_expired(file) and not self._uses.get(file.id):
+                expired[file.owner].append(file.id)
+        await asyncio.gather(*map(self._remove_unused, expired.values()))
+
+    async def _remove_unused(self, file_ids: Iterable[str]) -> None:
+        for file_id in file_ids:
+            if not self._uses.get(file_id):
                 with suppress(InsufficientStorage):  # it is logged, and tried again later
-                    await self._forget(file.id)
+                    await self._forget(file_id)
 
     def _is_expired(self, file: StoredFile) -> bool:
         return bool(file.expires_at) and self.clock() >= file.expires_at
@@ -225,8 +261,8 @@ class FileStore:
             return
         self._set(file.model_copy(update={"is_complete": False}))
         try:
-            await on_disk(partial(self.content_path(file_id).unlink, missing_ok=True))
-            await self._records.remove(file_id)
+            await self.disk.run(file.owner, partial(self.content_path(file_id).unlink, missing_ok=True))
+            await self._records.remove(file_id, file.owner)
         except InsufficientStorage:
             self._set(file)
             raise

@@ -1,6 +1,8 @@
 """Folders of small JSON files, one for each record, and the reads and writes of the disk, which run on threads."""
 
+import errno
 import logging
+import math
 import os
 import re
 import secrets
@@ -11,10 +13,12 @@ from typing import Annotated, Generic, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from ...concurrency.outcome import run_on_thread
+from ...concurrency.thread_pool import ThreadPool, WorkInfo
 from ...core.errors import InsufficientStorage, first_line
 
-MAX_RECORD_BYTES = 64 << 10
+DISK_THREADS, THREADS_PER_OWNER = 8, 2
+HOLD_S = 1.0  # after which another thread takes the place of one with slow work
+MAX_RECORD_BYTES = 256 << 10  # of a record's JSON file: twice what a batch with the longest metadata and errors takes
 ID_PATTERN = re.compile(r"[a-z]+[-_][0-9a-f]{24}")
 ID_BYTES = 12
 T = TypeVar("T")
@@ -32,18 +36,40 @@ class Record(BaseModel):
     created_at: int  # seconds since 1970, as all times
 
 
+class Disk:
+    """Threads that read and write the disk for owners.  One owner has at most THREADS_PER_OWNER of them at a time, so
+    that its slow work does not delay that of others.
+    """
+
+    def __init__(self) -> None:
+        self._threads = ThreadPool(DISK_THREADS, "disk", math.inf, HOLD_S, THREADS_PER_OWNER)
+
+    async def run(self, owner: str, work: Callable[[], T], size: int = 1) -> T:
+        """What `work`, which reads or writes about `size` bytes, returns.  Raises InsufficientStorage instead of
+        OSError.
+        """
+        try:
+            return await self._threads.run(work, WorkInfo("using the disk", owner, owner, max(size, 1)))
+        except OSError as error:
+            log.error("the folder of files cannot be used: %s", error)
+            raise InsufficientStorage(f"the disk with the files cannot be used: {error.strerror}") from None
+
+    def close(self) -> None:
+        self._threads.close()
+
+
 R = TypeVar("R", bound=Record)
 
 
 class RecordFolder(Generic[R]):
     """A folder of records of one kind.  Raises InsufficientStorage where the disk cannot be used."""
 
-    def __init__(self, folder: Path, kind: type[R]) -> None:
-        self.folder, self.kind = folder, kind
+    def __init__(self, folder: Path, kind: type[R], disk: Disk) -> None:
+        self.folder, self.kind, self._disk = folder, kind, disk
 
     async def read_all(self) -> list[R]:
         """All records, the oldest first.  One that cannot be read is left where it is, and logged."""
-        return await on_disk(self._read_all)
+        return await self._disk.run("", self._read_all)
 
     def _read_all(self) -> list[R]:
         self.folder.mkdir(mode=0o700, exist_ok=True)
@@ -64,19 +90,13 @@ class RecordFolder(Generic[R]):
     async def write(self, record: R) -> None:
         """Replace a record: afterwards, or if the machine stops meanwhile, its file has the old one or the new one."""
         content = record.model_dump_json().encode()
-        await on_disk(partial(replace_file, self.folder / f"{record.id}.json", content))
+        assert len(content) <= MAX_RECORD_BYTES, "the fields of a record are bounded, so that it can be read"
+        path = self.folder / f"{record.id}.json"
+        await self._disk.run(record.owner, partial(replace_file, path, content), len(content))
 
-    async def remove(self, record_id: str) -> None:
-        await on_disk(partial((self.folder / f"{record_id}.json").unlink, missing_ok=True))
-
-
-async def on_disk(work: Callable[[], T]) -> T:
-    """What `work` returns, which runs on a thread.  Raises InsufficientStorage instead of OSError."""
-    try:
-        return await run_on_thread(work)
-    except OSError as error:
-        log.error("the folder of files cannot be used: %s", error)
-        raise InsufficientStorage(f"the disk with the files cannot be used: {error.strerror}") from None
+    async def remove(self, record_id: str, owner: str) -> None:
+        """Remove a record, as work of `owner`."""
+        await self._disk.run(owner, partial((self.folder / f"{record_id}.json").unlink, missing_ok=True))
 
 
 def new_id(prefix: str) -> str:
@@ -92,6 +112,16 @@ def replace_file(path: Path, content: bytes) -> None:
     new = path.with_suffix(".new")
     write_file(new, content)
     new.replace(path)
+
+
+def read_part(path: Path, start: int, size: int) -> bytes:
+    """`size` bytes from `start` on.  Raises OSError if the file ends before."""
+    with path.open("rb") as file:
+        file.seek(start)
+        part = file.read(size)
+    if len(part) < size:
+        raise OSError(errno.EIO, "a file is shorter than it was")
+    return part
 
 
 def append_whole(path: Path, size: int, parts: Iterable[bytes | bytearray]) -> None:

@@ -41,7 +41,7 @@ from ...text.encoder_outputs import ScoreOutput, SubmittedAhead, read_events
 from ...text.event_source import EventSource
 from ...text.tokenization import TokenizerJob
 from ..access.authorized_models import AuthorizedModels
-from .dialect import EngineRequest, read_terms, record_model, request_context, server, submitter
+from .dialect import EngineRequest, read_terms, record_model, request_context, server, submitter, turn_taker
 from .encoding_calls import STEPS_AHEAD, collect_replies, start_replies
 from .explain_calls import ExplainCall, check_explain_enabled, compute_explanation
 from .generation_calls import cache_salt
@@ -110,8 +110,8 @@ async def ask_heads(
     reads = await write_head_texts(request, model, decision, read_terms(request, wire))
     record_ignored(request, reads)
     outputs = await compute_heads(request, wire, model, [read.encoding for orders in reads for read in orders])
-    found = list[OptionScores]()
-    async for question, orders in iterate_in_slices(zip(decision.questions, reads, strict=True), QUESTIONS_PER_SLICE):
+    found, asked = list[OptionScores](), zip(decision.questions, reads, strict=True)
+    async for question, orders in iterate_in_slices(asked, QUESTIONS_PER_SLICE, turn_taker(request)):
         scores = settle_scores(model, question, [read.score_options(*next(outputs)) for read in orders])
         if question.explain is not None:
             explain_call = ExplainCall(request, wire, model, choose_method(model, question.explain))
@@ -195,7 +195,7 @@ async def ask_generator(
         reads = await tokenize_questions(request, model, decision, terms)
     requests = [each for orders in reads for read in orders for each in read.requests]
     ahead = min(TOKENS_AHEAD, server(request).settings.max_tokens_in_flight // 2)
-    sources = SubmittedAhead(requests, submitter(request, model), ahead)
+    sources = SubmittedAhead(requests, submitter(request, model), ahead, turn_taker(request))
     context.cleanup.callback(sources.close)
     found = [
         settle_scores(model, question, [await score_read(read, sources) for read in orders])
@@ -283,7 +283,8 @@ async def ask_deciders(
     with context.time_tokenising():
         reads = await server(request).text.run(model, job, work)
     ahead = STEPS_AHEAD * server(request).settings.encoder_step_tokens
-    sources = SubmittedAhead((each for read in reads for each in read.requests), submitter(request, model), ahead)
+    requests = (each for read in reads for each in read.requests)
+    sources = SubmittedAhead(requests, submitter(request, model), ahead, turn_taker(request))
     context.cleanup.callback(sources.close)
     orders: list[list[OptionScores]] = [[] for _ in decision.questions]
     for read in reads:

@@ -30,6 +30,7 @@ from pydantic_core import CoreSchema, ErrorDetails, PydanticCustomError
 from pydantic_core.core_schema import no_info_after_validator_function
 
 from ...concurrency.thread_pool import OwnerThreads, ThreadPool
+from ...concurrency.time_slices import LoopTurns, TakeTurn
 from ...config.keys import MAX_PRIORITY
 from ...config.settings import Settings
 from ...core.errors import BadRequest, EmptyInput, Forbidden, PolyheadError
@@ -90,6 +91,9 @@ class Server(Protocol):
     @property
     def request_threads(self) -> ThreadPool: ...
 
+    @property
+    def turns(self) -> LoopTurns: ...
+
     def submit(
         self, context: RequestContext, model: Model, requests: Sequence[InferenceRequest]
     ) -> Sequence[EventSource]: ...
@@ -120,6 +124,11 @@ def answer_threads(request: Request) -> OwnerThreads:
     """The threads that write long answers, where keys take turns by bytes."""
     threads = server(request).request_threads
     return OwnerThreads(threads, "writing the answer", threads, request_context(request).owner)
+
+
+def turn_taker(request: Request) -> TakeTurn:
+    """What lets others run between slices of a long call: in each turn of the event loop a key has one slice."""
+    return partial(server(request).turns.take, request_context(request).owner)
 
 
 def record_model(request: Request, model: Model) -> Model:
@@ -417,6 +426,8 @@ def quote_json(value: Any) -> str:
 EXPECTATIONS = {
     "string_type": "must be a string",
     "int_type": "must be a whole number",
+    "int_parsing": "must be a whole number",
+    "int_parsing_size": "must be a whole number",
     "float_type": "must be a number",
     "finite_number": "must be a finite number",
     "bool_type": "must be true or false",
@@ -437,7 +448,10 @@ EXPECTATIONS = {
 
 def to_bad_request(error: ValidationError) -> BadRequest:
     """The first of pydantic's errors as a BadRequest with a readable sentence."""
-    first = error.errors(include_url=False)[0]
+    return describe_error(error.errors(include_url=False)[0])
+
+
+def describe_error(first: ErrorDetails) -> BadRequest:
     context, param = first.get("ctx", {}), field_path(first["loc"])
     match first["type"]:
         case "missing":

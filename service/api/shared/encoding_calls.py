@@ -42,7 +42,7 @@ from ...text.encoder_outputs import (
     stream_outputs,
     submit_inputs,
 )
-from .dialect import EngineRequest, answer_threads, read_terms, request_context, server, submitter
+from .dialect import EngineRequest, answer_threads, read_terms, request_context, server, submitter, turn_taker
 from .streaming import LineStream, PartsResponse, dumps_sliced, encode_events, encode_line
 
 Replies = AsyncGenerator[EncoderOutput | PolyheadError, None]
@@ -106,7 +106,10 @@ async def start_replies(request: Request, wire: EngineRequest, model: Model, enc
     size = sum(input_memory(model, one) for one in encoded if isinstance(one, EncodedInput))
     request_context(request).claim.grow(size, "the answer")
     ahead = STEPS_AHEAD * server(request).settings.encoder_step_tokens
-    sources = submit_inputs(encoded, submitter(request, model), ahead)
+    take_turn = turn_taker(request)
+    if len(encoded) >= SLICE_SIZE:
+        await take_turn()
+    sources = submit_inputs(encoded, submitter(request, model), ahead, take_turn)
     request_context(request).cleanup.callback(sources.close)
     threads = server(request).text.output_threads(model, request_context(request).owner)
     return stream_outputs(model, encoding, encoded, sources, threads)

@@ -16,10 +16,11 @@ from ...resources.request_memory import MemoryClaim
 from ...text.answer_delta import AnswerDelta, TokenLogprobs, Usage
 from ...text.answer_stream import AnswerStream, collect_deltas, join_answers
 from ...text.chat_prompt import expected_output, fit_chat, ignores_reasoning, parameter_grammars
+from ...text.event_source import EventReader
 from ...text.generation_request import ChatMessages, GenerationRequest
 from ...text.stop_strings import StopRules
 from ..access.authorized_models import ModelLookup
-from .dialect import EngineRequest, answer_threads, call_submitter, read_terms, request_context, server
+from .dialect import EngineRequest, answer_threads, call_submitter, read_terms, request_context, server, turn_taker
 from .streaming import JsonResponse, dumps_sliced
 
 ChunkT = TypeVar("ChunkT")
@@ -47,7 +48,7 @@ async def start_answers(
     stops = StopRules(prepared.stops, prepared.stop_tokens, prepared.keep_stop)
     expected = expected_output(prepared, model, requests[0].tokens)
     sources = await call_submitter(request, model)(requests)
-    answers = AnswerStream(model.tokenizer, stops, requests, sources, expected)
+    answers = AnswerStream(model.tokenizer, stops, requests, EventReader(sources, turn_taker(request)), expected)
     request_context(request).cleanup.callback(answers.close)
     return answers
 
@@ -99,10 +100,11 @@ async def collect_answers(
     Memory for their log-probabilities is claimed; those of a prompt are written `repeated` times.
     """
     claim = ScoreClaim(request_context(request).claim, repeated)
-    joined = await join_answers(await collect_deltas(answers, claim.add))
+    take_turn = turn_taker(request)
+    joined = await join_answers(await collect_deltas(answers, claim.add), take_turn)
     if generation.attempts == generation.count:
         return joined
-    prompts = iterate_in_slices(split_in_slices(joined, generation.attempts), 1)
+    prompts = iterate_in_slices(split_in_slices(joined, generation.attempts), 1, take_turn)
     return [answer async for tries in prompts for answer in select_best(tries, generation)]
 
 

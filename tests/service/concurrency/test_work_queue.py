@@ -52,6 +52,22 @@ def test_no_piece_waits_for_ever() -> None:
     assert "large" in order
 
 
+def test_an_owner_with_enough_work_under_way_is_passed_over_until_some_ends() -> None:
+    backlog: WorkQueue[str] = WorkQueue(per_owner=2)
+    for number in range(4):
+        backlog.put(f"slow {number}", "slow", 1)
+    backlog.put("other 0", "other", 1000)
+    backlog.put("other 1", "other", 1000)
+    assert sorted(taken(backlog, 4)) == ["other 0", "other 1", "slow 0", "slow 1"]
+    found = list[str | None]()
+    waiting = Thread(target=lambda: found.append(backlog.get()))
+    waiting.start()
+    backlog.end("slow")
+    waiting.join()
+    assert found == ["slow 2"]
+    assert backlog.close() == ["slow 3"]
+
+
 def test_cancelled_work_is_not_taken() -> None:
     backlog: WorkQueue[str] = WorkQueue()
     for name in ("first", "second", "third"):

@@ -18,6 +18,7 @@ from polyhead.service.core.request import Done, Failed, Generate, GeneratedToken
 from polyhead.service.text.answer_delta import AnswerDelta, Usage, join_deltas
 from polyhead.service.text.answer_stream import AnswerStream, collect_deltas, join_answers
 from polyhead.service.text.detokenizer import MIN_LOGPROB, Detokenizer
+from polyhead.service.text.event_source import EventReader
 from polyhead.service.text.stop_strings import StopBuffer, StopRules, StopString, failure_table
 from tests.support.scripted import WAIT, Source, model, token_events
 
@@ -104,7 +105,9 @@ def test_answers_detokenised_token_by_token(generator: Model, text: str, stops: 
 
 def written(tokenizer: Tokenizer, stops: Sequence[str], request: Generate, script: Sequence[Any]) -> list[AnswerDelta]:
     async def collect() -> list[AnswerDelta]:
-        async with aclosing(AnswerStream(tokenizer, StopRules(tuple(stops)), [request], [Source(script)])) as items:
+        async with aclosing(
+            AnswerStream(tokenizer, StopRules(tuple(stops)), [request], EventReader([Source(script)]))
+        ) as items:
             return [piece async for _, piece in items]
 
     return asyncio.run(collect())
@@ -166,7 +169,7 @@ def generated(model: Model, stops: Sequence[str], *scripts: Sequence[Any]) -> tu
     async def collect() -> tuple[list[AnswerDelta], list[Source]]:
         sources = [Source(script) for script in scripts]
         requests = [Generate(f"id-{index}", (1, 2, 3), 99) for index in range(len(scripts))]
-        items = AnswerStream(model.tokenizer, StopRules(tuple(stops)), requests, sources)
+        items = AnswerStream(model.tokenizer, StopRules(tuple(stops)), requests, EventReader(sources))
         try:
             return await join_answers(await collect_deltas(items)), sources
         except StepFailed:
@@ -206,7 +209,7 @@ def test_closing_the_answers_aborts_the_requests(generator: Model, count: int) -
     async def leave() -> list[Source]:
         sources = [Source([*token_events("a", generator.tokenizer), WAIT]) for _ in range(count)]
         requests = [Generate(f"id-{index}", (1,), 99) for index in range(count)]
-        items = AnswerStream(generator.tokenizer, StopRules(), requests, sources)
+        items = AnswerStream(generator.tokenizer, StopRules(), requests, EventReader(sources))
         await anext(items)
         await items.aclose()
         assert len(asyncio.all_tasks()) == 1, "a request still runs"

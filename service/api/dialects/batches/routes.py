@@ -3,19 +3,20 @@
 from collections.abc import Iterator
 from itertools import islice
 from operator import attrgetter
-from typing import Annotated, Any, Literal, TypeVar
+from typing import Annotated, Any, Literal, Self, TypeVar
+from urllib.parse import quote
 
-from fastapi import APIRouter, Query, Request
-from starlette.responses import FileResponse, Response
+from fastapi import APIRouter, Request
+from starlette.responses import Response
 
 from ....core.errors import BadRequest, NotFound
 from ...batches.batch import Batch
 from ...batches.batch_runner import BatchRunner
 from ...batches.file_store import FileStore, StoredFile
 from ...batches.record_folder import new_id
-from ...shared.dialect import Dialect, describe_body, read_body, request_context
+from ...shared.dialect import Dialect, between, describe_body, read_body, request_context, turn_taker
 from ...shared.openai_errors import write_openai_error
-from ...shared.streaming import JsonResponse
+from ...shared.streaming import EventStream, JsonResponse
 from .upload import read_upload
 from .wire import MAX_KEPT_S, MIN_KEPT_S, BatchRequest, write_batch, write_file, write_list
 
@@ -45,6 +46,21 @@ router = APIRouter(tags=["OpenAI"])
 T = TypeVar("T", Batch, StoredFile)
 
 
+class FileStream(EventStream):
+    """The content of a file.  It is read as the client takes it, on threads that keys share."""
+
+    media_type = "application/octet-stream"
+
+    @classmethod
+    async def open_file(cls, store: FileStore, file: StoredFile) -> Self:
+        """Raises InsufficientStorage if the file cannot be read."""
+        stream = await cls.open(store.read_pieces(file))
+        name = quote(file.filename)
+        given = f'filename="{name}"' if name == file.filename else f"filename*=utf-8''{name}"
+        stream.init_headers({"content-length": str(file.bytes), "content-disposition": f"attachment; {given}"})
+        return stream
+
+
 def runner(request: Request) -> BatchRunner:
     """Raises NotFound if this server keeps no files."""
     found: BatchRunner | None = request.app.state.batches
@@ -71,11 +87,12 @@ async def upload_file(request: Request) -> Response:
 async def list_files(
     request: Request,
     after: str = "",
-    limit: Annotated[int, Query(ge=1, le=MAX_LISTED_FILES)] = MAX_LISTED_FILES,
+    limit: Annotated[int, between(1, MAX_LISTED_FILES)] = MAX_LISTED_FILES,
     order: Literal["asc", "desc"] = "desc",
     purpose: str = "",
 ) -> Response:
     context = request_context(request)
+    await turn_taker(request)()  # the files of all keys are looked at
     listed = files(request).list_files(context.owner, newest_first=order == "desc")
     found = (file for file in listed if purpose in ("", file.purpose))
     page, has_more = cut_page(found, after, min(limit, MAX_PAGE_FILES))
@@ -94,8 +111,7 @@ async def send_content(request: Request, file_id: str) -> Response:
     file = store.find(file_id, context.owner)
     store.hold(file.id)  # it is not deleted while it is sent
     context.cleanup.callback(store.release, file.id)
-    path = store.content_path(file.id)
-    return FileResponse(path, media_type="application/octet-stream", filename=file.filename)
+    return await FileStream.open_file(store, file)
 
 
 @router.delete("/v1/files/{file_id}", summary="Delete a file.")
@@ -124,9 +140,10 @@ async def create_batch(request: Request) -> Response:
 
 @router.get("/v1/batches", summary="The batches of the key.")
 async def list_batches(
-    request: Request, after: str = "", limit: Annotated[int, Query(ge=1, le=MAX_LISTED_BATCHES)] = LISTED_BATCHES
+    request: Request, after: str = "", limit: Annotated[int, between(1, MAX_LISTED_BATCHES)] = LISTED_BATCHES
 ) -> Response:
     context = request_context(request)
+    await turn_taker(request)()
     page, has_more = cut_page(runner(request).store.list_batches(context.owner), after, limit)
     context.claim.grow(sum(2 * batch.kept_bytes for batch in page), "the list")
     return JsonResponse(write_list([write_batch(batch) for batch in page], has_more=has_more))

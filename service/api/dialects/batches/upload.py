@@ -1,11 +1,12 @@
 """Reads an uploaded file: a form of the type multipart/form-data."""
 
 import re
+from collections.abc import AsyncGenerator
 from dataclasses import dataclass
 from typing import Any
 
 from fastapi import Request
-from starlette.datastructures import UploadFile
+from starlette.datastructures import Headers, UploadFile
 from starlette.formparsers import MultiPartException, MultiPartParser
 from starlette.requests import ClientDisconnect
 
@@ -18,15 +19,41 @@ MAX_NAME_CHARS = 255
 UNPRINTABLE = re.compile(r"[\x00-\x1f\x7f-\x9f\ud800-\udfff]")
 # Nothing else is given to the library: it parses parameters in quadratic time, and Python keeps each unknown charset.
 FORM_TYPE = re.compile(
-    r"""multipart/form-data[ \t]*;[ \t]*boundary=("?)[0-9A-Za-z'()+_,./:=?-]{1,70}\1([ \t]*;[ \t]*charset=utf-8)?""",
+    r"""multipart/form-data[ \t]*;[ \t]*boundary=("?)(?P<boundary>[0-9A-Za-z'()+_,./:=?-]{1,70})\1"""
+    r"""([ \t]*;[ \t]*charset=utf-8)?""",
     re.I,
 )
 
 
 class InMemoryParser(MultiPartParser):
-    """Keeps the file in memory, where the body is counted; its library would write it to a temporary file."""
+    """Keeps the file in memory, where the body is counted; its library would write it to a temporary file.
+
+    Raises MultiPartException for a form without an end, and for bytes behind it, which its library would ignore.
+    """
 
     spool_max_size = 1 << 40
+
+    def __init__(self, headers: Headers, body: AsyncGenerator[bytes, None], boundary: str) -> None:
+        pieces, fields = self._check_end(body), len(FIELDS)
+        super().__init__(headers, pieces, max_files=1, max_fields=fields, max_part_size=MAX_FIELD_BYTES)
+        self._end, self._has_ended = f"\r\n--{boundary}--".encode(), False
+
+    def on_end(self) -> None:
+        self._has_ended = True
+
+    async def _check_end(self, pieces: AsyncGenerator[bytes, None]) -> AsyncGenerator[bytes, None]:
+        """Yield `pieces`; the parser has read a piece when it asks for the next one."""
+        before = b"\r\n"  # where the end may begin
+        async for piece in pieces:
+            had_ended = self._has_ended
+            yield piece
+            if self._has_ended:
+                behind = piece if had_ended else (before + piece).partition(self._end)[2]
+                if behind.strip(b" \t\r\n"):
+                    raise MultiPartException("there are bytes behind the end of the form")
+            before = (before + piece)[-len(self._end) :]
+        if not self._has_ended:
+            raise MultiPartException("the form has no end")
 
 
 @dataclass(frozen=True)
@@ -38,16 +65,18 @@ class Upload:
 
 async def read_upload(request: Request) -> Upload:
     """Raises BadRequest, and ClientGone."""
-    if not FORM_TYPE.fullmatch(request.headers.get("content-type", "")):
+    found = FORM_TYPE.fullmatch(request.headers.get("content-type", ""))
+    if not found:
         expected = "multipart/form-data; boundary=... (1 to 70 letters, digits or signs)"
         raise BadRequest(f"the body: must be a form with file and purpose, of the type {expected}")
-    parser = InMemoryParser(
-        request.headers, request.stream(), max_files=1, max_fields=len(FIELDS), max_part_size=MAX_FIELD_BYTES
-    )
+    body = request.stream()
     try:
-        form = await parser.parse()
-    except MultiPartException as error:
-        raise BadRequest(f"the body: {error.message}") from None
+        try:
+            form = await InMemoryParser(request.headers, body, found["boundary"]).parse()
+        except MultiPartException as error:
+            async for _ in body:  # whether there is room for the request is known at its end
+                pass
+            raise BadRequest(f"the body: {error.message}") from None
     except ClientDisconnect:
         raise ClientGone("the connection closed before the body was complete") from None
     try:

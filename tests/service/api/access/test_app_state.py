@@ -1,22 +1,25 @@
 """The submission of a call in slices: all of its requests are submitted, or none."""
 
 import asyncio
+import gzip
 from collections.abc import Sequence
 from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
 from typing import Any, cast
 
+import httpx
+import orjson
 import pytest
 
 from polyhead.service.api.access.app_state import SLICE_TOKENS, AppState, split_requests
 from polyhead.service.api.access.request_context import RequestContext
-from polyhead.service.concurrency.time_slices import SLICE_SIZE
+from polyhead.service.concurrency.time_slices import SLICE_SIZE, LoopTurns
 from polyhead.service.core.errors import Expired, Overloaded, Unavailable
 from polyhead.service.core.model import Model
 from polyhead.service.core.request import Request
 from tests.support.engine_fakes import generate
-from tests.support.scripted import WAIT, Registry, Source, application, until
+from tests.support.scripted import WAIT, Registry, Source, application, echo, until
 from tests.support.scripted import model as scripted_model
 
 MANY = 5 * SLICE_SIZE + 17
@@ -148,6 +151,41 @@ def test_several_large_calls_submit_one_slice_at_a_time(generator: Model) -> Non
 
     registry = Registry([generator], lambda *_: [WAIT])
     asyncio.run(run())
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "least"),
+    [
+        ("/v1/embeddings", {"model": "vectors", "input": ["a"] * MANY}, 2 * MANY // SLICE_SIZE),  # and as it is read
+        ("/v1/completions", {"model": "talker", "prompt": ["a"] * MANY, "max_tokens": 1}, 3 * MANY // SLICE_SIZE),
+        ("/v1/embeddings", {"model": "vectors", "input": "a" * (1 << 20)}, 4),  # its body is compressed
+    ],
+)
+def test_long_calls_take_turns_of_their_key(
+    generator: Model, tiny_embedder: Path, monkeypatch: pytest.MonkeyPatch, path: str, body: Any, least: int
+) -> None:
+    taken, real = list[str](), LoopTurns.take
+
+    async def take(self: LoopTurns, owner: str) -> None:
+        taken.append(owner)
+        await real(self, owner)
+
+    monkeypatch.setattr(LoopTurns, "take", take)
+    registry = Registry([generator, scripted_model(tiny_embedder, "vectors", "embed")], echo)
+    app = application(registry, api_keys={"me": "a-key-of-some-length"})
+
+    async def run() -> None:
+        async with httpx.AsyncClient(transport=httpx.ASGITransport(app=app), base_url="http://localhost") as client:
+            content, headers = orjson.dumps(body), {"Authorization": "Bearer a-key-of-some-length"}
+            if len(body.get("input", "")) > MANY:
+                content, headers = gzip.compress(content), headers | {"Content-Encoding": "gzip"}
+            headers["Content-Type"] = "application/json"
+            answer = await client.post(path, content=content, headers=headers)
+            assert answer.status_code in (200, 400), answer.text[:300]
+
+    asyncio.run(run())
+    assert set(taken) == {"me"}
+    assert len(taken) >= least
 
 
 def test_long_prompts_are_submitted_in_slices_and_the_prompt_of_a_group_counts_once() -> None:

@@ -3,6 +3,7 @@
 import asyncio
 import errno
 import json
+import threading
 from collections import Counter
 from collections.abc import Callable, Coroutine
 from pathlib import Path
@@ -17,8 +18,8 @@ from polyhead.service.api.batches.batch import KEPT_BYTES, WINDOW_S, Batch, Batc
 from polyhead.service.api.batches.batch_runner import BatchRunner
 from polyhead.service.api.batches.batch_store import MAX_UNFINISHED, BatchStore
 from polyhead.service.api.batches.file_store import FileStore, StoredFile, StoreLimits
-from polyhead.service.api.batches.record_folder import new_id
-from polyhead.service.api.dialects.batches.wire import read_line
+from polyhead.service.api.batches.record_folder import DISK_THREADS, new_id
+from polyhead.service.api.dialects.batches.wire import BatchRequest, read_line
 from polyhead.service.config.settings import Settings, SettingsError
 from polyhead.service.core.errors import Conflict, InsufficientStorage, NotFound, TooMany
 from polyhead.service.resources.request_memory import Headroom
@@ -123,26 +124,25 @@ def test_a_model_that_never_comes_is_an_error_of_its_requests(tmp_path: Path, mo
 
 
 def test_what_is_not_answered_in_time_is_listed(tmp_path: Path) -> None:
-    begun = asyncio.Event()
-
     async def call(owner: str, path: str, body: bytes) -> OwnAnswer:
-        if json.loads(body)["n"] < 5:
-            return OwnAnswer(200, bytearray(body))
-        batches.clock.now += WINDOW_S
-        begun.set()
-        await asyncio.Event().wait()
-        raise AssertionError
+        number = json.loads(body)["n"]
+        if number > 5:
+            await asyncio.Event().wait()
+        if number == 5:  # after it, which is written last, no time is left
+            [batch] = batches.store.unfinished()
+            while batches.store[batch.id].completed < 5:
+                await asyncio.sleep(0)
+            batches.clock.now += WINDOW_S
+        return OwnAnswer(200, bytearray(body))
 
     batches = Batches(tmp_path, call)
 
     async def run() -> None:
         await batches.start()
-        batch_id = await batches.begin(lines(30))
-        await begun.wait()
-        batch = await batches.end(batch_id)
-        assert (batch.status, batch.completed, batch.failed) == ("expired", 5, 25)
+        batch = await batches.end(await batches.begin(lines(30)))
+        assert (batch.status, batch.completed, batch.failed) == ("expired", 6, 24)
         errors = batches.written(batch.error_file)
-        assert len(errors) == 25
+        assert len(errors) == 24
         assert {line["error"]["code"] for line in errors.values()} == {"batch_expired"}
         await batches.stop()
 
@@ -187,10 +187,11 @@ def test_batches_of_one_key_run_one_after_the_other(tmp_path: Path) -> None:
         nonlocal most
         mark = json.loads(body)["mark"]
         running[mark] += 1
-        assert sum(count > 0 for count in running.values()) == 1
+        assert +running == {mark: running[mark]}
         most = max(most, running[mark])
-        while most < batch_run.CALLS_AHEAD:
-            await asyncio.sleep(0.001)
+        if most == batch_run.CALLS_AHEAD:
+            full.set()
+        await full.wait()
         running[mark] -= 1
         return OwnAnswer(200, bytearray(body))
 
@@ -199,10 +200,11 @@ def test_batches_of_one_key_run_one_after_the_other(tmp_path: Path) -> None:
         await batches.start()
         begun = [await batches.begin(lines(20, mark)) for mark in range(3)]
         assert [(await batches.end(batch)).completed for batch in begun] == [20, 20, 20]
-        assert most <= batch_run.CALLS_AHEAD
+        assert most == batch_run.CALLS_AHEAD
         assert [batch.id for batch in batches.store.list_batches("me")] == begun[::-1]
         await batches.stop()
 
+    full = asyncio.Event()
     asyncio.run(run())
 
 
@@ -299,6 +301,36 @@ def test_records_that_cannot_be_read_are_left_alone(tmp_path: Path) -> None:
         await batches.stop()
 
     asyncio.run(second())
+
+
+def test_the_largest_batch_is_found_again(tmp_path: Path) -> None:
+    """With the longest metadata and errors, of characters that take six bytes in its record."""
+    metadata = {f"{number:02d}" + "\0" * 62: "\1" * 512 for number in range(16)}
+    wire = BatchRequest.read(
+        {"input_file_id": "", "endpoint": ENDPOINT, "completion_window": "24h", "metadata": metadata}
+    )
+    wrong = json.dumps({"method": "POST", "url": ENDPOINT, "custom_id": "\1" * 600, "body": {}, "\1" * 600: 1})
+
+    async def first() -> str:
+        batches = Batches(tmp_path, succeed)
+        await batches.start()
+        file = await batches.files.add("me", "a", b"\n".join([wrong.encode()] * 30))
+        batch = Batch(id=new_id("batch_"), owner="me", created_at=1, endpoint=ENDPOINT, input_file=file.id)
+        ended = await batches.end((await batches.runner.begin(batch.model_copy(update={"metadata": wire.metadata}))).id)
+        assert (ended.status, len(ended.errors)) == ("failed", 20)
+        await batches.stop()
+        return ended.model_dump_json()
+
+    async def second() -> str:
+        batches = Batches(tmp_path, succeed)
+        await batches.start()
+        [batch] = batches.store.list_batches("me")
+        await batches.stop()
+        return batch.model_dump_json()
+
+    largest = asyncio.run(first())
+    assert 1 << 16 < len(largest) < record_folder.MAX_RECORD_BYTES / 2, len(largest)
+    assert asyncio.run(second()) == largest
 
 
 def test_a_batch_whose_input_is_gone_fails(tmp_path: Path) -> None:
@@ -556,3 +588,61 @@ def test_texts_and_errors_of_a_batch_count() -> None:
     assert batch.model_copy(update={"metadata": {"a" * 64: "b" * 512}}).kept_bytes > KEPT_BYTES + 4 * 576
     errors = [BatchError(code="a", message="b" * 500)] * 20
     assert batch.model_copy(update={"errors": errors}).kept_bytes > KEPT_BYTES + 20 * 2000
+
+
+async def upload(batches: Batches, owner: str) -> None:
+    await batches.files.add(owner, "a", b"x")
+
+
+async def delete(batches: Batches, owner: str) -> None:
+    await batches.files.delete(next(batches.files.list_files(owner)).id, owner)
+
+
+async def download(batches: Batches, owner: str) -> None:
+    pieces = batches.files.read_pieces(next(batches.files.list_files(owner)))
+    assert b"".join([piece async for piece in pieces]) == lines(3)
+
+
+async def answer_batch(batches: Batches, owner: str) -> None:
+    file = next(batches.files.list_files(owner))
+    batch = Batch(id=new_id("batch_"), owner=owner, created_at=1, endpoint=ENDPOINT, input_file=file.id)
+    await batches.end((await batches.runner.begin(batch)).id)
+
+
+async def expire(batches: Batches, owner: str) -> None:
+    file = next(batches.files.list_files(owner))
+    batches.clock.now += 3601
+    cleaning = asyncio.create_task(batches.files.remove_expired())
+    try:
+        while batches.files.contains(file.id):
+            await asyncio.sleep(0.001)
+    finally:
+        cleaning.cancel()
+
+
+@pytest.mark.parametrize("use", [upload, delete, download, answer_batch, expire])
+def test_slow_work_of_one_key_on_the_disk_delays_no_other(
+    tmp_path: Path, use: Callable[[Batches, str], Coroutine[Any, Any, None]]
+) -> None:
+    """All of it is work of the key: it waits for the work of its own that has begun before."""
+    goes_on = threading.Event()
+
+    async def run() -> None:
+        batches = Batches(tmp_path, succeed)
+        await batches.start()
+        for owner in ("slow", "other"):
+            await batches.files.add(owner, "a", lines(3), seconds=3600)
+        slow = [asyncio.create_task(batches.files.disk.run("slow", goes_on.wait)) for _ in range(4 * DISK_THREADS)]
+        if use is not expire:
+            slow.append(asyncio.create_task(use(batches, "slow")))
+        await asyncio.sleep(0)
+        await use(batches, "other")
+        assert not any(task.done() for task in slow)
+        goes_on.set()
+        await asyncio.gather(*slow)
+        await batches.stop()
+
+    try:
+        asyncio.run(run())
+    finally:
+        goes_on.set()

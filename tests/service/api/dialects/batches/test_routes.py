@@ -1,4 +1,4 @@
-"""Lists of files and batches: in pages, and with a claim on memory for requests."""
+"""Lists of files and batches: in pages, and with a claim on memory for requests; contents; errors of parameters."""
 
 import asyncio
 import json
@@ -6,6 +6,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import httpx
 import pytest
 from fastapi import Request
 
@@ -13,12 +14,14 @@ from polyhead.service.api.access.request_context import RequestContext
 from polyhead.service.api.batches.batch import Batch
 from polyhead.service.api.batches.batch_runner import BatchRunner
 from polyhead.service.api.batches.batch_store import BatchStore
-from polyhead.service.api.batches.file_store import FileStore, StoreLimits
+from polyhead.service.api.batches.file_store import PIECE_BYTES, FileStore, StoreLimits
 from polyhead.service.api.batches.record_folder import new_id
 from polyhead.service.api.dialects.batches import routes
 from polyhead.service.api.dialects.batches.wire import read_line
+from polyhead.service.concurrency.time_slices import LoopTurns
 from polyhead.service.core.errors import Overloaded
 from polyhead.service.resources.request_memory import Headroom, MemoryClaim
+from tests.support.scripted import Registry, application, echo
 
 
 async def open_runner(folder: Path) -> BatchRunner:
@@ -32,7 +35,7 @@ async def open_runner(folder: Path) -> BatchRunner:
 
 def ask(runner: BatchRunner, headroom: Headroom) -> Request:
     context = RequestContext("id", claim=MemoryClaim(headroom))
-    app = SimpleNamespace(state=SimpleNamespace(batches=runner))
+    app = SimpleNamespace(state=SimpleNamespace(batches=runner, server=SimpleNamespace(turns=LoopTurns())))
     return Request({"type": "http", "app": app, "state": {"context": context}})
 
 
@@ -78,5 +81,42 @@ def test_lists_are_claimed(tmp_path: Path) -> None:
                 await list_some(ask(runner, headroom), after="", limit=100)
             headroom.release(int(headroom.total))
         runner.store.files.close()
+
+    asyncio.run(run())
+
+
+def test_contents_and_errors_over_http(tmp_path: Path) -> None:
+    async def run() -> None:
+        app = application(Registry([], echo), files_dir=str(tmp_path))
+        store = app.state.batches.store.files
+        await app.state.batches.open()
+        async with httpx.AsyncClient(transport=httpx.ASGITransport(app=app), base_url="http://localhost") as client:
+            contents = {"a b.jsonl": b"", "a.jsonl": b"x" * PIECE_BYTES, "Größe": b"xyz" * PIECE_BYTES}
+            for name, content in contents.items():
+                file = await store.add("", name, content)
+                answer = await client.get(f"/v1/files/{file.id}/content")
+                assert (answer.status_code, answer.content) == (200, content)
+                assert answer.headers["content-length"] == str(len(content))
+                assert answer.headers["content-disposition"] in (
+                    'attachment; filename="a.jsonl"',
+                    "attachment; filename*=utf-8''a%20b.jsonl",
+                    "attachment; filename*=utf-8''Gr%C3%B6%C3%9Fe",
+                )
+            store.content_path(file.id).write_bytes(b"")
+            answer = await client.get(f"/v1/files/{file.id}/content")
+            assert (answer.status_code, "shorter than it was" in answer.text) == (507, True), answer.text
+            for value, problem in (
+                ("0", "must be between 1 and 10000"),
+                ("9" * 99, "must be between"),
+                ("9" * 5000, "must be a whole number"),
+                ("1e400", "must be a whole number"),
+            ):
+                answer = await client.get("/v1/files", params={"limit": value})
+                error = answer.json()["error"]
+                assert (answer.status_code, error["param"]) == (400, "limit")
+                assert error["message"].startswith(f"limit: {problem}"), error
+            error = (await client.get("/v1/files", params={"order": "up"})).json()["error"]
+            assert error["message"] == """order: must be 'asc' or 'desc', got "up\""""
+        store.close()
 
     asyncio.run(run())
