@@ -245,6 +245,16 @@ class Settings(ParallelSettings):
     files_mib: int = Field(
         1024, ge=1, le=1 << 30, description="MiB of all files in files_dir, at most; of one key its key_share of them."
     )
+    responses_mib: int = Field(
+        0,
+        ge=0,
+        le=1 << 20,
+        description="MiB of responses that are kept in memory (store and previous_response_id of /v1/responses), at most; of "
+        "one key its key_share of them. 0: none are kept.",
+    )
+    responses_seconds: int = Field(
+        86_400, ge=1, le=31_536_000, description="How long a response is kept, unless others need its room."
+    )
     tokenizer_threads: int = Field(2, ge=1, le=64, description="Threads that turn text into tokens.")
     drain_seconds: int = Field(30, ge=0, le=3600, description="How long a stopping server finishes what it has begun.")
     api_key: ApiKey = Field(
