@@ -249,8 +249,8 @@ class Settings(ParallelSettings):
         0,
         ge=0,
         le=1 << 20,
-        description="MiB of responses that are kept in memory (store and previous_response_id of /v1/responses), at most; of "
-        "one key its key_share of them. 0: none are kept.",
+        description="MiB of responses that are kept in memory (store, previous_response_id of /v1/responses), at most; "
+        "of one key its key_share of them. 0: none are kept.",
     )
     responses_seconds: int = Field(
         86_400, ge=1, le=31_536_000, description="How long a response is kept, unless others need its room."

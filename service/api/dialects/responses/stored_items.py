@@ -53,7 +53,8 @@ def texts_of(item: InputItem) -> Iterator[str]:
         case FunctionCall(arguments=arguments):
             yield arguments
         case ReasoningItem():
-            yield from (part.text for part in (*item.summary, *item.content))
+            yield from (part.text for part in item.summary)
+            yield from (part.text for part in item.content)
 
 
 def write_input_item(item: InputItem, number: str) -> dict[str, Any]:
