@@ -16,6 +16,7 @@ from pydantic.fields import FieldInfo
 from pydantic_core import ErrorDetails
 from pydantic_settings import BaseSettings, PydanticBaseSettingsSource, SettingsConfigDict
 
+from ..core.addresses import URL_VARIABLE
 from . import yaml_file
 from .parallel_settings import ParallelSettings, check_pools
 from .setting_types import (
@@ -392,7 +393,9 @@ def environment_variables() -> dict[str, str]:
     names = [
         name
         for name in os.environ
-        if name.upper().startswith(ENVIRONMENT_PREFIX) and not SERVICE_LINK_PATTERN.fullmatch(name.upper())
+        if name.upper().startswith(ENVIRONMENT_PREFIX)
+        and name.upper() != URL_VARIABLE
+        and not SERVICE_LINK_PATTERN.fullmatch(name.upper())
     ]
     return {name[len(ENVIRONMENT_PREFIX) :].lower(): name for name in names}
 

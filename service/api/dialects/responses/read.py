@@ -62,7 +62,7 @@ def read_response_sampling(wire: ResponseRequest) -> Sampling:
 
 def read_response_tools(wire: ResponseRequest) -> ToolOptions:
     tools = (
-        make_tool(each.name, each.description, each.parameters, f"tools[{index}].parameters", strict=each.strict)
+        make_tool(each.name, each.description, each.parameters, f"tools[{index}].parameters", each)
         for index, each in enumerate(wire.tools)
     )
     choice, only, field = read_tool_choice(wire.tool_choice)
