@@ -11,7 +11,7 @@ import argparse
 import json
 from typing import Any
 
-from openai import OpenAI
+from openai import APIConnectionError, OpenAI
 
 WEATHER = {"Vienna": "14 degrees, rain", "Oslo": "-2 degrees, snow", "Lisbon": "22 degrees, sun"}
 TOOLS = {"get_weather": lambda city: WEATHER[city]}
@@ -49,4 +49,7 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    try:
+        main()
+    except APIConnectionError:
+        raise SystemExit("No server answers: start one (make serve), or give its address (--url).") from None

@@ -10,7 +10,7 @@ GLiClass (--model) write options of your own. Choose --least on texts of your ow
 import argparse
 import sys
 
-from openai import OpenAI
+from openai import APIConnectionError, OpenAI
 
 QUESTION = {
     "type": "choice",
@@ -47,4 +47,7 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    try:
+        main()
+    except APIConnectionError:
+        raise SystemExit("No server answers: start one (make serve), or give its address (--url).") from None

@@ -7,7 +7,7 @@ python examples/rag.py "How long is the guarantee of a lamp?"
 import argparse
 
 import httpx
-from openai import OpenAI
+from openai import APIConnectionError, OpenAI
 
 DOCUMENTS = (
     "Orders are sent within two working days. We deliver to all countries of the European Union.",
@@ -52,4 +52,7 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    try:
+        main()
+    except (httpx.ConnectError, APIConnectionError):
+        raise SystemExit("No server answers: start one (make serve), or give its address (--url).") from None

@@ -50,4 +50,7 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    try:
+        main()
+    except httpx.ConnectError:
+        raise SystemExit("No server answers: start one (make serve), or give its address (--url).") from None

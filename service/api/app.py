@@ -54,6 +54,7 @@ from .dialects.ollama import routes as ollama
 from .dialects.openai import routes as openai
 from .dialects.rerank import routes as rerank
 from .dialects.responses import routes as responses
+from .dialects.responses.response_store import ResponseLimits, ResponseStore
 from .dialects.systemone import routes as systemone
 from .dialects.tei import routes as tei
 from .dialects.tgi import routes as tgi
@@ -105,6 +106,7 @@ def build_app(server: AppState, lifespan: Lifespan | None = None) -> FastAPI:
     app.state.server = server
     app.state.history = MetricHistory(server.metrics)
     app.state.batches = build_batches(app, server)
+    app.state.responses = build_responses(server)
     server.metrics.watch_in_flight(lambda: server.admission.unfinished)
     server.metrics.watch_engine(server.engine)
     server.metrics.watch_drain(server.admission.drain_elapsed_s, server.settings.drain_seconds)
@@ -133,6 +135,8 @@ async def background_works(app: FastAPI) -> list[Coroutine[Any, Any, None]]:
     if app.state.batches is not None:
         await app.state.batches.open()
         works.append(app.state.batches.run())
+    if app.state.responses.is_enabled:
+        works.append(app.state.responses.remove_expired_forever())
     return works
 
 
@@ -145,6 +149,12 @@ def build_batches(app: FastAPI, server: AppState) -> BatchRunner | None:
     store = BatchStore(FileStore(Path(settings.files_dir).expanduser(), limits, server.keys.owners))
     server.metrics.watch_batches(lambda: len(store.unfinished()))
     return BatchRunner(store, OwnCalls(app, server.keys, server.headroom), read_line)
+
+
+def build_responses(server: AppState) -> ResponseStore:
+    settings = server.settings
+    limits = ResponseLimits(settings.responses_mib << 20, settings.responses_seconds, settings.key_share)
+    return ResponseStore(limits, server.keys.owners, server.headroom)
 
 
 def add_error_handlers(app: FastAPI, error_response: ErrorResponder, routes: Sequence[BaseRoute]) -> None:

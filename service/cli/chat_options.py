@@ -9,13 +9,15 @@ from .client import ApiClient
 @dataclass(frozen=True)
 class ChatOptions:
     """`model` is empty for the first generator.  `sampling` has only the fields of a request that were chosen: for the
-    others the server uses the checkpoint's suggestions.  `system` is the system message; empty: none.
+    others the server uses the checkpoint's suggestions.  `system` is the system message; empty: none.  An answer to a
+    text from a pipe ends after `piped_pieces` pieces, each of a token or more; 0: it has no such limit.
     """
 
     model: str = ""
     system: str = ""
     sampling: Mapping[str, float] = field(default_factory=dict)
     renders_markdown: bool = True
+    piped_pieces: int = 0
 
     @property
     def opening(self) -> list[dict[str, str]]:

@@ -20,6 +20,7 @@ class ApiClient:
     def __init__(self, url: str, key: str) -> None:
         headers = {"Authorization": f"Bearer {key}"} if key else {}
         self.url = url
+        self.finish = ""  # why the last answer ended, once it has
         self._http = httpx.Client(base_url=url, headers=headers, timeout=TIMEOUT)
 
     def find_model(self, task: str) -> str:
@@ -35,14 +36,16 @@ class ApiClient:
         """Yield the answer as it is generated. Closing the generator ends the request on the server, too. `fields` are
         the other fields of the request: the model, and sampling options.
         """
-        body = {**fields, "messages": list(messages), "stream": True}
+        body, self.finish = {**fields, "messages": list(messages), "stream": True}, ""
         with self._convert_errors(), self._http.stream("POST", "/v1/chat/completions", json=body) as response:
             if response.is_error:
                 response.read()
                 raise ClientError(error_message(response))
             for line in response.iter_lines():
                 if line.startswith("data: ") and line != "data: [DONE]":
-                    yield from chunk_texts(json.loads(line.removeprefix("data: ")))
+                    chunk = json.loads(line.removeprefix("data: "))
+                    yield from chunk_texts(chunk)
+                    self.finish = next((each.get("finish_reason") or "" for each in chunk["choices"]), self.finish)
 
     def classify(self, model: str, text: str) -> list[tuple[str, float]]:
         """Return labels and scores, the highest score first."""

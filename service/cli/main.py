@@ -14,6 +14,7 @@ from typing import Annotated, Any
 
 import typer
 
+from ..core.addresses import DEFAULT_URL, URL_VARIABLE
 from . import checkpoint_commands as cli_checkpoint
 from .checkpoint_commands import exit_on_error, print_text, report_failure
 
@@ -24,11 +25,11 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     rich_markup_mode=None,
 )
-Url = Annotated[str, typer.Option(help="Address of the server.")]
+Url = Annotated[str, typer.Option(envvar=URL_VARIABLE, help="Address of the server.")]
 Key = Annotated[str, typer.Option(envvar="POLYHEAD_API_KEY", help="Key to send, if the server requires one.")]
 ModelName = Annotated[str, typer.Option("--model", help="Name of the model; by default the first for this task.")]
 Texts = Annotated[list[str] | None, typer.Argument(metavar="[TEXT]...", show_default=False)]
-DEFAULT_URL = "http://127.0.0.1:8000"
+PIPED_TOKENS = 1024  # of an answer to a text from a pipe, where nobody can stop it
 bench = typer.Typer(help="Measure this machine.", no_args_is_help=True)
 app.add_typer(bench, name="bench")
 app.add_typer(cli_checkpoint.app)
@@ -122,7 +123,14 @@ def chat(
     model: ModelName = "",
     url: Url = DEFAULT_URL,
     key: Key = "",
-    max_tokens: Annotated[int, typer.Option(min=0, help="Longest answer in tokens; 0: up to the context's end.")] = 0,
+    max_tokens: Annotated[
+        int | None,
+        typer.Option(
+            min=0,
+            help="Longest answer in tokens; 0: up to the context's end. "
+            f"By default {PIPED_TOKENS} for a text from a pipe, else 0.",
+        ),
+    ] = None,
     temperature: Annotated[
         float | None, typer.Option(min=0, max=2, help="0 is greedy; by default as the checkpoint suggests.")
     ] = None,
@@ -141,7 +149,7 @@ def chat(
 
     chosen = {"temperature": temperature, "top_p": top_p, "max_tokens": max_tokens or None}
     sampling = {name: value for name, value in chosen.items() if value is not None}
-    options = ChatOptions(model, system, sampling, markdown)
+    options = ChatOptions(model, system, sampling, markdown, PIPED_TOKENS if max_tokens is None else 0)
     with connect_client(url, key) as client:
         if sys.stdin.isatty():
             from . import conversation

@@ -4,6 +4,7 @@ Standard output has the answer only, so it can be piped on.  Errors go to standa
 """
 
 import sys
+from collections.abc import Iterable
 from contextlib import closing
 
 import orjson
@@ -28,14 +29,24 @@ def write_error(text: str) -> None:
 
 
 def answer_input(client: ApiClient, options: ChatOptions) -> None:
-    """Answer the question that is on standard input."""
+    """Answer the question that is on standard input.  Says on standard error if the answer was cut."""
     messages = [*options.opening, {"role": "user", "content": sys.stdin.read().removesuffix("\n")}]
     with closing(client.chat(messages, options.fields(client))) as pieces:
         try:
-            for piece in pieces:
-                write_output(piece)
+            is_cut = write_pieces(pieces, options.piped_pieces)
         finally:
             write_output("\n")
+    if is_cut or client.finish == "length":
+        write_error("(the answer was cut; --max-tokens allows more, 0 as many as the context has)\n")
+
+
+def write_pieces(pieces: Iterable[str], most: int) -> bool:
+    """Write the pieces of an answer, at most so many that are not empty; 0: all.  Returns whether there were more."""
+    for count, piece in enumerate(filter(None, pieces)):
+        if most and count == most:
+            return True
+        write_output(piece)
+    return False
 
 
 def classify(client: ApiClient, name: str, texts: list[str]) -> None:

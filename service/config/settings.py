@@ -16,6 +16,7 @@ from pydantic.fields import FieldInfo
 from pydantic_core import ErrorDetails
 from pydantic_settings import BaseSettings, PydanticBaseSettingsSource, SettingsConfigDict
 
+from ..core.addresses import URL_VARIABLE
 from . import yaml_file
 from .parallel_settings import ParallelSettings, check_pools
 from .setting_types import (
@@ -245,6 +246,16 @@ class Settings(ParallelSettings):
     files_mib: int = Field(
         1024, ge=1, le=1 << 30, description="MiB of all files in files_dir, at most; of one key its key_share of them."
     )
+    responses_mib: int = Field(
+        0,
+        ge=0,
+        le=1 << 20,
+        description="MiB of responses that are kept in memory (store, previous_response_id of /v1/responses), at most; "
+        "of one key its key_share of them. 0: none are kept.",
+    )
+    responses_seconds: int = Field(
+        86_400, ge=1, le=31_536_000, description="How long a response is kept, unless others need its room."
+    )
     tokenizer_threads: int = Field(2, ge=1, le=64, description="Threads that turn text into tokens.")
     drain_seconds: int = Field(30, ge=0, le=3600, description="How long a stopping server finishes what it has begun.")
     api_key: ApiKey = Field(
@@ -382,7 +393,9 @@ def environment_variables() -> dict[str, str]:
     names = [
         name
         for name in os.environ
-        if name.upper().startswith(ENVIRONMENT_PREFIX) and not SERVICE_LINK_PATTERN.fullmatch(name.upper())
+        if name.upper().startswith(ENVIRONMENT_PREFIX)
+        and name.upper() != URL_VARIABLE
+        and not SERVICE_LINK_PATTERN.fullmatch(name.upper())
     ]
     return {name[len(ENVIRONMENT_PREFIX) :].lower(): name for name in names}
 

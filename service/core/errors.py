@@ -94,6 +94,10 @@ class WrongTask(BadRequest):
     code = "wrong_task"
 
 
+class NoSuchResponse(BadRequest):
+    code = "previous_response_not_found"  # OpenAI's code
+
+
 class Unauthorized(PolyheadError):
     status, code = 401, "invalid_api_key"
 

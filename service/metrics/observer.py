@@ -19,6 +19,7 @@ from ..core.request import WorkerTask
 from ..core.version import VERSION
 from ..engine.worker import RequestEnd, StepReport
 from .confidence_drift import ConfidenceDrift
+from .inference_counts import InferenceCounter, InferenceCounts
 from .metric_table import ALL_METRICS
 from .series import MetricSeries, accepts_openmetrics
 from .vllm_names import vllm_families
@@ -150,6 +151,7 @@ class Metrics:
         self._info_labels: dict[str, tuple[str, ...]] = {}  # labels of model_info
         self._open_models: set[tuple[str, WorkerTask]] = set()  # models whose open requests were set last
         self._drift = ConfidenceDrift()
+        self._inference = InferenceCounter()
         self._polls: list[Callable[[], None]] = [self._set_drift]  # each reads a value and sets its gauge
         self._render_thread = ThreadPoolExecutor(1, thread_name_prefix="metrics")
         self._waiting_pages: dict[tuple[bool, bool], asyncio.Task[tuple[bytes, str]]] = {}  # by format
@@ -168,6 +170,7 @@ class Metrics:
     def record_step(self, report: StepReport) -> None:
         """Count a step of the engine."""
         labels = (self._label_of(report.model), report.task)
+        self._inference.count_step(labels[0], report)
         self._counter("engine_steps", *labels).inc()
         self._histogram("batch_sequences", *labels).observe(report.sequences)
         self._histogram("batch_tokens", *labels).observe(report.tokens)
@@ -203,6 +206,7 @@ class Metrics:
     def record_end(self, ended: RequestEnd) -> None:
         """Count the end of a text or prompt."""
         labels, generates = (self._label_of(ended.model), ended.task), ended.task == "generate"
+        self._inference.count_end(labels[0], ended)
         self._counter("requests", *labels, ended.outcome).inc()
         if ended.reason:
             self._counter("failures", *labels, ended.reason).inc()
@@ -219,6 +223,10 @@ class Metrics:
             self._counter("key_tokens", key, "prompt").inc(ended.prompt_tokens)
             self._counter("key_tokens", key, "generated").inc(ended.completion_tokens if generates else 0)
 
+    def inference_counts(self, model: str) -> InferenceCounts:
+        """What was counted of `model` since the server started."""
+        return self._inference.find(model)
+
     def record_idle(self, model: str, task: WorkerTask) -> None:
         """A model computes nothing any more: its requests have ended or are paused."""
         if task == "generate":
@@ -227,6 +235,7 @@ class Metrics:
 
     def record_tokenisation(self, model: str, task: WorkerTask, seconds: float) -> None:
         """Count the seconds in which the texts of a request were tokenised, or refused."""
+        self._inference.count_tokenisation(self._label_of(model), seconds)
         self._histogram("stage_seconds", self._label_of(model), task, "tokenise").observe(seconds)
 
     def record_submitted(self, model: str, task: WorkerTask, count: int) -> None:
@@ -365,6 +374,7 @@ class Metrics:
             del self._unloaded[oldest]
             self._models.discard(oldest)
             self._drift.remove(oldest)
+            self._inference.remove(oldest)
             self._series.remove_model(oldest)
 
     def _remove_info(self, name: str) -> None:

@@ -9,10 +9,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from ..core.addresses import DEFAULT_URL
 from ..core.model import Model
 from ..core.request import Task
 
-DEFAULT_URL = "http://127.0.0.1:8000"  # of the commands' option --url
 # Addresses that a server listens on, and those by which this machine reaches it.
 REACHED_BY = {"://0.0.0.0:": "://127.0.0.1:", "://[::]:": "://[::1]:"}
 SHOWN_TASKS: Sequence[Task] = ("generate", "classify", "embed")  # those with a short example, the first one first

@@ -3,7 +3,7 @@
 // The code can be run unchanged. It names the variable of the key and never contains the key.
 
 import { address, key } from "./api.js";
-import { element } from "./dom.js";
+import { copyText, element } from "./dom.js";
 
 const VARIABLE = "POLYHEAD_API_KEY";
 const MAX_LINE_LENGTH = 80;
@@ -137,12 +137,11 @@ export function mountCopyPanel(panel) {
     showCode();
   }
 
-  // Without HTTPS a browser gives pages no clipboard. The code is selected instead, so that the user can copy it.
+  // Where the browser permits no copying, the code is selected, so that the user can copy it.
   async function copyCode() {
-    try {
-      await navigator.clipboard.writeText(code.textContent);
+    if (await copyText(code.textContent)) {
       status.textContent = "Copied.";
-    } catch {
+    } else {
       getSelection().selectAllChildren(code);
       status.textContent = "Selected: copy it with the keyboard.";
     }

@@ -52,3 +52,13 @@ export function number(value, digits = 3) {
   if (!Number.isFinite(value)) return "–";
   return Number(value.toPrecision(digits)).toLocaleString("en-GB", { maximumSignificantDigits: digits });
 }
+
+// Copies a text, and returns whether the browser permits it: without HTTPS it gives pages no clipboard.
+export async function copyText(text) {
+  try {
+    await navigator.clipboard.writeText(text);
+    return true;
+  } catch {
+    return false;
+  }
+}

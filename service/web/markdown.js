@@ -3,7 +3,7 @@
 // A library splits the text into tokens; the elements are built here, from a list of those that are allowed. No markup is
 // ever parsed, so HTML in an answer is shown as text, and an image is a link: nothing is loaded from another origin.
 
-import { element } from "./dom.js";
+import { copyText, element } from "./dom.js";
 import { lexer } from "./vendor/marked.js";
 
 const OPTIONS = { gfm: true, breaks: true };
@@ -103,16 +103,11 @@ function codeBlock(language, text) {
     element("pre", { tabindex: "0", "aria-label": language ? `Code, ${language}` : "Code" }, code));
 }
 
-// A button that copies the text of `read()`. Without HTTPS a browser gives pages no clipboard.
+// A button that copies the text of `read()`.
 export function copyButton(read, name = "Copy") {
   const button = element("button", { type: "button", class: "quiet small", onclick: copy }, name);
   async function copy() {
-    try {
-      await navigator.clipboard.writeText(read());
-      button.textContent = "Copied";
-    } catch {
-      button.textContent = "The browser permits no copying";
-    }
+    button.textContent = await copyText(read()) ? "Copied" : "The browser permits no copying";
     setTimeout(() => { button.textContent = name; }, COPIED_MS);
   }
   return button;

@@ -129,7 +129,7 @@ def test_no_route_answers_a_value_with_a_server_error(folders: dict[str, Path], 
                     wrong.append(f"{path} {place} {inside(body, place)!r:.60}: {error:.300}")
 
     keep_file(tmp_path / "files", BATCH["input_file_id"])
-    serving(act, folders, explain_tokens=48, files_dir=str(tmp_path))
+    serving(act, folders, explain_tokens=48, files_dir=str(tmp_path), responses_mib=1)
     assert not wrong, f"{len(wrong)}: " + "\n".join(wrong[:60])
     assert known == {address for route in ROUTES for address in route.addresses}
     assert sent >= LEAST, sent

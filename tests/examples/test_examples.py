@@ -2,6 +2,7 @@
 examples/monitoring by promtool. `make docs-check` runs them against the quick start itself."""
 
 import importlib.util
+import runpy
 import shutil
 import sys
 from collections.abc import Callable
@@ -48,6 +49,15 @@ def test_an_example_is_short_and_listed(path: Path) -> None:
     if path.suffix == ".py":
         assert len(path.read_text("utf-8").splitlines()) <= MOST_LINES
         assert f"]({path.name})" in (EXAMPLES / "README.md").read_text("utf-8")
+
+
+@pytest.mark.parametrize("path", sorted(EXAMPLES.glob("*.py")), ids=lambda path: path.name)
+def test_an_example_without_a_server_says_so(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "argv", [path.name, "--url", "http://127.0.0.1:9"])
+    monkeypatch.setattr(sys, "stdin", Lines("one"))
+    monkeypatch.setattr("time.sleep", lambda seconds: None)  # before the official client tries again
+    with pytest.raises(SystemExit, match="No server answers"):
+        runpy.run_path(str(path), run_name="__main__")
 
 
 def test_a_question_is_answered_from_a_document(run: Run) -> None:

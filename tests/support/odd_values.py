@@ -204,7 +204,7 @@ ROUTES: tuple[Route, ...] = (
         "/v1/responses",
         "chat",
         bodies=(
-            RESPONSE | {"input": ITEMS},
+            RESPONSE | {"input": ITEMS, "store": True},
             RESPONSE | {"tools": [{"type": "function", "name": "f", "parameters": SCHEMA}], "tool_choice": "required"},
             RESPONSE
             | {

@@ -51,6 +51,7 @@ ACCESS_RULES: Mapping[str, Access] = {
     "GET /v1": "models",
     "GET /v1/files": "inference",
     "GET /v1/batches": "inference",
+    "GET /v1/responses": "inference",
     "/v2": "inference",
     "GET /v2": "models",
     "/v2/health": "public",

@@ -4,16 +4,18 @@ Each is converted to one `Grammar`, which keeps the field's name for error messa
 """
 
 from collections.abc import Sequence
-from typing import Annotated, Any, ClassVar, Literal
+from typing import Annotated, Any, ClassVar, Literal, Protocol
 
 import orjson
 from pydantic import Field
 
 from ...core.errors import BadRequest
 from ...core.grammar import MAX_GRAMMAR_CHARS, MAX_REGEX_CHARS, Grammar
-from .dialect import EngineRequest, NeutralValues, Wire, max_chars, max_items, must_be
+from ...structured.grammar_child import subschemas
+from .dialect import EngineRequest, NeutralValues, Wire, max_chars, max_items, must_be, quote_json
 
 MAX_CHOICES, MAX_CHOICE_CHARS = 10_000, 4096
+MAX_PLACE_CHARS = 200  # of a place in a schema that a message repeats
 
 Regex = Annotated[str, Field(min_length=1), max_chars(MAX_REGEX_CHARS)]
 GrammarSource = Annotated[str, Field(min_length=1), max_chars(MAX_GRAMMAR_CHARS)]
@@ -113,10 +115,14 @@ def convert_format(format: ResponseFormat | TextFormat | StructuredOutputs | Tgi
             if format.value is not None:
                 return value_grammar(format, f"{field}.value")
             place = f"{field}.json_schema.schema"
+            if named and says_strict(named):
+                check_strict_schema(named.body, place)
             schema = schema_grammar(named.body, place, strict=named.strict) if named else None
             return convert_typed(format.type, schema, f"{field}.json_schema")
         case TextFormat():
             place = f"{field}.schema"
+            if format.body and says_strict(format):
+                check_strict_schema(format.body, place)
             schema = schema_grammar(format.body, place, strict=format.strict) if format.body is not None else None
             return convert_typed(format.type, schema, place)
         case StructuredOutputs():
@@ -187,6 +193,37 @@ def schema_grammar(body: dict[str, Any] | str, field: str, *, strict: bool = Tru
         raise BadRequest(f"{field}: is nested too deeply", param=field) from None
     check_source_length(source, field)
     return Grammar("schema" if strict else "open_schema", source, field)
+
+
+class StrictFields(Protocol):
+    """A wire object with `strict`, which is true by default."""
+
+    @property
+    def strict(self) -> bool: ...
+
+    @property
+    def model_fields_set(self) -> set[str]: ...
+
+
+def says_strict(wire: StrictFields) -> bool:
+    """Whether a client says `strict: true`, rather than nothing."""
+    return wire.strict and "strict" in wire.model_fields_set
+
+
+def check_strict_schema(schema: dict[str, Any], field: str) -> None:
+    """Raises BadRequest, as OpenAI does, where a schema that is called strict allows keys that it does not name.
+
+    OpenAI also demands `additionalProperties: false` in each object, and all of its keys in `required`.  Without the
+    former an object is closed anyway, and the latter is not needed.
+    """
+    left = [("", schema)]
+    while left:
+        place, part = left.pop()
+        if part.get("additionalProperties", False) is not False:
+            message = "must be false, or left out, in a strict schema"
+            where = f"{field}{place[:MAX_PLACE_CHARS]}.additionalProperties"
+            raise BadRequest(f"{where}: {message}, got {quote_json(part['additionalProperties'])}", param=where)
+        left += ((place + step, inner) for step, inner in subschemas(part))
 
 
 def choice_grammar(texts: Sequence[str], field: str) -> Grammar:

@@ -6,13 +6,14 @@ from typing import Any
 from ...core.errors import BadRequest
 from ...text.generation_request import ToolDefinition, ToolOptions
 from .dialect import quote_json
+from .response_formats import StrictFields, check_strict_schema, says_strict
 
 # effort -> limit of reasoning tokens; -1: unlimited
 EFFORT_BUDGETS: Mapping[str, int] = {"minimal": 256, "low": 1024, "medium": 4096, "high": -1, "xhigh": -1, "max": -1}
 
 
 def make_tool(
-    name: str, description: str, schema: Mapping[str, Any], place: str, *, strict: bool = True
+    name: str, description: str, schema: dict[str, Any], place: str, strictness: StrictFields | None = None
 ) -> ToolDefinition:
     """`place` is the name of the arguments' schema in the body.  Arguments are always an object."""
     if not schema:
@@ -20,7 +21,9 @@ def make_tool(
     kind = schema.get("type", "object")
     if kind != "object":
         raise BadRequest(f'{place}.type: must be "object", got {quote_json(kind)}', param=f"{place}.type")
-    return ToolDefinition(name, description, schema, place, is_open=not strict)
+    if strictness and says_strict(strictness):
+        check_strict_schema(schema, place)
+    return ToolDefinition(name, description, schema, place, is_open=bool(strictness and not strictness.strict))
 
 
 def check_tools(tools: ToolOptions, named: str) -> ToolOptions:

@@ -156,6 +156,38 @@ def test_a_question_is_read_from_stdin(monkeypatch: pytest.MonkeyPatch) -> None:
     }
 
 
+@pytest.mark.parametrize(
+    ("finish", "arguments", "is_cut"),
+    [("stop", (), False), ("length", (), True), ("length", ("--max-tokens", "2"), True), (None, (), True)],
+)
+def test_an_answer_to_a_pipe_that_was_cut_says_so(
+    monkeypatch: pytest.MonkeyPatch, finish: str | None, arguments: tuple[str, ...], *, is_cut: bool
+) -> None:
+    """Without a limit of the request the command ends it after PIPED_TOKENS pieces."""
+    monkeypatch.setattr(cli, "PIPED_TOKENS", 2 if finish else 1)
+    ended = {"choices": [{"delta": {}, "finish_reason": finish}]}
+
+    def answer(request: httpx.Request) -> httpx.Response:
+        found = served(request)
+        if "chat" not in request.url.path:
+            return found
+        return httpx.Response(200, text=found.text.replace('{"choices": []}', json.dumps(ended)))
+
+    answering(monkeypatch, answer)
+    result = polyhead("chat", *arguments, input="What?")
+    assert result.stdout == ("Paris\n" if finish else "Par\n")
+    assert ("the answer was cut" in result.stderr) == is_cut
+
+
+def test_commands_find_the_server_of_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    seen = answering(monkeypatch, served)
+    monkeypatch.setenv("POLYHEAD_URL", "http://testserver:7")
+    polyhead("classify", "x")
+    polyhead("chat", input="What?")
+    polyhead("embed", "x", "--url", "http://testserver:8")
+    assert [request.url.port for request in seen if "v1/models" not in request.url.path] == [7, 7, 8]
+
+
 def test_a_conversation_keeps_its_messages(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     seen = answering(monkeypatch, served)
     monkeypatch.setattr(sys, "stdin", Typed("One\n\nTwo\n"))

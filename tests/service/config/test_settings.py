@@ -112,6 +112,7 @@ def test_unknown_names_are_refused_with_the_nearest(tmp_path: Path, monkeypatch:
 def test_variables_of_a_kubernetes_service_are_ignored(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("SERVICE_HOST", "SERVICE_PORT", "SERVICE_PORT_HTTP", "PORT_8000_TCP", "PORT_8000_TCP_ADDR"):
         monkeypatch.setenv(f"POLYHEAD_{name}", "10.0.0.1")
+    monkeypatch.setenv("POLYHEAD_URL", "http://127.0.0.1:9")  # of commands that ask a server
     assert read_settings({}).port == 8000
 
 

@@ -278,6 +278,23 @@ def test_an_open_schema_allows_other_properties(guides: GuideCompiler, generator
     assert allows(guides, generator, Grammar("open_schema", json.dumps(NAMED), FIELD), '{"a": 1, "b": 2}')
 
 
+@pytest.mark.parametrize(
+    ("text", "is_allowed"),
+    [
+        ('{"a": 1, "b": 2}', True),
+        ('{"a": 1, "a": 2}', False),
+        ('{"b": 1, "a": 2}', False),  # named properties come first
+        ('{"a": 1, "b": 2, "a": 3}', False),
+        ('{"b": 1, "b": 2}', True),  # what the schema does not name may stand twice
+    ],
+)
+def test_named_properties_of_an_open_object_stand_once(
+    guides: GuideCompiler, generator: Model, text: str, *, is_allowed: bool
+) -> None:
+    for grammar in (Grammar("open_schema", json.dumps(NAMED), FIELD), schema(NAMED | {"additionalProperties": True})):
+        assert allows(guides, generator, grammar, text) == is_allowed
+
+
 @pytest.mark.parametrize("is_open", [True, False])
 def test_arguments_of_a_tool_have_only_named_properties_unless_open(
     guides: GuideCompiler, generator: Model, is_open: bool

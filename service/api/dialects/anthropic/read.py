@@ -80,7 +80,7 @@ def read_output_format(wire: Conversation) -> Grammar | None:
 
 def read_anthropic_tools(wire: Conversation) -> ToolOptions:
     tools = (
-        make_tool(each.name, each.description, each.input_schema, f"tools[{index}].input_schema", strict=each.strict)
+        make_tool(each.name, each.description, each.input_schema, f"tools[{index}].input_schema", each)
         for index, each in enumerate(wire.tools)
     )
     choice = wire.tool_choice

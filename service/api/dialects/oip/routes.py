@@ -4,7 +4,7 @@ They are health, model metadata, inference with tensors, and the generate extens
 """
 
 import uuid
-from collections.abc import AsyncGenerator, Collection
+from collections.abc import AsyncGenerator, Collection, Sequence
 from contextlib import aclosing
 from functools import partial
 from operator import attrgetter
@@ -47,12 +47,15 @@ from .wire import (
 from .write import (
     MODEL_VERSION,
     check_outputs,
+    class_bytes,
     keep_reply,
     row_bytes,
+    write_config,
     write_infer,
     write_oip_error,
     write_oip_model,
     write_server,
+    write_statistics,
     write_text_chunk,
     write_text_response,
 )
@@ -60,6 +63,7 @@ from .write import (
 ALL_TASKS: tuple[Task, ...] = get_args(Task)
 TENSOR_TASKS: tuple[Task, ...] = tuple(HEAD_INPUTS)
 GENERATORS: tuple[Task, ...] = ("generate",)
+STATISTICS_BYTES = 64 << 10  # of a model, as Python objects and as JSON
 REPOSITORY_EXTENSION = ("model_repository",)  # with an admin key
 router = APIRouter(tags=["Open Inference Protocol"])
 
@@ -86,6 +90,39 @@ async def ready(request: Request) -> Response:
 @router.get("/v2/models/{name:path}/versions/{version}/ready", summary="The same of its only version.")
 async def model_ready(request: Request) -> Response:
     return JsonResponse({"name": find_model(request, ALL_TASKS).name, "ready": True})
+
+
+@router.get("/v2/models/{name:path}/config", summary="The configuration of a model, as Triton writes it.")
+@router.get("/v2/models/{name:path}/versions/{version}/config", summary="The same of its only version.")
+async def model_configured(request: Request) -> Response:
+    return JsonResponse(write_config(find_model(request)))
+
+
+@router.get("/v2/models/{name:path}/stats", summary="What was counted of a model, as Triton's statistics.")
+@router.get("/v2/models/{name:path}/versions/{version}/stats", summary="The same of its only version.")
+async def model_statistics(request: Request) -> Response:
+    check_statistics_access(request)
+    return write_all_statistics(request, [find_model(request, ALL_TASKS)])
+
+
+@router.get("/v2/models/stats", summary="The same of every model.")
+async def all_statistics(request: Request) -> Response:
+    check_statistics_access(request)
+    return write_all_statistics(request, authorized_models(request).models())
+
+
+def check_statistics_access(request: Request) -> None:
+    """Statistics are metrics.  Raises Forbidden where these need a key with a scope that the request's has not."""
+    keys = health.app_state(request).keys
+    keys.authorize(request_context(request).key, keys.apply_rule("metrics"))
+
+
+def write_all_statistics(request: Request, models: Sequence[Model]) -> Response:
+    request_context(request).claim.grow(STATISTICS_BYTES * len(models), "the list")
+    metrics = server(request).metrics
+    return JsonResponse(
+        {"model_stats": [write_statistics(model, metrics.inference_counts(model.name)) for model in models]}
+    )
 
 
 @router.get("/v2/models/{name:path}", summary="The tensors of a model.")
@@ -188,11 +225,15 @@ async def collect_rows(request: Request, wire: InferRequest, model: Model, rest:
         pieces = await generation_calls.collect_answers(request, generation, answers)
         return [(piece, answer_size(piece)) for piece in pieces]
     replies = await start_replies(request, work, model, read_infer(wire, found))
-    return await collect_encoder_rows(request, model, replies)
+    return await collect_encoder_rows(request, model, replies, class_bytes(wire, model))
 
 
-async def collect_encoder_rows(request: Request, model: Model, answers: Replies) -> list[tuple[Any, int]]:
-    """Convert answers as they come, to free memory early; claims memory for the rest and for its JSON."""
+async def collect_encoder_rows(
+    request: Request, model: Model, answers: Replies, more_bytes: int
+) -> list[tuple[Any, int]]:
+    """Convert answers as they come, to free memory early; claims memory for the rest and for its JSON, and `more_bytes`
+    for each text.
+    """
     every, claim, size = list[tuple[Any, int]](), request_context(request).claim, 0
     async with aclosing(answers):
         async for answer in answers:
@@ -201,7 +242,7 @@ async def collect_encoder_rows(request: Request, model: Model, answers: Replies)
             numbers = reply_size(answer)
             one = await run_off_loop(request, numbers, partial(keep_reply, model, answer))
             every.append((one, numbers))
-            size += row_bytes(one)
+            size += row_bytes(one) + more_bytes
             if size > ANSWER_CLAIM_STEP:
                 claim.grow(size, "the answer")
                 size = 0

@@ -54,9 +54,12 @@ class InferInput(Wire):
 
 
 class OutputParameters(Wire):
-    unsupported: ClassVar[NeutralValues] = {**SHARED_MEMORY_FIELDS, "classification": (0,)}
+    """`classification`: so many of the largest numbers of each row, as texts "value:index:label"; 0: the numbers."""
+
+    unsupported: ClassVar[NeutralValues] = SHARED_MEMORY_FIELDS
 
     binary_data: bool = False
+    classification: Size = 0
 
 
 class InferOutput(Wire):

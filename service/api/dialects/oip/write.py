@@ -14,6 +14,7 @@ from ....core.errors import BadRequest, PolyheadError
 from ....core.model import Model
 from ....core.request import Task
 from ....core.version import VERSION
+from ....metrics.inference_counts import Duration, InferenceCounts
 from ....text.answer_delta import AnswerDelta
 from ....text.answer_spans import SpanAnswer
 from ....text.encoder_outputs import EncoderOutput, FillOutput, ScoreOutput, SpanOutput, TagOutput
@@ -24,7 +25,12 @@ from .tensors import OutputTensor, TensorBody, write_tensors
 from .wire import HEAD_INPUTS, InferRequest, TextRequest
 
 MODEL_VERSION = "1"  # each name has one model at a time
-EXTENSIONS = ("binary_tensor_data", "generate")
+EXTENSIONS = (
+    *("binary_tensor_data", "classification", "generate", "model_configuration"),
+    *("schedule_policy", "statistics"),
+)
+CLASS_BYTES = 64  # bytes of the value and the index of a class, as a text
+CONFIG_TYPES = {"BYTES": "TYPE_STRING", "FP32": "TYPE_FP32"}  # Triton's names in configurations
 NUMBER_BYTES, CHAR_BYTES, OVERHEAD_BYTES = 64, 5, 256  # bytes for each number, character and text of an answer
 OutputBuilder = Callable[[Model, Sequence[Any]], list[OutputTensor]]
 
@@ -177,11 +183,47 @@ def check_outputs(wire: InferRequest, model: Model) -> None:
             where = f"outputs[{index}].name"
             message = f"{where}: {model.name} has no output {output.name!r}; it has {', '.join(outputs)}"
             raise BadRequest(message, param=where)
+        datatype, shape = outputs[output.name]
+        if output.parameters.classification and (datatype != "FP32" or len(shape) != 2):
+            where = f"outputs[{index}].parameters.classification"
+            raise BadRequest(f"{where}: only of an output with a row of numbers for each text", param=where)
+
+
+def class_counts(wire: InferRequest) -> dict[str, int]:
+    """The outputs that are answered as classes, and how many of each row."""
+    return {one.name: one.parameters.classification for one in wire.outputs if one.parameters.classification}
+
+
+def class_bytes(wire: InferRequest, model: Model) -> int:
+    """Bytes of the classes of one text, at most."""
+    label = max(map(len, model.labels), default=0)
+    return sum(
+        min(count, row_size(model)) * (CLASS_BYTES + CHAR_BYTES * label) for count in class_counts(wire).values()
+    )
+
+
+def row_size(model: Model) -> int:
+    """The numbers in a row of the model's matrix."""
+    return len(model.labels) if model.task == "classify" else model.width
+
+
+def classify_rows(model: Model, tensor: OutputTensor, count: int) -> OutputTensor:
+    """The `count` largest numbers of each row with their indexes and labels: [N, C] -> [N, count], or all C."""
+    rows = np.asarray(tensor.values).reshape(tensor.shape)
+    order = np.argsort(-rows, axis=1, kind="stable")[:, :count]
+    labels = [f":{label}" for label in model.labels] if model.task == "classify" else [""] * rows.shape[1]
+    texts = [
+        f"{row[place]:f}:{place}{labels[place]}"
+        for row, places in zip(rows, order.tolist(), strict=True)
+        for place in places
+    ]
+    return OutputTensor(tensor.name, "BYTES", order.shape, texts)
 
 
 def write_infer(wire: InferRequest, model: Model, replies: Sequence[Any]) -> TensorBody:
     """The requested outputs in the requested order; all, if none is named."""
     tensors = {tensor.name: tensor for tensor in OUTPUT_BUILDERS[model.task](model, replies)}
+    tensors |= {name: classify_rows(model, tensors[name], count) for name, count in class_counts(wire).items()}
     names = list(dict.fromkeys(one.name for one in wire.outputs)) or list(tensors)
     return write_tensors(write_envelope(wire, model), [tensors[name] for name in names], select_binary(wire, names))
 
@@ -234,6 +276,61 @@ def write_oip_model(model: Model) -> dict[str, Any]:
         "outputs": [{"name": name, "datatype": datatype, "shape": shape} for name, (datatype, shape) in outputs],
         "parameters": {"task": model.task, "max_tokens": model.max_tokens, "labels": list(model.labels)},
     }
+
+
+def write_config(model: Model) -> dict[str, Any]:
+    """The model's configuration in Triton's form.  Shapes are whole, so there is no `max_batch_size`."""
+    described = write_oip_model(model)
+    parameters = {"task": model.task, "max_tokens": str(model.max_tokens)}
+    return {
+        "name": model.name,
+        "platform": "polyhead",
+        "backend": "polyhead",
+        "version_policy": {"latest": {"num_versions": 1}},
+        "max_batch_size": 0,
+        "input": [write_config_tensor(tensor) for tensor in described["inputs"]],
+        "output": [write_config_tensor(tensor) for tensor in described["outputs"]],
+        "parameters": {name: {"string_value": value} for name, value in parameters.items()},
+    }
+
+
+def write_config_tensor(tensor: Mapping[str, Any]) -> dict[str, Any]:
+    return {"name": tensor["name"], "data_type": CONFIG_TYPES[tensor["datatype"]], "dims": tensor["shape"]}
+
+
+def write_statistics(model: Model, counts: InferenceCounts) -> dict[str, Any]:
+    nothing = Duration()
+    stages = {
+        "success": counts.done,
+        "fail": counts.failed,
+        "queue": counts.waiting,
+        "compute_input": counts.tokenising,
+        "compute_infer": counts.steps,
+        "compute_output": nothing,
+        "cache_hit": nothing,
+        "cache_miss": nothing,
+    }
+    return {
+        "name": model.name,
+        "version": MODEL_VERSION,
+        "last_inference": int(1000 * counts.last_end),
+        "inference_count": counts.done.count,
+        "execution_count": counts.steps.count,
+        "inference_stats": {name: write_duration(duration) for name, duration in stages.items()},
+        "batch_stats": [
+            {
+                "batch_size": size,
+                "compute_input": write_duration(nothing),
+                "compute_infer": write_duration(duration),
+                "compute_output": write_duration(nothing),
+            }
+            for size, duration in sorted(counts.batches.items())
+        ],
+    }
+
+
+def write_duration(duration: Duration) -> dict[str, int]:
+    return {"count": duration.count, "ns": int(1e9 * duration.seconds)}
 
 
 def write_oip_error(error: PolyheadError) -> dict[str, Any]:

@@ -87,9 +87,7 @@ def read_tools(definitions: Sequence[FunctionTool], choice: ChatToolChoice, *, p
 
 
 def read_tool(function: ToolFunction, place: str) -> ToolDefinition:
-    return make_tool(
-        function.name, function.description, function.parameters, f"{place}.parameters", strict=function.strict
-    )
+    return make_tool(function.name, function.description, function.parameters, f"{place}.parameters", function)
 
 
 def read_choice(choice: ChatToolChoice) -> tuple[Literal["none", "auto", "required"], dict[str, str]]:

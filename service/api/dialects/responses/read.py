@@ -19,6 +19,7 @@ from ...shared.response_formats import convert_format
 from ...shared.tool_options import EFFORT_BUDGETS, check_tools, make_tool
 from .wire import (
     LOGPROBS,
+    MAX_ITEMS,
     AllowedTools,
     ChosenTool,
     ContentPart,
@@ -34,7 +35,8 @@ from .wire import (
 ChoiceMode = Literal["none", "auto", "required"]
 
 
-def read_response(wire: ResponseRequest) -> GenerationRequest:
+def read_response(wire: ResponseRequest, earlier: Sequence[InputItem] = ()) -> GenerationRequest:
+    """`earlier` are the items of the conversation that the request continues."""
     with_logprobs = LOGPROBS in wire.include
     if wire.top_logprobs and not with_logprobs:
         raise BadRequest(f'top_logprobs: only together with include: ["{LOGPROBS}"]', param="top_logprobs")
@@ -42,7 +44,7 @@ def read_response(wire: ResponseRequest) -> GenerationRequest:
         raise BadRequest("stream_options: only together with stream: true", param="stream_options")
     return GenerationRequest(
         field="input",
-        prompts=(ChatMessages(tuple(template_messages(wire))),),
+        prompts=(ChatMessages(tuple(template_messages(wire, earlier))),),
         sampling=read_response_sampling(wire),
         open_options=open_options(wire),
         max_tokens=wire.max_output_tokens,
@@ -60,7 +62,7 @@ def read_response_sampling(wire: ResponseRequest) -> Sampling:
 
 def read_response_tools(wire: ResponseRequest) -> ToolOptions:
     tools = (
-        make_tool(each.name, each.description, each.parameters, f"tools[{index}].parameters", strict=each.strict)
+        make_tool(each.name, each.description, each.parameters, f"tools[{index}].parameters", each)
         for index, each in enumerate(wire.tools)
     )
     choice, only, field = read_tool_choice(wire.tool_choice)
@@ -84,23 +86,24 @@ def read_effort(wire: ResponseRequest) -> ReasoningSettings:
     return ReasoningSettings(mode, EFFORT_BUDGETS.get(effort, -1), effort, "reasoning.effort")
 
 
-def template_messages(wire: ResponseRequest) -> list[dict[str, Any]]:
+def template_messages(wire: ResponseRequest, earlier: Sequence[InputItem]) -> list[dict[str, Any]]:
     """The messages for the chat template.  Raises BadRequest for an item in a wrong place."""
+    if len(earlier) + len(wire.input) > MAX_ITEMS:
+        count = f"the conversation before it has {len(earlier)} items, and the input {len(wire.input)}"
+        raise BadRequest(f"input: {count}; together they must be at most {MAX_ITEMS}", param="input")
+    places = list(enumerate((*earlier, *wire.input), -len(earlier)))
     check_arguments(
-        (item.arguments, f"input[{index}].arguments")
-        for index, item in enumerate(wire.input)
-        if isinstance(item, FunctionCall)
+        (item.arguments, item_field(index, "arguments")) for index, item in places if isinstance(item, FunctionCall)
     )
     names: dict[str, str] = {}
     messages = [{"role": "system", "content": wire.instructions}] if wire.instructions else []
-    places = enumerate(wire.input)
     for assistant, run in groupby(places, key=lambda place: is_assistant_item(place[1])):
         items = list(run)
         names |= {item.call_id: item.name for _, item in items if isinstance(item, FunctionCall)}
         if assistant:
             messages.append(assistant_message(items))
         else:
-            messages += [convert_item(item, f"input[{index}]", names) for index, item in items]
+            messages += [convert_item(item, index, names) for index, item in items]
     if messages[-1].get("tool_calls"):
         raise BadRequest("input: the last items call tools, and their results are missing", param="input")
     # templates take one system message
@@ -109,19 +112,24 @@ def template_messages(wire: ResponseRequest) -> list[dict[str, Any]]:
     return messages
 
 
+def item_field(index: int, name: str) -> str:
+    """The path of a field of an item in messages; items of the conversation before the input have negative numbers."""
+    return f"input[{index}].{name}" if index >= 0 else "previous_response_id"
+
+
 def is_assistant_item(item: InputItem) -> bool:
     return isinstance(item, FunctionCall | ReasoningItem) or (
         isinstance(item, MessageItem) and item.role == "assistant"
     )
 
 
-def convert_item(item: InputItem, where: str, names: dict[str, str]) -> dict[str, Any]:
+def convert_item(item: InputItem, index: int, names: dict[str, str]) -> dict[str, Any]:
     """A message for the chat template.  The role "developer" becomes "system"."""
     if isinstance(item, MessageItem):
         return {"role": "system" if item.role == "developer" else item.role, "content": join_text(item.content)}
     assert isinstance(item, FunctionOutput), "the rest is the assistant's"
     if item.call_id not in names:
-        field = f"{where}.call_id"
+        field = item_field(index, "call_id")
         raise BadRequest(f"{field}: no function_call before it has the id {item.call_id[:60]!r}", param=field)
     call_fields = {"tool_call_id": item.call_id, "name": names[item.call_id]}
     return {"role": "tool", "content": join_text(item.output), **call_fields}
@@ -130,7 +138,7 @@ def convert_item(item: InputItem, where: str, names: dict[str, str]) -> dict[str
 def assistant_message(run: Sequence[tuple[int, InputItem]]) -> dict[str, Any]:
     texts = [join_text(item.content) for _, item in run if isinstance(item, MessageItem)]
     thoughts = [reasoning_text(item) for _, item in run if isinstance(item, ReasoningItem)]
-    calls = [convert_call(item, f"input[{index}]") for index, item in run if isinstance(item, FunctionCall)]
+    calls = [convert_call(item, index) for index, item in run if isinstance(item, FunctionCall)]
     message = {"role": "assistant", "content": "\n".join(texts)}
     thoughts = [text for text in thoughts if text]
     return (
@@ -140,8 +148,8 @@ def assistant_message(run: Sequence[tuple[int, InputItem]]) -> dict[str, Any]:
     )
 
 
-def convert_call(item: FunctionCall, where: str) -> dict[str, Any]:
-    arguments = read_arguments(item.arguments, f"{where}.arguments")
+def convert_call(item: FunctionCall, index: int) -> dict[str, Any]:
+    arguments = read_arguments(item.arguments, item_field(index, "arguments"))
     return {"id": item.call_id, "type": "function", "function": {"name": item.name, "arguments": arguments}}
 
 
@@ -153,7 +161,7 @@ def join_text(parts: Sequence[ContentPart]) -> str:
     return "\n".join(part.text for part in parts)
 
 
-def echo_request(wire: ResponseRequest, model: Model) -> dict[str, Any]:
+def echo_request(wire: ResponseRequest, model: Model, *, stored: bool) -> dict[str, Any]:
     """The request's fields that a response repeats; sampling options as they are applied."""
     choice = wire.tool_choice
     sampling = apply_suggestions(model, read_response_sampling(wire), open_options(wire))
@@ -172,8 +180,8 @@ def echo_request(wire: ResponseRequest, model: Model) -> dict[str, Any]:
         "reasoning": {"effort": wire.reasoning.effort or None, "summary": None},
         "truncation": "disabled",
         "background": False,
-        "store": False,
-        "previous_response_id": None,
+        "store": stored,
+        "previous_response_id": wire.previous_response_id or None,
         "service_tier": "default",
         "metadata": wire.metadata,
         "prompt_cache_key": wire.prompt_cache_key or None,

@@ -1,7 +1,7 @@
 """Wire objects of OpenAI's responses API.
 
 A field of the real API is supported, or has no effect here, or is rejected by name at any value that would change the
-answer.  Nothing is stored, so fields that refer to earlier responses are rejected.
+answer.
 """
 
 from typing import Annotated, Any, ClassVar, Literal
@@ -234,9 +234,7 @@ class ResponseRequest(EngineRequest):
         "conversation": (),
         "image": ({},),
         "moderation": (),
-        "previous_response_id": (),
         "prompt": (),
-        "store": (False,),
         "truncation": ("disabled", "auto"),  # a conversation that is too long is refused in both cases
     }
 
@@ -248,6 +246,8 @@ class ResponseRequest(EngineRequest):
         max_items(MAX_ITEMS),
     ]
     instructions: str = ""
+    previous_response_id: str = ""  # of a response whose conversation this one continues
+    store: bool = True  # where it is not given, as the server keeps responses or not
     max_output_tokens: Count = 0
     temperature: Annotated[float, between(0, 2)] = 1.0
     top_p: Annotated[float, between(0, 1)] = 1.0

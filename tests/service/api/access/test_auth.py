@@ -30,7 +30,8 @@ from tests.support.steps import count_steps
 
 TALK = [{"role": "user", "content": "The fox"}]
 INFER = {"inputs": [{"name": "text", "datatype": "BYTES", "shape": [1], "data": ["The fox"]}]}
-FILL = {"name": "open", "alias": "open", "version": "1", "task": "text-generation", "file_id": "f", "batch_id": "b"}
+FILL = {"name": "open", "alias": "open", "version": "1", "task": "text-generation"}
+FILL |= {"file_id": "f", "batch_id": "b", "response_id": "r"}
 
 
 def keys_file(folder: Path, **keys: dict[str, Any]) -> str:
@@ -174,7 +175,7 @@ def test_the_table_has_exactly_the_routes_of_the_application(app: FastAPI) -> No
         elif path in ("/metrics", "/metrics/history"):
             assert kind == "metrics"
         else:
-            contents = path.startswith(("/v1/files", "/v1/batches"))  # of requests and answers
+            contents = path.startswith(("/v1/files", "/v1/batches", "/v1/responses"))  # of requests and answers
             assert kind == ("models" if method in ("GET", "HEAD") and not contents else "inference"), (method, path)
     prefixes = {line.rpartition(" ")[2] for line in ACCESS_RULES}
     used = {prefix for prefix in prefixes for _, path in found if path == prefix or path.startswith(f"{prefix}/")}

@@ -28,7 +28,8 @@ from tests.support.steps import count_steps
 OURS, FOREIGN, FRIEND = "http://testserver", "https://evil.example", "https://app.example.com"
 TALK = {"model": "talker", "messages": [{"role": "user", "content": "The fox"}]}
 GO_ON = {"model": "talker", "prompt": "The fox"}
-FILL = {"name": "talker", "alias": "a", "version": "1", "task": "text-generation", "file_id": "f", "batch_id": "b"}
+FILL = {"name": "talker", "alias": "a", "version": "1", "task": "text-generation"}
+FILL |= {"file_id": "f", "batch_id": "b", "response_id": "r"}
 ASK = {"Access-Control-Request-Method": "POST", "Access-Control-Request-Headers": "authorization,content-type"}
 REFUSED = (
     {"Origin": FOREIGN},

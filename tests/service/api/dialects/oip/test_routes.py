@@ -22,9 +22,13 @@ from polyhead.service.api.dialects.oip.tensors import (
     read_texts,
     write_tensors,
 )
+from polyhead.service.api.dialects.oip.wire import InferRequest
+from polyhead.service.api.dialects.oip.write import class_bytes
 from polyhead.service.core.errors import BadRequest
 from polyhead.service.core.model import Model
 from polyhead.service.core.request import Encode, Generate
+from tests.service.api.access.test_auth import asked as asked_with
+from tests.service.api.access.test_auth import bearer, keys_file
 from tests.support import checkpoints
 from tests.support.processes import Process
 from tests.support.scripted import Registry, application, ask, echo, model, numbers
@@ -73,6 +77,47 @@ def refused(app: FastAPI, name: str, body: Any, status: int = 400) -> str:
     assert answer.status_code == status, answer.text
     assert answer.json().keys() == {"error"}
     return str(answer.json()["error"])
+
+
+# Classes, configuration and statistics
+
+
+def test_classes_of_an_embedding_have_no_labels(app: FastAPI) -> None:
+    wanted = [{"name": "embedding", "parameters": {"classification": 1000}}]
+    classes, whole = ask(app, *(("/v2/models/org/vectors/infer", asked(**more)) for more in ({"outputs": wanted}, {})))
+    [found], [numbers] = outputs(classes).values(), outputs(whole).values()
+    assert (found["datatype"], found["shape"]) == ("BYTES", numbers["shape"])
+    width = numbers["shape"][1]
+    row = np.array(numbers["data"][:width])
+    places = [int(text.split(":")[1]) for text in found["data"][:width]]
+    assert row[places].tolist() == sorted(row.tolist(), reverse=True)
+
+
+def test_classes_of_other_outputs_are_refused(app: FastAPI) -> None:
+    for name, output, inputs in (
+        ("judge", "label", [tensor()]),
+        ("ranker", "score", [tensor(), tensor("text_pair")]),
+        ("talker", "text", [tensor()]),
+    ):
+        wanted = [{"name": output, "parameters": {"classification": 1}}]
+        said = "outputs[0].parameters.classification: only of an output with a row of numbers for each text"
+        assert refused(app, name, asked(*inputs, outputs=wanted)) == said
+
+
+def test_classes_are_claimed(models: list[Model]) -> None:
+    wire = InferRequest.read(asked(outputs=[{"name": "probabilities", "parameters": {"classification": 9}}]))
+    assert class_bytes(wire, models[0]) >= len(LABELS) * 64
+    assert class_bytes(InferRequest.read(asked()), models[0]) == 0
+
+
+def test_statistics_need_the_scope_of_metrics(models: list[Model], tmp_path: Path) -> None:
+    keys = keys_file(tmp_path, reader={"scopes": ["models"]}, watcher={"scopes": ["models", "metrics"]})
+    paths = ("/v2/models/stats", "/v2/models/judge/stats", "/v2/models/judge/config")
+    for access, statuses in (("key", [403, 403, 200]), ("public", [200, 200, 200])):
+        app = application(Registry(models, echo), keys_file=keys, metrics_access=access)
+        for key, expected in (("reader", statuses), ("watcher", [200, 200, 200])):
+            answers = asked_with(app, *(("GET", path, bearer(key)) for path in paths))
+            assert [answer.status_code for answer in answers] == expected
 
 
 # Tensors
@@ -248,7 +293,7 @@ def test_models_and_versions(app: FastAPI) -> None:
         ("/v2/models/judge/versions/2", None),
         ("/v2/models/nobody/ready", None),
     )
-    assert server.json()["extensions"] == ["binary_tensor_data", "generate"]
+    assert "model_repository" not in server.json()["extensions"]
     assert (live.json(), ready.json()) == ({"live": True}, {"ready": True})
     assert judge.json()["outputs"] == [{"name": "embedding", "datatype": "FP32", "shape": [-1, 4]}]
     assert there.json() == {"name": "org/vectors", "ready": True}
@@ -300,7 +345,8 @@ def test_triton_reads_server_and_model_states(client: triton.InferenceServerClie
     assert client.is_model_ready("judge")
     assert client.is_model_ready("judge", "1")
     assert not client.is_model_ready("nobody")
-    assert client.get_server_metadata()["extensions"] == ["binary_tensor_data", "generate", "model_repository"]
+    triton_has = ["classification", "generate", "model_configuration", "schedule_policy", "statistics"]
+    assert client.get_server_metadata()["extensions"] == ["binary_tensor_data", *triton_has, "model_repository"]
     described = client.get_model_metadata("judge")
     assert [one["name"] for one in described["inputs"]] == ["text", "text_pair"]
     assert described["outputs"][0] == {"name": "probabilities", "datatype": "FP32", "shape": [-1, 3]}
@@ -322,6 +368,44 @@ def test_triton_infers(
         scores = {each["label"]: each["score"] for each in theirs}
         assert row.tolist() == pytest.approx([scores[label] for label in checkpoints.LABELS], abs=1e-4)
     assert result.get_response()["id"] == "a"
+
+
+@pytest.mark.parametrize("binary_out", [False, True])
+def test_triton_gets_classes(client: triton.InferenceServerClient, *, binary_out: bool) -> None:
+    wanted = [
+        triton.InferRequestedOutput("probabilities", binary_data=binary_out, class_count=2),
+        triton.InferRequestedOutput("label", binary_data=binary_out),
+    ]
+    inputs = [column("text", TEXTS, binary=True)]
+    result = client.infer("judge", inputs, outputs=wanted, priority=1)
+    numbers = client.infer("judge", inputs).as_numpy("probabilities")
+    classes, best = result.as_numpy("probabilities"), result.as_numpy("label")
+    assert classes.shape == (2, 2)
+    for row, texts, label in zip(numbers, classes, best, strict=True):
+        order = row.argsort()[::-1][:2]
+        said = [text.decode() if binary_out else text for text in texts]
+        assert said == [f"{row[place]:f}:{place}:{checkpoints.LABELS[place]}" for place in order]
+        assert said[0].endswith(label.decode() if binary_out else label)
+
+
+def test_triton_reads_configuration_and_statistics(client: triton.InferenceServerClient) -> None:
+    config = client.get_model_config("judge", "1")
+    assert config["input"][0] == {"name": "text", "data_type": "TYPE_STRING", "dims": [-1]}
+    assert config["output"][0] == {"name": "probabilities", "data_type": "TYPE_FP32", "dims": [-1, 3]}
+    [before] = client.get_inference_statistics("judge")["model_stats"]
+    client.infer("judge", [column("text", TEXTS, binary=True)])
+    [after] = client.get_inference_statistics("judge", "1")["model_stats"]
+    assert (after["name"], after["version"]) == ("judge", "1")
+    assert after["inference_count"] == before["inference_count"] + len(TEXTS)
+    assert after["execution_count"] > before["execution_count"]
+    assert after["last_inference"] > before["last_inference"]
+    stages = after["inference_stats"]
+    for name in ("success", "queue", "compute_input", "compute_infer"):
+        assert stages[name]["count"] > 0
+        assert stages[name]["ns"] > 0
+    assert {each["batch_size"] for each in after["batch_stats"]} <= {1, 2}
+    every = {each["name"] for each in client.get_inference_statistics()["model_stats"]}
+    assert {"judge", "tagger", "reader", "filler", "chat"} <= every
 
 
 def test_triton_infers_entities_words_and_spans(client: triton.InferenceServerClient, folders: dict[str, Path]) -> None:

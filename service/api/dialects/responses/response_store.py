@@ -1,0 +1,211 @@
+"""Responses that are kept in memory, so that requests can continue their conversations and clients can read them again.
+
+What is kept is bounded in bytes and in number, for all keys together and for each key.  Where there is no room for a
+response, the oldest of its key are removed, or those of the key that has most.
+"""
+
+import asyncio
+import math
+import time
+from collections import Counter
+from collections.abc import Callable, Collection, Iterator, Sequence
+from dataclasses import dataclass, replace
+
+from ....core.errors import BodyTooLarge, NotFound, Overloaded
+from ....resources.request_memory import UNBOUNDED_HEADROOM, Headroom
+
+MAX_RESPONSES = 10_000  # of all keys
+MAX_REMOVED = 10_000  # ids of removed responses that are remembered
+RESPONSE_BYTES, TURN_BYTES, ITEM_BYTES = 1024, 256, 64  # of each, beside its JSON
+CLEANUP_S = 60.0  # between two searches for expired responses
+NO_MEMORY = "was not kept: the server had no memory for it"
+TOO_LARGE = "was not kept: with its conversation it is larger than the room of a key (responses_mib)"
+REPLACED = "was removed, because newer ones needed its room (responses_mib)"
+
+
+class Turn:
+    """The items of one request and of its response, as JSON.  `parent` is the turn whose conversation it continues.
+
+    Conversations share their first turns.  `users` counts kept responses and turns that need this one.
+    """
+
+    def __init__(self, inputs: Sequence[bytes], outputs: Sequence[bytes], parent: "Turn | None") -> None:
+        self.inputs, self.outputs, self.parent, self.users = tuple(inputs), tuple(outputs), parent, 0
+        items = (*self.inputs, *self.outputs)
+        self.size = TURN_BYTES + sum(ITEM_BYTES + len(item) for item in items)  # in bytes
+        self.total_size: int = self.size + (parent.total_size if parent else 0)  # with those before it
+
+    def conversation(self) -> list[bytes]:
+        """All items, those of earlier turns first."""
+        turns = reversed(list(self.line()))
+        return [item for turn in turns for item in (*turn.inputs, *turn.outputs)]
+
+    def line(self) -> Iterator["Turn"]:
+        """This turn, the one before it, and so on."""
+        turn: Turn | None = self
+        while turn:
+            yield turn
+            turn = turn.parent
+
+
+@dataclass(frozen=True)
+class StoredResponse:
+    id: str
+    owner: str
+    content: bytes  # the response, as JSON
+    turn: Turn
+    kept_at: float = 0.0  # by the store's clock
+
+    @property
+    def size(self) -> int:
+        """The bytes that it takes without its turns."""
+        return RESPONSE_BYTES + len(self.content)
+
+    def input_items(self) -> list[bytes]:
+        """The items from which it was generated: the conversation before it, and its request's."""
+        before = self.turn.parent.conversation() if self.turn.parent else []
+        return [*before, *self.turn.inputs]
+
+
+@dataclass(frozen=True)
+class ResponseLimits:
+    """`share` is the part of bytes and responses that one key may have, where there are several."""
+
+    bytes: int
+    seconds: float
+    share: float = 1.0
+    responses: int = MAX_RESPONSES
+
+
+class ResponseStore:
+    """Lives on the event loop thread.  `owners` are the names of the keys; the collection may change."""
+
+    def __init__(
+        self,
+        limits: ResponseLimits,
+        owners: Collection[str] = (),
+        headroom: Headroom = UNBOUNDED_HEADROOM,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self.limits = limits
+        self._owners, self._headroom, self._clock = owners, headroom, clock
+        self._kept: dict[str, dict[str, StoredResponse]] = {}  # by owner and id, the oldest first
+        self._bytes = Counter[str]()  # by owner
+        self._removed: dict[str, tuple[str, str]] = {}  # by id: owner, and why it is not kept
+
+    @property
+    def is_enabled(self) -> bool:
+        return self.limits.bytes > 0
+
+    @property
+    def size(self) -> int:
+        """The bytes that all responses take."""
+        return self._bytes.total()
+
+    def find(self, response_id: str, owner: str) -> StoredResponse:
+        """Raises NotFound, which says why a response is not there any more."""
+        self.remove_expired()
+        found = self._kept.get(owner, {}).get(response_id)
+        if found is None:
+            removed_owner, reason = self._removed.get(response_id, ("", ""))
+            if reason and removed_owner == owner:
+                raise NotFound(f"the response {response_id[:60]!r} {reason}")
+            raise NotFound(f"there is no response {response_id[:60]!r}")
+        return found
+
+    def keep(self, response: StoredResponse) -> None:
+        """Keep a response, if there is room and memory for it; `find` says if there was none."""
+        self.remove_expired()
+        owner, turn = response.owner, response.turn
+        if response.size + turn.total_size > self._share_of(self.limits.bytes):
+            self.note_removed(response.id, owner, TOO_LARGE)
+            return
+        size = response.size + hold_turns(turn)
+        self._bytes[owner] += size
+        self._make_room(owner)
+        try:
+            self._headroom.reserve(size, "the response")
+        except (BodyTooLarge, Overloaded):
+            release_turns(turn)
+            self._bytes[owner] -= size
+            self.note_removed(response.id, owner, NO_MEMORY)
+            return
+        self._kept.setdefault(owner, {})[response.id] = replace(response, kept_at=self._clock())
+
+    def delete(self, response_id: str, owner: str) -> None:
+        """Raises NotFound.  Responses that continue its conversation keep what they need of it."""
+        self.find(response_id, owner)
+        self._remove(self._kept[owner][response_id], "was deleted")
+
+    def remove_expired(self) -> None:
+        latest = self._clock() - self.limits.seconds
+        for kept in list(self._kept.values()):
+            while kept and (oldest := next(iter(kept.values()))).kept_at <= latest:
+                limit = f"responses are kept for {self.limits.seconds:g} s (responses_seconds)"
+                self._remove(oldest, f"has expired: {limit}")
+
+    async def remove_expired_forever(self) -> None:
+        while True:
+            await asyncio.sleep(CLEANUP_S)
+            self.remove_expired()
+
+    def note_removed(self, response_id: str, owner: str, reason: str) -> None:
+        """Remember why a response cannot be found."""
+        self._removed[response_id] = (owner, reason)
+        if len(self._removed) > MAX_REMOVED:
+            del self._removed[next(iter(self._removed))]
+
+    def _make_room(self, owner: str) -> None:
+        """Remove responses until there is room for one more of `owner`, whose bytes are counted already."""
+        while self._is_full(owner) and self._kept.get(owner):
+            self._remove_oldest(owner)
+        while self.size > self.limits.bytes or self._count() >= self.limits.responses:
+            self._remove_oldest(max((one for one in self._kept if self._kept[one]), key=self._bytes.__getitem__))
+
+    def _is_full(self, owner: str) -> bool:
+        is_over = self._bytes[owner] > self._share_of(self.limits.bytes)
+        return is_over or len(self._kept.get(owner, ())) >= self._share_of(self.limits.responses)
+
+    def _count(self) -> int:
+        return sum(map(len, self._kept.values()))
+
+    def _share_of(self, limit: int) -> int:
+        """How much of a limit one owner may have."""
+        return max(math.floor(limit * (self.limits.share if len(self._owners) > 1 else 1.0)), 1)
+
+    def _remove_oldest(self, owner: str) -> None:
+        self._remove(next(iter(self._kept[owner].values())), REPLACED)
+
+    def _remove(self, response: StoredResponse, reason: str) -> None:
+        owner = response.owner
+        del self._kept[owner][response.id]
+        if not self._kept[owner]:
+            del self._kept[owner]
+        freed = response.size + release_turns(response.turn)
+        self._bytes[owner] -= freed
+        self._headroom.release(freed)
+        self.note_removed(response.id, owner, reason)
+
+
+def hold_turns(turn: Turn) -> int:
+    """Count one more user of `turn`.  Returns the bytes of turns that nothing else needs: a response that was continued
+    may have been removed since.
+    """
+    size = 0
+    for each in turn.line():
+        each.users += 1
+        if each.users > 1:
+            break
+        size += each.size
+    return size
+
+
+def release_turns(turn: Turn) -> int:
+    """Count one user less.  Returns the bytes of turns that nothing needs any more."""
+    size = 0
+    for each in turn.line():
+        each.users -= 1
+        if each.users:
+            break
+        size += each.size
+    return size
