@@ -116,7 +116,9 @@ def read_both_sides(parts: FolderParts, config: ModelConfig) -> EncoderDecoderCo
         ):
             message = "the two sides have embeddings of their own; only one vocabulary for both is known"
             raise UnsupportedError(message, file=file, tensor=names[copy])
-    both = parse_config(file, lambda: parts.spec.decoder(parts.config, read_start_token(parts.path, parts.config)))
+    start = read_start_token(parts.path, parts.config)
+    both = parse_config(file, lambda: parts.spec.decoder(parts.config, start.token))
+    start.check(both.decoder.vocab_size)
     return replace(both, encoder=config, decoder=replace(both.decoder, has_cross_attention=True))
 
 
