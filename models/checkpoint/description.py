@@ -214,10 +214,7 @@ def build_on_meta(description: Description) -> tuple[Transformer, nn.Module]:
     """
     configs = (description.config, *description.head.decoder_configs)
     for config in configs:
-        for name, wrong in invalid_fields(config):
-            raise CheckpointError(
-                f"{name} is {show_value(getattr(config, name))}, which should be {wrong}", file=description.file
-            )
+        check_config_fields(description.file, config)
     check_experts(description, configs)
     depth = max((config.depth for config in configs if not (config.shared or config.static)), default=0)
     check_depth(description.file, depth, count_layer_tensors(description, depth))
@@ -233,6 +230,12 @@ def build_on_meta(description: Description) -> tuple[Transformer, nn.Module]:
         reason = truncate(str(error).splitlines()[0], 200)
         message = f"the network that it describes cannot be built ({reason}); its widths are too large"
         raise CheckpointError(message, file=description.file) from None
+
+
+def check_config_fields(file: str, config: ModelConfig) -> None:
+    """CheckpointError for a field with an invalid value."""
+    for name, wrong in invalid_fields(config):
+        raise CheckpointError(f"{name} is {show_value(getattr(config, name))}, which should be {wrong}", file=file)
 
 
 def check_depth(file: str, depth: int, tensor_count: int) -> None:
