@@ -482,7 +482,7 @@ def pooler_head(pooling: Pooling, normalise: bool, prompts: Mapping[str, str] = 
 def input_limit(path: Path, config: ModelConfig) -> int:
     """The longest input in tokens, special tokens included."""
     stored = read_json(path / "tokenizer_config.json", {}).get("model_max_length")
-    sane = isinstance(stored, int | float) and 0 < stored < MAX_INPUT_LIMIT
+    sane = type(stored) in (int, float) and 1 <= stored < MAX_INPUT_LIMIT
     return min(int(stored), config.max_positions) if sane else config.max_positions
 
 

@@ -166,6 +166,7 @@ VALUES: list[tuple[str, str, Any, str]] = [
     ("gpt_neox", "rope_parameters.partial_rotary_factor", 0.0, "partial_rotary_factor is 0.0: no feature of 8"),
     ("gpt_neox", "layer_norm_eps", 0.0, ""),
     ("llama", "rope_parameters.rope_theta", 0.0, "rope_theta is 0.0, which should be a positive number"),
+    ("llama-yarn", "rope_parameters.attention_factor", 1e16, "with a positive attention_factor, within reason"),
     ("llama", "num_key_value_heads", None, "tensor"),
     ("llama", "head_dim", None, ""),
     ("gpt2", "n_inner", None, ""),
