@@ -5,7 +5,7 @@ from dataclasses import replace
 from ..core.errors import UnsupportedError, show_value
 from ..network.model_config import ModelConfig
 from . import llama
-from .family import Family, Json
+from .family import Family, Json, has_rotation
 from .llama_variants import CWM_ROPE
 
 RENAMES = (
@@ -21,11 +21,11 @@ ROPE: Json = {**CWM_ROPE, "rope_theta": 12_000_000.0, "factor": 8.0}  # unless t
 
 
 def model_config(hf: Json) -> ModelConfig:
-    hf = {"rms_norm_eps": 1e-5, **hf, "mlp_bias": False}
+    hf = {"rms_norm_eps": 1e-5, "rope_theta": 12_000_000.0, **hf, "mlp_bias": False}
     activation = hf.get("hidden_act", "xielu")
     if activation != "xielu":
         raise UnsupportedError(f"hidden_act is {show_value(activation)}: only 'xielu' is known")
-    if not (hf.get("rope_parameters") or hf.get("rope_scaling")):
+    if not has_rotation(hf):
         hf["rope_parameters"] = ROPE
     shape = llama.llama_config({**hf, "hidden_act": "silu"})
     return replace(shape, activation="xielu", gated_mlp=False, query_key_norm="shared")

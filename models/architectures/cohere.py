@@ -18,20 +18,21 @@ from .family import (
     deinterleave_heads,
     layer_numbers,
     read_head_counts,
+    read_positive,
     read_rope,
 )
 from .phi import share_norm
 
 
 def cohere_config(hf: Json) -> ModelConfig:
-    hf = {"rope_theta": 500_000.0, "layer_norm_eps": 1e-5, **hf}
+    hf = {"rope_theta": 500_000.0, "layer_norm_eps": 1e-5, "logit_scale": 0.0625, **hf}
     return replace(
         llama.llama_config({**hf, "rms_norm_eps": hf["layer_norm_eps"]}),
         norm="layer",
         norm_bias=False,
         norm_order="parallel",
         query_key_norm="per_head" if hf.get("use_qk_norm") else "",
-        logit_scale=float(hf.get("logit_scale") or 0.0625),
+        logit_scale=read_positive(hf, "logit_scale"),
     )
 
 
@@ -64,7 +65,7 @@ def compass_config(hf: Json) -> ModelConfig:
     if local_scaling != scaling or (local_base != base and scaling is not None):
         raise UnsupportedError("rope_parameters: a scaling that differs by the kind of layers is not known here")
     plain = {"sliding_window": 4096, **hf, "rope_parameters": None, "rope_scaling": None, "layer_types": kinds}
-    shape = cohere_config({**plain, "use_qk_norm": False})
+    shape = cohere_config({**plain, "use_qk_norm": False, "logit_scale": 1.0})
     windowed = tuple(kind == "sliding_attention" for kind in kinds)
     return replace(
         shape,

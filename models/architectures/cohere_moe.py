@@ -17,7 +17,7 @@ SCORINGS = ("softmax", "sigmoid")
 
 def model_config(hf: Json) -> ModelConfig:
     """The first layers may have no experts, and windows of another pattern."""
-    hf = {"layer_norm_eps": 1e-5, "sliding_window": 4096, "head_dim": 128, "logit_scale": 0.0625, **hf}
+    hf = {"layer_norm_eps": 1e-5, "sliding_window": 4096, "head_dim": 128, "rope_theta": 10_000.0, **hf}
     plain = hf.get("first_k_dense_replace") or 0
     kinds = hf.get("mlp_layer_types") or [
         "dense" if layer < plain else "sparse" for layer in layer_numbers(hf["num_hidden_layers"])

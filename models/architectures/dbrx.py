@@ -11,7 +11,7 @@ from torch import Tensor
 from ..core.errors import UnsupportedError, show_value
 from ..network.model_config import ExpertConfig, ModelConfig
 from . import experts, llama
-from .family import Family, Json, NamedTensors, read_sizes
+from .family import Family, Json, NamedTensors, read_limit, read_sizes
 
 RENAMES = (
     (r"^wte\.", "tokens."),
@@ -51,7 +51,7 @@ def model_config(hf: Json) -> ModelConfig:
         norm="layer",
         norm_eps=1e-5,
         norm_bias=False,
-        qkv_limit=float(attention.get("clip_qkv") or 0.0),
+        qkv_limit=read_limit(attention, "clip_qkv"),
         experts=ExpertConfig(
             count=mixture.get("moe_num_experts", 4),
             chosen=mixture.get("moe_top_k", 1),

@@ -23,7 +23,7 @@ from .family import (
     yarn_magnitude,
 )
 from .prediction_layers import drop_prediction_layers
-from .qwen_moe import routed_experts
+from .qwen_moe import read_groups, routed_experts
 
 RENAMES = (
     (r"\.self_attn\.(q_proj|q_b_proj)\.", ".attention.query."),
@@ -119,7 +119,8 @@ def deepseek2_config(hf: Json) -> ModelConfig:
     choice = hf.get("topk_method") or "greedy"
     if choice not in CHOICES:
         raise UnsupportedError(f"topk_method {show_value(choice)} is not one of {', '.join(CHOICES)}")
-    grouped = choice == "group_limited_greedy" and (hf.get("n_group") or 1) > 1
+    groups, chosen_groups = read_groups(hf)
+    grouped = choice == "group_limited_greedy" and groups > 1
     shared = hf.get("n_shared_experts", 2) or 0
     mixture = ExpertConfig(
         count=experts.expert_count(hf),
@@ -128,8 +129,8 @@ def deepseek2_config(hf: Json) -> ModelConfig:
         layers=experts.layers_from(hf, hf.get("first_k_dense_replace") or 0),
         normalised=False,
         scale=float(hf.get("routed_scaling_factor", 1.0)),
-        groups=hf["n_group"] if grouped else 0,
-        chosen_groups=hf["topk_group"] if grouped else 0,
+        groups=groups if grouped else 0,
+        chosen_groups=chosen_groups if grouped else 0,
         shared_width=hf["moe_intermediate_size"] * shared,
     )
     return replace(latent_config(hf), experts=mixture)
@@ -171,7 +172,7 @@ def choose_variant(interleaved: bool, family: Family, hf: Json) -> Family:
     )  # fmt: skip
     if rotated % 2:
         raise UnsupportedError(f"qk_rope_head_dim is {rotated}, which should be even")
-    rows = LatentRows(heads, rank, plain, rotated, value, interleaved and hf.get("rope_interleave") is not False)
+    rows = LatentRows(heads, rank, plain, rotated, value, interleaved and bool(hf.get("rope_interleave", True)))
     return replace(drop_prediction_layers(family, hf), convert=rows.convert)
 
 

@@ -161,6 +161,20 @@ def read_sizes(hf: Json, *keys: str) -> list[int]:
     return [hf[key] for key in keys]
 
 
+def read_positive(hf: Json, key: str) -> float:
+    """A factor or limit. UnsupportedError for a value that is no positive number: with 0 the reference would make all
+    numbers the same, which no published network does."""
+    value = hf[key]
+    if type(value) not in (int, float) or not 0 < value < math.inf:
+        raise UnsupportedError(f"{key} is {show_value(value)}, which should be a positive number")
+    return float(value)
+
+
+def read_limit(hf: Json, key: str) -> float:
+    """As `read_positive`; 0 if the configuration has no such limit."""
+    return 0.0 if hf.get(key) is None else read_positive(hf, key)
+
+
 def activation_name(name: str) -> ActivationName:
     """Our name of an activation function. Raises UnsupportedError if it is not supported."""
     if name not in ACTIVATION_NAMES:
@@ -171,7 +185,8 @@ def activation_name(name: str) -> ActivationName:
 def read_rope(hf: Json, layer_type: str = "full_attention") -> tuple[float, RopeScaling | None]:
     """Rotary base and scaling from an old (`rope_theta`, `rope_scaling`) or new (`rope_parameters`) configuration."""
     parameters = rope_parameters(hf, layer_type)
-    base = float(parameters.get("rope_theta") or hf.get("rope_theta") or 10_000.0)
+    given = next((each for each in (parameters, hf) if each.get("rope_theta") is not None), {"rope_theta": 10_000.0})
+    base = read_positive(given, "rope_theta")
     match rope_type(parameters):
         case "default" | "dynamic":  # dynamic: as the default up to max_position_embeddings
             return base, None
@@ -202,6 +217,11 @@ def rope_parameters(hf: Json, layer_type: str = "full_attention") -> Json:
     parameters: Json = hf.get("rope_parameters") or hf.get("rope_scaling") or {}
     found: Json = parameters.get(layer_type, parameters)
     return found
+
+
+def has_rotation(hf: Json) -> bool:
+    """Whether the configuration has fields of the rotation beside the base, be it none of them."""
+    return any(hf.get(key) is not None for key in ("rope_parameters", "rope_scaling"))
 
 
 def rope_type(parameters: Json) -> Any:
@@ -262,6 +282,8 @@ def read_rotary_width(hf: Json, head_width: int) -> int:
     """The number of rotated features of a head, from `partial_rotary_factor`; 0: all."""
     share = rope_parameters(hf).get("partial_rotary_factor", hf.get("partial_rotary_factor"))
     width = head_width if share is None else int(head_width * float(share))
+    if width < 1:
+        raise UnsupportedError(f"partial_rotary_factor is {show_value(share)}: no feature of {head_width} is rotated")
     return 0 if width == head_width else width
 
 

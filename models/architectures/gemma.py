@@ -16,6 +16,7 @@ from .family import (
     Json,
     NamedTensors,
     layer_numbers,
+    read_limit,
     read_rope,
 )
 
@@ -64,14 +65,15 @@ def vault_config(hf: Json) -> ModelConfig:
 
 
 def gemma3_config(hf: Json) -> ModelConfig:
-    """Gemma 3: five of six layers have a window and a rotary base of their own."""
+    """Gemma 3: five of six layers have a window and a rotary base of their own. Scores have no cap, whatever the
+    configuration says."""
     bidirectional = hf.get("use_bidirectional_attention", False)
     if not isinstance(bidirectional, bool):
         raise UnsupportedError(
             f"use_bidirectional_attention is {show_value(bidirectional)}, which should be true or false"
         )
-    hf = {"rope_theta": 1_000_000.0, **hf}
-    local_base, scaling = read_rope(hf, "sliding_attention")
+    hf = {"rope_theta": 1_000_000.0, **hf, "attn_logit_softcapping": None}
+    local_base, scaling = read_rope({**hf, "rope_theta": 10_000.0}, "sliding_attention")
     if "sliding_attention" not in (hf.get("rope_parameters") or {}):
         local_base, scaling = float(hf.get("rope_local_base_freq", 10_000.0)), None
     if scaling is not None:
@@ -103,8 +105,8 @@ def _windowed_config(hf: Json, every: int) -> ModelConfig:
         norm_order="sandwich",
         embedding_scale=hf["hidden_size"] ** 0.5,
         score_scale=float(hf["query_pre_attn_scalar"]) ** -0.5,
-        score_cap=float(hf.get("attn_logit_softcapping") or 0.0),
-        logit_cap=float(hf.get("final_logit_softcapping") or 0.0),
+        score_cap=read_limit(hf, "attn_logit_softcapping"),
+        logit_cap=read_limit(hf, "final_logit_softcapping"),
     )
 
 

@@ -8,7 +8,7 @@ from typing import Any
 from ..core.errors import UnsupportedError, show_value
 from ..network.model_config import LayerShape, ModelConfig
 from . import gemma, llama, text_part
-from .family import Family, HeadSpec, Json, check_required_values, layer_numbers, read_rope, read_sizes
+from .family import Family, HeadSpec, Json, check_required_values, layer_numbers, read_limit, read_rope, read_sizes
 
 LOCAL, FULL = "sliding_attention", "full_attention"
 RENAMES = (
@@ -109,7 +109,7 @@ def model_config(hf: Json) -> ModelConfig:
         embedding_scale=hf["hidden_size"] ** 0.5,
         query_key_norm="shared",
         score_scale=1.0,
-        logit_cap=float(hf.get("final_logit_softcapping") or 0.0),
+        logit_cap=read_limit(hf, "final_logit_softcapping"),
         layer_embedding=narrow,
         layer_scale=True,
     )

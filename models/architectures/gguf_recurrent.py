@@ -215,6 +215,7 @@ def read_nemotron_hybrid(fields: Json, shapes: Shapes) -> Json:
         "head_dim": fields["attention.key_length"],
         "intermediate_size": largest(fields["feed_forward_length"]) or 1,
         "max_position_embeddings": fields["context_length"],
+        "time_step_min": 0.0,  # llama.cpp does not limit steps
         "mamba_num_heads": shape["num_heads"],
         "mamba_head_dim": shape["head_dim"],
         "ssm_state_size": shape["state_size"],

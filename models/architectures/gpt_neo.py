@@ -13,6 +13,7 @@ from .family import (
     Json,
     activation_name,
     layer_numbers,
+    read_sizes,
 )
 from .gptj import DROP, LANGUAGE_HEAD
 from .gptj import RENAMES as GPTJ_RENAMES
@@ -32,13 +33,20 @@ def model_config(hf: Json) -> ModelConfig:
         mlp_width=hf.get("intermediate_size") or 4 * width,
         max_positions=hf["max_position_embeddings"],
         causal=True,
-        window=hf.get("window_size", 256),
-        windowed=read_local_layers(hf.get("attention_types") or [[["global", "local"], 12]], depth),
+        window=read_sizes({"window_size": 256, **hf}, "window_size")[0],
+        windowed=read_local_layers(read_pattern(hf), depth),
         norm_eps=hf.get("layer_norm_epsilon", 1e-5),
         score_scale=1.0,
         activation=activation_name(hf.get("activation_function", "gelu_new")),
         qkv_bias=False,
     )
+
+
+def read_pattern(hf: Json) -> Any:
+    """The kinds of layers as a list of [kinds, repetitions]; the kind of each layer goes before such a list."""
+    if (kinds := hf.get("attention_layers")) is not None:
+        return [[kinds, 1]]
+    return hf.get("attention_types") or [[["global", "local"], 12]]
 
 
 def read_local_layers(pattern: Any, depth: int) -> tuple[bool, ...]:

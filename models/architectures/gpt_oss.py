@@ -9,10 +9,20 @@ from ..core.errors import UnsupportedError, show_value
 from ..network.mlp import GELU_SIGMOID
 from ..network.model_config import ExpertConfig, ModelConfig
 from . import experts, llama
-from .family import Family, Json, NamedTensors, layer_numbers
+from .family import ORIGINAL, Family, Json, NamedTensors, has_rotation, layer_numbers, read_positive
 
 RENAMES = ((r"\.self_attn\.sinks$", ".attention.sinks"), *llama.RENAMES)
 FUSED = re.compile(r"(.*\.mlp\.experts)\.(gate_up_proj|down_proj)(_bias)?$")
+
+
+ROPE: Json = {
+    "rope_type": "yarn",
+    "factor": 32.0,
+    "beta_fast": 32.0,
+    "beta_slow": 1.0,
+    "truncate": False,
+    ORIGINAL: 4096,
+}  # unless the configuration has its own
 
 
 def split_experts(name: str, tensor: Tensor) -> NamedTensors:
@@ -38,9 +48,10 @@ def model_config(hf: Json) -> ModelConfig:
         width=hf["intermediate_size"],
         router_bias=True,
         bias=True,
-        clamp=float(hf.get("swiglu_limit", 7.0)),
+        clamp=read_positive({"swiglu_limit": 7.0, **hf}, "swiglu_limit"),
     )
-    shape = llama.model_config({"attention_bias": True, "sliding_window": 128, **hf})
+    hf = {"attention_bias": True, "sliding_window": 128, "rms_norm_eps": 1e-5, "rope_theta": 150_000.0, **hf}
+    shape = llama.model_config(hf if has_rotation(hf) else {**hf, "rope_parameters": ROPE})
     alternating = tuple(layer % 2 == 0 for layer in layer_numbers(hf["num_hidden_layers"]))
     return replace(shape, windowed=shape.windowed or alternating, sinks=True, experts=mixture)
 

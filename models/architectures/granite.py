@@ -5,7 +5,7 @@ from dataclasses import replace
 from ..core.errors import UnsupportedError
 from ..network.model_config import ModelConfig
 from . import llama
-from .family import Family, Json, check_required_values, layer_numbers, read_windowed_layers
+from .family import Family, Json, check_required_values, layer_numbers, read_limit, read_positive, read_windowed_layers
 
 SINK_RENAMES = ((r"\.self_attn\.sinks$", ".attention.sinks"), *llama.RENAMES)
 CLOVA_RENAMES = (
@@ -20,7 +20,7 @@ def granite_config(hf: Json) -> ModelConfig:
         llama.llama_config(hf),
         embedding_scale=float(hf.get("embedding_multiplier", 1.0)),
         residual_scale=float(hf.get("residual_multiplier", 1.0)),
-        score_scale=float(hf.get("attention_multiplier", 1.0)),
+        score_scale=read_positive({"attention_multiplier": 1.0, **hf}, "attention_multiplier"),
         logit_scale=1.0 / float(hf.get("logits_scaling", 1.0)),
     )
 
@@ -63,11 +63,10 @@ def windowed_config(hf: Json) -> ModelConfig:
 
 def clova_config(hf: Json) -> ModelConfig:
     """HyperCLOVA X: logits are multiplied by their scale, and each part has a norm after it."""
-    shape = granite_config(hf)
-    scale = hf.get("attention_multiplier")
+    shape = granite_config({**hf, "attention_multiplier": 1.0})
     return replace(
         shape,
-        score_scale=shape.head_width**-0.5 if scale is None else float(scale),
+        score_scale=read_limit(hf, "attention_multiplier"),
         logit_scale=float(hf.get("logits_scaling", 1.0)),
         norm_order="sandwich" if hf.get("use_post_norm", True) else "pre",
     )

@@ -29,7 +29,9 @@ def internlm3_config(hf: Json) -> ModelConfig:
     """`qkv_bias` is that of queries, keys and values, `bias` that of all other projections."""
     others = bool(hf.get("bias", hf.get("mlp_bias", False)))
     biased = bool(hf.get("qkv_bias", hf.get("attention_bias", False)))
-    shape = llama.llama_config({"head_dim": 128, **hf, "attention_bias": biased, "mlp_bias": others})
+    shape = llama.llama_config(
+        {"head_dim": 128, "rms_norm_eps": 1e-5, **hf, "attention_bias": biased, "mlp_bias": others}
+    )
     return replace(shape, output_bias=others)
 
 

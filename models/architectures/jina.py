@@ -42,7 +42,7 @@ def flash_config(hf: Json) -> ModelConfig:
 
 
 def rotary_config(hf: Json) -> ModelConfig:
-    return rotary_bert.model_config(hf, BASE)
+    return rotary_bert.model_config({"layer_norm_eps": 1e-5, "type_vocab_size": 1, **hf}, BASE)
 
 
 JINA_BERT = Family(

@@ -15,7 +15,7 @@ YARN: Json = {**mistral.YARN, "rope_theta": 10_000.0, "factor": 128.0, ORIGINAL:
 
 def mistral4_config(hf: Json) -> ModelConfig:
     """Scores of experts are a softmax over all of them. Queries from the original context on are scaled."""
-    check_required_values(hf, {"n_group": 1})
+    check_required_values(hf, {"n_group": 1, "topk_group": 1})
     hf = {"norm_topk_prob": True, **hf, "rope_parameters": rope_parameters(hf) or YARN}
     mixture = ExpertConfig(
         count=experts.expert_count(hf),
@@ -24,7 +24,7 @@ def mistral4_config(hf: Json) -> ModelConfig:
         layers=experts.layers_from(hf, hf.get("first_k_dense_replace") or 0),
         normalised=bool(hf["norm_topk_prob"]),
         normalised_eps=1e-20,
-        scale=float(hf.get("routed_scaling_factor") or 1.0),
+        scale=float(1.0 if hf.get("routed_scaling_factor") is None else hf["routed_scaling_factor"]),
         shared_width=hf["moe_intermediate_size"] * (hf.get("n_shared_experts") or 0),
     )
     return mistral.limit_positions(replace(deepseek.latent_config(hf), experts=mixture), hf)

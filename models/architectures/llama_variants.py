@@ -4,7 +4,7 @@ from dataclasses import replace
 
 from ..network.model_config import ModelConfig
 from . import llama
-from .family import Json, check_required_values, layer_numbers
+from .family import Json, check_required_values, has_rotation, layer_numbers
 
 CWM_ROPE: Json = {
     "rope_type": "llama3",
@@ -23,8 +23,15 @@ def iquest_config(hf: Json) -> ModelConfig:
 
 def cwm_config(hf: Json) -> ModelConfig:
     """All layers but every fourth, from the first one on, have a window."""
-    hf = {"head_dim": 128, "rms_norm_eps": 1e-5, "sliding_window": 8192, **hf, "attention_bias": False}
-    if not (hf.get("rope_parameters") or hf.get("rope_scaling")):
+    hf = {
+        "head_dim": 128,
+        "rms_norm_eps": 1e-5,
+        "sliding_window": 8192,
+        "rope_theta": 1_000_000.0,
+        **hf,
+        "attention_bias": False,
+    }
+    if not has_rotation(hf):
         hf["rope_parameters"] = CWM_ROPE
     shape = llama.model_config(hf)
     by_depth = tuple(bool(layer % 4) for layer in layer_numbers(hf["num_hidden_layers"]))

@@ -25,6 +25,7 @@ POOLED = ((r"^pooler\.", "head.dense."), (r"^classifier\.", "head.out."))
 
 
 def xl_config(hf: Json) -> ModelConfig:
+    hf = {"layer_norm_eps": 1e-5, "type_vocab_size": 1, **hf}
     return replace(bert.roberta_config(hf), norm_order="pre", embedding_norm=False)
 
 

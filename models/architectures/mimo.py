@@ -38,6 +38,7 @@ DEFAULTS: Json = {
     "v_head_dim": 128,
     "sliding_window": 129,
     "norm_topk_prob": True,
+    "rms_norm_eps": 1e-5,
     "attention_value_scale": 0.707,
 }
 ROTATION: Json = {

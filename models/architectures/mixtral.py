@@ -21,6 +21,7 @@ def model_config(hf: Json) -> ModelConfig:
     mixture = ExpertConfig(
         count=experts.expert_count(hf), chosen=hf["num_experts_per_tok"], width=hf["intermediate_size"]
     )
+    hf = {"rms_norm_eps": 1e-5, "rope_theta": 1_000_000.0, **hf}
     return replace(llama.model_config(hf), windowed=(), experts=mixture)
 
 

@@ -17,6 +17,7 @@ from .family import (
     activation_name,
     layer_numbers,
     read_rope,
+    read_sizes,
     read_windowed_layers,
 )
 
@@ -88,11 +89,15 @@ def model_config(hf: Json) -> ModelConfig:
 
 
 def decoder_config(hf: Json) -> ModelConfig:
-    """A token sees half of `local_attention`, itself included. Logits follow a dense layer and a norm."""
+    """A token sees `sliding_window` tokens, itself included; without this field, half of `local_attention`. Logits
+    follow a dense layer and a norm."""
+    shape = model_config(hf)
+    [local] = read_sizes({"local_attention": 128, **hf}, "local_attention")
+    [window] = read_sizes({"sliding_window": local // 2, **hf}, "sliding_window")
     return replace(
-        model_config(hf),
+        shape,
         causal=True,
-        window=(hf.get("local_attention") or 0) // 2,
+        window=window,
         logit_dense=activation_name(hf.get("classifier_activation", "gelu")),
         logit_dense_bias=bool(hf.get("classifier_bias", False)),
         logit_bias=bool(hf.get("decoder_bias", True)),

@@ -13,6 +13,7 @@ from .family import (
     Json,
     NamedTensors,
     check_required_values,
+    read_limit,
 )
 
 RENAMES = (
@@ -61,7 +62,7 @@ def model_config(hf: Json) -> ModelConfig:
         position="alibi",
         norm_eps=hf.get("layer_norm_epsilon", 1e-5),
         norm_bias=False,
-        score_scale=attention.get("softmax_scale") or 0.0,
+        score_scale=read_limit(attention, "softmax_scale"),
         qkv_bias=False,
         output_bias=False,
         mlp_bias=False,

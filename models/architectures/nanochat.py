@@ -8,14 +8,13 @@ from torch import Tensor
 
 from ..network.model_config import ModelConfig
 from . import llama
-from .family import Family, Json, NamedTensors, read_head_counts
+from .family import Family, Json, NamedTensors, read_head_counts, read_limit
 
 RENAMES = ((r"\.mlp\.fc1\.", ".mlp.up."), (r"\.mlp\.fc2\.", ".mlp.down."), *llama.RENAMES)
 
 
 def model_config(hf: Json) -> ModelConfig:
     shape = llama.llama_config({"hidden_act": "relu2", **hf})
-    cap = hf.get("final_logit_softcapping", 15.0)
     return replace(
         shape,
         norm_weight=False,
@@ -25,7 +24,7 @@ def model_config(hf: Json) -> ModelConfig:
         norm_after_rotation=True,
         gated_mlp=False,
         mlp_bias=False,
-        logit_cap=float(cap or 0.0),
+        logit_cap=read_limit({"final_logit_softcapping": 15.0, **hf}, "final_logit_softcapping"),
     )
 
 

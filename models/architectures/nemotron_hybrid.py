@@ -1,6 +1,7 @@
 """Nemotron-H: each layer is a state space (Mamba-2), attention without positions, an MLP, or experts
 (arXiv:2504.03624)."""
 
+import math
 import re
 from dataclasses import replace
 
@@ -10,6 +11,7 @@ from ..core.errors import UnsupportedError, show_value
 from ..network.model_config import ExpertConfig, MixerConfig, MixerName, ModelConfig
 from . import experts, llama, state_space
 from .family import Family, Json, NamedTensors, activation_name, check_required_values, layer_numbers, read_mixers
+from .qwen_moe import read_groups
 
 RENAMES = (
     (r"^embeddings\.", "tokens."),
@@ -54,6 +56,7 @@ def model_config(hf: Json) -> ModelConfig:
     check_required_values(hf, {"mamba_hidden_act": "silu", "moe_latent_size": None, "sliding_window": None})
     hf = {"num_key_value_heads": 8, "head_dim": 128, "ssm_state_size": 128, "mamba_num_heads": 128, **hf}
     hf = {"mamba_head_dim": 64, "n_groups": 8, "conv_kernel": 4, "layer_norm_epsilon": 1e-5, **hf}
+    hf = {"time_step_min": 0.001, **hf}
     hf = {"mlp_hidden_act": "relu2", "max_position_embeddings": 4096, **hf}
     kinds = list_kinds(hf)
     layer_numbers(len(kinds))
@@ -84,13 +87,14 @@ def read_recurrent(hf: Json) -> MixerConfig:
         output_bias=has_bias,
         norm_groups=hf["n_groups"],
         norm_eps=hf["layer_norm_epsilon"],
-        step_limits=state_space.read_step_limits(hf),
+        # The reference reads the lower limit from the field for training, and no upper one.
+        step_limits=(float(hf.get("mamba_dt_min", hf["time_step_min"])), math.inf),
     )
 
 
 def read_experts(hf: Json, kinds: list[str]) -> ExpertConfig:
     """As DeepSeek-V3 has them, each a plain MLP."""
-    groups = hf.get("n_group") or 1
+    groups, chosen_groups = read_groups(hf)
     return ExpertConfig(
         count=experts.expert_count(hf),
         chosen=hf["num_experts_per_tok"],
@@ -101,7 +105,7 @@ def read_experts(hf: Json, kinds: list[str]) -> ExpertConfig:
         normalised_eps=1e-20,
         scale=float(hf.get("routed_scaling_factor", 1.0)),
         groups=groups if groups > 1 else 0,
-        chosen_groups=hf.get("topk_group") or 1,
+        chosen_groups=chosen_groups,
         choice_bias=True,
         bias=bool(hf.get("mlp_bias", False)),
         shared_width=hf["moe_shared_expert_intermediate_size"],

@@ -5,7 +5,7 @@ from dataclasses import replace
 
 from ..network.model_config import ModelConfig
 from . import llama
-from .family import Family, Json, check_required_values, layer_numbers, read_rope
+from .family import Family, Json, check_required_values, layer_numbers, read_limit, read_rope
 
 WINDOWED = "sliding_attention"
 INNER_RENAMES = (
@@ -22,7 +22,7 @@ def olmo_config(hf: Json) -> ModelConfig:
         norm_eps=1e-5,
         norm_weight=False,
         norm_bias=False,
-        qkv_limit=float(hf.get("clip_qkv") or 0.0),
+        qkv_limit=read_limit(hf, "clip_qkv"),
     )
 
 
@@ -38,6 +38,8 @@ def olmo3_config(hf: Json) -> ModelConfig:
     shape = llama.model_config(hf)
     nested = WINDOWED in (hf.get("rope_parameters") or {})
     local_base, scaling = read_rope(hf, WINDOWED) if nested else (shape.rope_base, None)
+    if not nested and "full_attention" in (hf.get("rope_parameters") or {}):
+        local_base = 500_000.0
     if nested and scaling is not None:
         check_required_values({f"rope_type of {WINDOWED}": scaling.kind}, {f"rope_type of {WINDOWED}": "default"})
     return replace(

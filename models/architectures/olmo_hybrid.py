@@ -43,13 +43,14 @@ def read_layers(hf: Json) -> tuple[MixerName, ...]:
 
 
 def model_config(hf: Json) -> ModelConfig:
-    """Published files have no base of the rotation, and no rotation."""
+    """Published files have null as the base of the rotation, and no rotation."""
     check_required_values(hf, {"hidden_act": "silu"})
     recurrent = delta_net.read_recurrent(fill_sizes(hf), NORM_EPS)
     has_negative = hf.get("linear_allow_neg_eigval", True)
+    parameters = {"rope_theta": hf.get("rope_theta", 10_000.0), **rope_parameters(hf)}
     return replace(
         llama.llama_config({**hf, "head_dim": None, "mlp_bias": False}),
-        position="none" if rope_parameters(hf).get("rope_theta") is None else "rotary",
+        position="none" if parameters["rope_theta"] is None else "rotary",
         norm_order="inner",
         query_key_norm="joint",
         mixers=read_layers(hf),

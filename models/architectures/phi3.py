@@ -10,13 +10,13 @@ from ..network.model_config import ModelConfig
 from . import llama
 from .family import ORIGINAL, Family, Json, NamedTensors, read_head_counts, rope_parameters, rope_type
 
+DEFAULT_CONTEXT = 4096  # tokens that the network was pretrained with, if the configuration does not say it
 OLDER_TYPES = ("su", "yarn")  # names of LongRoPE in the first published configurations
 
 
 def model_config(hf: Json) -> ModelConfig:
-    parameters = {ORIGINAL: hf["max_position_embeddings"], **rope_parameters(hf)}
-    if hf.get(ORIGINAL):  # outside of the parameters it goes before the one inside
-        parameters[ORIGINAL] = hf[ORIGINAL]
+    """The original context outside of the rotation's parameters goes before the one inside, be it the default."""
+    parameters = {**rope_parameters(hf), ORIGINAL: hf.get(ORIGINAL) or DEFAULT_CONTEXT}
     if rope_type(parameters) in OLDER_TYPES:
         parameters["rope_type"] = "longrope"
     hf = {"rms_norm_eps": 1e-5, **hf, "rope_parameters": parameters, "attention_bias": False, "mlp_bias": False}

@@ -29,7 +29,7 @@ def plain_rotation(hf: Json, base: float = 1_000_000.0) -> Json:
 
 
 def qwen3_moe_config(hf: Json) -> ModelConfig:
-    hf = plain_rotation(hf, 5_000_000.0)
+    hf = plain_rotation(hf, 500_000.0)
     return qwen_moe.qwen3_config({**hf, "use_sliding_window": False, "norm_topk_prob": True})
 
 

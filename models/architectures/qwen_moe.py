@@ -7,7 +7,7 @@ from dataclasses import replace
 
 from ..network.model_config import ExpertConfig, ModelConfig
 from . import experts, llama
-from .family import CAUSAL_HEADS, Family, Json, layer_numbers
+from .family import CAUSAL_HEADS, Family, Json, layer_numbers, read_limit, read_sizes
 from .olmo import INNER_RENAMES
 from .prediction_layers import drop_prediction_layers
 
@@ -39,24 +39,32 @@ def qwen3_config(hf: Json) -> ModelConfig:
 
 
 def olmoe_config(hf: Json) -> ModelConfig:
-    shape = llama.model_config({**hf, "sliding_window": 0})
+    shape = llama.model_config({"rms_norm_eps": 1e-5, **hf, "sliding_window": 0})
     return replace(
         shape,
         query_key_norm="joint",
-        qkv_limit=float(hf.get("clip_qkv") or 0.0),
+        qkv_limit=read_limit(hf, "clip_qkv"),
         experts=qwen_experts({**hf, "moe_intermediate_size": hf["intermediate_size"]}),
     )
 
 
 def flex_olmo_config(hf: Json) -> ModelConfig:
     """As OLMoE, with norms after each part, before the sum."""
-    shape = olmoe_config({"rope_theta": 500_000.0, **hf, "clip_qkv": None})
+    shape = olmoe_config({"rope_theta": 500_000.0, "rms_norm_eps": 1e-6, **hf, "clip_qkv": None})
     return replace(shape, norm_order="inner")
+
+
+def read_groups(hf: Json) -> tuple[int, int]:
+    """The number of groups of experts, and of those from which experts are chosen."""
+    groups, chosen = read_sizes(
+        {key: 1 if hf.get(key) is None else hf[key] for key in ("n_group", "topk_group")}, "n_group", "topk_group"
+    )
+    return groups, chosen
 
 
 def routed_experts(hf: Json) -> ExpertConfig:
     """As DeepSeek-V3 (arXiv:2412.19437): logistic scores with a bias for the choice, and groups of experts."""
-    groups = hf.get("n_group") or 1
+    groups, chosen_groups = read_groups(hf)
     return ExpertConfig(
         count=experts.expert_count(hf),
         chosen=hf["num_experts_per_tok"],
@@ -67,14 +75,16 @@ def routed_experts(hf: Json) -> ExpertConfig:
         normalised_eps=1e-20,
         scale=float(hf.get("routed_scaling_factor", 1.0)),
         groups=groups if groups > 1 else 0,
-        chosen_groups=hf.get("topk_group") or 1,
+        chosen_groups=chosen_groups,
         choice_bias=True,
         shared_width=hf["moe_intermediate_size"] * (hf.get("n_shared_experts") or 0),
     )
 
 
 def glm4_config(hf: Json) -> ModelConfig:
-    shape = llama.model_config({"head_dim": 128, "partial_rotary_factor": 0.5, **hf, "sliding_window": 0})
+    hf = {"head_dim": 128, "partial_rotary_factor": 0.5, "rms_norm_eps": 1e-5, **hf, "sliding_window": 0}
+    hf = {"norm_topk_prob": True, "n_shared_experts": 1, "first_k_dense_replace": 1, **hf}
+    shape = llama.model_config(hf)
     shape = replace(shape, query_key_norm="shared") if hf.get("use_qk_norm") else shape
     return replace(shape, output_bias=False, experts=routed_experts(hf))
 
@@ -82,13 +92,18 @@ def glm4_config(hf: Json) -> ModelConfig:
 def solar_config(hf: Json) -> ModelConfig:
     """As GLM-4.5, with experts in all layers."""
     hf = {"head_dim": 128, "rope_theta": 1_000_000.0, "norm_topk_prob": True, "n_shared_experts": 1, **hf}
+    hf = {"rms_norm_eps": 1e-5, **hf}
     hf |= {"intermediate_size": hf["moe_intermediate_size"], "mlp_bias": False}
     mixture = routed_experts({**hf, "first_k_dense_replace": 0})
     return replace(llama.llama_config(hf), output_bias=False, experts=mixture)
 
 
 def dots1_config(hf: Json) -> ModelConfig:
-    return replace(llama.model_config(hf), query_key_norm="shared", experts=routed_experts(hf))
+    """The layers from `max_window_layers` on have a window, unless `layer_types` lists them."""
+    hf = {"sliding_window": 4096, "max_window_layers": 62, **hf}
+    by_depth = experts.layers_from(hf, hf["max_window_layers"])
+    shape = llama.model_config(hf)
+    return replace(shape, windowed=shape.windowed or by_depth, query_key_norm="shared", experts=routed_experts(hf))
 
 
 def _family(

@@ -12,8 +12,9 @@ def model_config(hf: Json) -> ModelConfig:
     every = hf.get("no_rope_layer_interval") or 4
     listed = hf.get("no_rope_layers")  # 1 for a layer that is rotated, in spite of its name
     rotated = tuple((layer + 1) % every != 0 for layer in layers) if listed is None else tuple(map(bool, listed))
-    window = (hf.get("sliding_window") or 0) if hf.get("use_sliding_window") else 0
-    windowed = read_windowed_layers(hf) or tuple(not turned for turned in rotated)
+    by_depth = tuple(bool(hf.get("use_sliding_window")) and not turned for turned in rotated)
+    windowed = read_windowed_layers(hf) or by_depth
+    window = (hf.get("sliding_window") or 0) if any(windowed) else 0
     shape = llama.model_config({"rope_theta": 2_000_000.0, **hf})
     return replace(shape, rotated=rotated, window=window, windowed=windowed if window else ())
 

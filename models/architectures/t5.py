@@ -81,15 +81,25 @@ def model_config(hf: Json) -> ModelConfig:
     )
 
 
+def gated_config(hf: Json) -> ModelConfig:
+    """mT5: the MLP has a gate unless the configuration says otherwise."""
+    return model_config({"feed_forward_proj": "gated-gelu", **hf})
+
+
 def layer_bias_config(hf: Json) -> ModelConfig:
     """umT5: each layer has a distance bias of its own."""
-    return replace(model_config({"feed_forward_proj": "gated-gelu", **hf}), position="layer_bias")
+    return replace(gated_config(hf), position="layer_bias")
 
 
 def seq2seq_config(hf: Json, start: int) -> EncoderDecoderConfig:
-    """The first version ties the output matrix to the embeddings and scales the states before it; mT5 does not."""
-    scaled = hf.get("scale_decoder_outputs", hf.get("tie_word_embeddings") is not False and hf["model_type"] == "t5")
+    """The first version ties the output matrix to the embeddings and scales the states before it."""
+    scaled = hf.get("scale_decoder_outputs", hf.get("tie_word_embeddings") is not False)
     return join_stacks(hf, model_config(hf), start, scaled)
+
+
+def gated_seq2seq_config(hf: Json, start: int) -> EncoderDecoderConfig:
+    """mT5 does not scale states before the output matrix."""
+    return join_stacks(hf, gated_config(hf), start, hf.get("scale_decoder_outputs", False))
 
 
 def layer_bias_seq2seq_config(hf: Json, start: int) -> EncoderDecoderConfig:
@@ -120,13 +130,8 @@ def t5_heads(name: str, both: ReadBoth) -> dict[str, HeadSpec]:
     }
 
 
-def _family(name: str) -> Family:
-    heads = t5_heads(name, seq2seq_config)
-    return Family(name.lower(), "transformer", model_config, RENAMES, heads, drop=DROP)
-
-
-T5 = _family("T5")
-MT5 = _family("MT5")
+T5 = Family("t5", "transformer", model_config, RENAMES, t5_heads("T5", seq2seq_config), drop=DROP)
+MT5 = Family("mt5", "transformer", gated_config, RENAMES, t5_heads("MT5", gated_seq2seq_config), drop=DROP)
 UMT5 = Family(
     "umt5",
     "transformer",

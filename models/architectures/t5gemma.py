@@ -28,7 +28,8 @@ def model_config(hf: Json) -> ModelConfig:
     """The configuration of the encoder. A window counts the tokens that a row sees on each side."""
     side = hf["encoder"]
     shape = gemma.gemma2_config({"vocab_size": hf.get("vocab_size"), **side})
-    return replace(shape, causal=False, window=shape.window + 1 if shape.window else 0)
+    radius = side.get("sliding_window", 4096)
+    return replace(shape, causal=False, window=0 if radius is None else radius + 1)
 
 
 def seq2seq_config(hf: Json, start: int) -> EncoderDecoderConfig:

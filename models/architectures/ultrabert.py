@@ -40,7 +40,7 @@ def model_config(hf: Json) -> ModelConfig:
         found = {kinds[is_windowed]: base for base, is_windowed in zip(bases, windowed, strict=False)}
         parameters = {kind: {"rope_theta": base} for kind, base in found.items()}
         hf = {**hf, "rope_theta": None, "rope_parameters": parameters}
-    base, scaling = read_rope({"rope_theta": 2_560_000.0, **hf})
+    base, scaling = read_rope({"rope_theta": 10_000.0 if hf.get("rope_parameters") else 2_560_000.0, **hf})
     local_base, local_scaling = read_rope({"rope_theta": 10_000.0, **hf}, LOCAL)
     if local_scaling is not None:
         raise UnsupportedError(f"rope_parameters: a scaling of {LOCAL} is not known here")

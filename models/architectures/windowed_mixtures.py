@@ -74,7 +74,7 @@ def kolibri_config(hf: Json) -> ModelConfig:
         chosen=hf["num_experts_per_tok"],
         width=hf["moe_intermediate_size"],
         scoring="sigmoid",
-        normalised=bool(hf.get("norm_topk_prob", True)),
+        normalised=bool(hf.get("norm_topk_prob", False)),
         choice_bias=True,
         chosen_by_logits=True,
         shared_width=hf["shared_expert_intermediate_size"] or 0,

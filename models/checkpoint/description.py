@@ -64,6 +64,7 @@ REAL_FIELDS = (
     "logit_scale",
     "logit_cap",
 )
+MAX_REAL = 1e15  # of a factor, limit or base; rotary bases go up to 5e10, and squares of larger numbers overflow
 BODY_PREFIXES = (
     "tokens.",
     "segments.",
@@ -219,10 +220,7 @@ def build_on_meta(description: Description) -> tuple[Transformer, nn.Module]:
     """
     configs = (description.config, *description.head.decoder_configs)
     for config in configs:
-        for name, wrong in invalid_fields(config):
-            raise CheckpointError(
-                f"{name} is {show_value(getattr(config, name))}, which should be {wrong}", file=description.file
-            )
+        check_config_fields(description.file, config)
     check_experts(description, configs)
     depth = max((config.depth for config in configs if not (config.shared or config.static)), default=0)
     check_depth(description.file, depth, count_layer_tensors(description, depth))
@@ -238,6 +236,12 @@ def build_on_meta(description: Description) -> tuple[Transformer, nn.Module]:
         reason = truncate(str(error).splitlines()[0], 200)
         message = f"the network that it describes cannot be built ({reason}); its widths are too large"
         raise CheckpointError(message, file=description.file) from None
+
+
+def check_config_fields(file: str, config: ModelConfig) -> None:
+    """CheckpointError for a field with an invalid value."""
+    for name, wrong in invalid_fields(config):
+        raise CheckpointError(f"{name} is {show_value(getattr(config, name))}, which should be {wrong}", file=file)
 
 
 def check_depth(file: str, depth: int, tensor_count: int) -> None:
@@ -351,8 +355,8 @@ def invalid_fields(config: ModelConfig) -> Iterator[tuple[str, str]]:
             yield name, f"a whole number from {least} on, within reason"
     for name in REAL_FIELDS:
         value = getattr(config, name)
-        if type(value) not in (int, float) or not 0 <= value < math.inf:
-            yield name, "a number, not negative"
+        if type(value) not in (int, float) or not 0 <= value < MAX_REAL:
+            yield name, "a number, not negative, within reason"
     if config.kv_heads > 0 and config.heads % config.kv_heads:
         yield "heads", f"a multiple of kv_heads, which is {config.kv_heads}"
     if config.position == "rotary":
@@ -402,16 +406,16 @@ def invalid_fields(config: ModelConfig) -> Iterator[tuple[str, str]]:
     if config.recurrent is not None:
         yield from invalid_recurrent_fields(config, config.recurrent)
     if scaling := config.rope_scaling:
-        if not 0 < scaling.factor < math.inf:
-            yield "rope_scaling", "by a positive factor"
-        if not 0 < scaling.low_frequency_factor < scaling.high_frequency_factor < math.inf:
+        if not 0 < scaling.factor < MAX_REAL:
+            yield "rope_scaling", "by a positive factor, within reason"
+        if not 0 < scaling.low_frequency_factor < scaling.high_frequency_factor < MAX_REAL:
             yield "rope_scaling", "with a positive low_freq_factor and a high_freq_factor above it"
         if not 0 < scaling.original_positions < 2**31:
             yield "rope_scaling", "with original_max_position_embeddings from 1 on, within reason"
-        if not 0 < scaling.slow_rotations <= scaling.fast_rotations < math.inf:
+        if not 0 < scaling.slow_rotations <= scaling.fast_rotations < MAX_REAL:
             yield "rope_scaling", "with a positive beta_slow and a beta_fast that is not below it"
-        if not 0 < scaling.magnitude < math.inf:
-            yield "rope_scaling", "with a positive attention_factor"
+        if not 0 < scaling.magnitude < MAX_REAL:
+            yield "rope_scaling", "with a positive attention_factor, within reason"
         if scaling.kind == "yarn" and not config.rope_base > 1:
             yield "rope_base", "above 1, for yarn"
         count = (config.rotary_width or config.head_width) // 2
@@ -419,7 +423,7 @@ def invalid_fields(config: ModelConfig) -> Iterator[tuple[str, str]]:
             yield "rope_scaling", f"with {count} factors, half of the rotated features"
         if not 0 <= scaling.share <= 1:
             yield "rope_scaling", "with a partial_rotary_factor from 0 to 1"
-        if not all(0 < divisor < math.inf for divisor in scaling.divisors):
+        if not all(0 < divisor < MAX_REAL for divisor in scaling.divisors):
             yield "rope_scaling", "with positive factors"
 
 
@@ -494,7 +498,7 @@ def invalid_recurrent_fields(config: ModelConfig, recurrent: MixerConfig) -> Ite
     if type(recurrent.kernel) is not int or not 1 <= recurrent.kernel <= MAX_CONVOLUTION:
         yield "recurrent", f"with a kernel of 1 to {MAX_CONVOLUTION} tokens"
         return
-    if not 0 <= recurrent.norm_eps < math.inf or not 0 <= recurrent.update_scale < math.inf:
+    if not 0 <= recurrent.norm_eps < MAX_REAL or not 0 <= recurrent.update_scale < MAX_REAL:
         yield "recurrent", "with numbers as norm_eps and update_scale, not negative"
     low, high = recurrent.step_limits
     if not 0 <= low <= high:
@@ -547,9 +551,9 @@ def invalid_expert_fields(config: ModelConfig, experts: ExpertConfig) -> Iterato
         yield "experts", f"with {room} at most chosen for a token"
     if len(experts.layers) not in (0, config.depth):
         yield "experts", f"said for each of {config.depth} layers"
-    if not all(0 <= number < math.inf for number in (experts.scale, experts.clamp, experts.shared_scale)):
+    if not all(0 <= number < MAX_REAL for number in (experts.scale, experts.clamp, experts.shared_scale)):
         yield "experts", "with numbers as scale and limit, not negative"
-    if not 0 <= experts.margin < math.inf:
+    if not 0 <= experts.margin < MAX_REAL:
         yield "experts", "with a margin that is not negative"
 
 

@@ -22,7 +22,7 @@ from ..core.files import is_plain_name, read_text, subfolder
 from ..network.encoder_decoder import SharedTextTransformer
 from ..network.model_config import ModelConfig
 from ..tokenizer import Tokenizer
-from .description import Description, HeadDescription, NamedPieces, most_tensors
+from .description import Description, HeadDescription, NamedPieces, check_config_fields, most_tensors
 from .folder_files import (
     MAX_STOP_TOKENS,
     FolderCheck,
@@ -89,6 +89,7 @@ def describe_folder(parts: FolderParts, folder_check: FolderCheck = accept_folde
     """The description of a checkpoint folder. `folder_check` is called before the tokenizer is read."""
     file = str(parts.path / "config.json")
     config = apply_causality(file, parts.config, parse_config(file, partial(parts.family.config, parts.config)))
+    check_config_fields(file, config)
     tokenizer = load_tokenizer(parts.path, folder_check)
     if read_sentence_config(parts.path).get("do_lower_case"):
         tokenizer = tokenizer.lower_case()

@@ -6,6 +6,7 @@ import math
 import re
 import sys
 from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
 from itertools import islice
 from logging import getLogger
 from pathlib import Path
@@ -79,15 +80,27 @@ MAX_SHOWN = 100  # characters of a value in a message
 log = getLogger(__name__)
 
 
-def read_start_token(folder: Path, config: JsonObject) -> int:
-    """The decoder's start token."""
+@dataclass(frozen=True)
+class StartToken:
+    """The token before the first generated one, and the field and the file that name it."""
+
+    token: int
+    field: str
+    file: Path
+
+    def check(self, vocab_size: int) -> None:
+        """CheckpointError unless the network has the token."""
+        parse_config(str(self.file), lambda: check_token_range(self.field, (self.token,), vocab_size))
+
+
+def read_start_token(folder: Path, config: JsonObject) -> StartToken:
     fields, file = read_generation_fields(folder, config)
     for key in ("decoder_start_token_id", "bos_token_id"):
-        for each in (fields, config):
+        for each, named in ((fields, file), (config, folder / "config.json")):
             if type(token := each.get(key)) is int:
-                return token
+                return StartToken(token, key, named)
             if isinstance(token, bool):
-                raise CheckpointError(f"{key} is {token}, which should be the id of a token", file=str(file))
+                raise CheckpointError(f"{key} is {token}, which should be the id of a token", file=str(named))
     message = "decoder_start_token_id is missing: the token before the first generated one"
     raise CheckpointError(message, file=str(file))
 
@@ -96,10 +109,7 @@ def read_decoding_config(folder: Path, config: JsonObject, decoder: ModelConfig)
     """The default decoding rules. CheckpointError or UnsupportedError names the field that cannot be followed."""
     fields, file = read_generation_fields(folder, config)
     check_fields(fields, file)
-    how = parse_config(str(file), lambda: build_decoding_config(fields, read_eos_tokens(fields, config), decoder))
-    named = (*how.stop_tokens, *how.forced_first, *how.forced_last, read_start_token(folder, config))
-    parse_config(str(file), lambda: check_token_range(named, decoder.vocab_size))
-    return how
+    return parse_config(str(file), lambda: build_decoding_config(fields, read_eos_tokens(fields, config), decoder))
 
 
 def read_generation_fields(folder: Path, config: JsonObject) -> tuple[JsonObject, Path]:
@@ -136,6 +146,7 @@ def build_decoding_config(fields: JsonObject, stops: frozenset[int], decoder: Mo
     `max_new_tokens` and `min_new_tokens` do not."""
     given = {key: value for key, value in fields.items() if value is not None}
     check_kinds(given)
+    check_token_range("eos_token_id", stops, decoder.vocab_size)
     longest = given.get("max_new_tokens", given.get("max_length", decoder.max_positions + 1) - 1)
     early = given.get("early_stopping", False)
     if early != "never" and not isinstance(early, bool):
@@ -147,8 +158,8 @@ def build_decoding_config(fields: JsonObject, stops: frozenset[int], decoder: Mo
         stop_tokens=stops,
         max_tokens=max(min(int(longest), decoder.max_positions), 1),
         min_tokens=max(int(given.get("min_length", 0)) - 1, int(given.get("min_new_tokens", 0)), 0),
-        forced_first=read_forced_tokens(given, "forced_bos_token_id"),
-        forced_last=read_forced_tokens(given, "forced_eos_token_id"),
+        forced_first=read_forced_tokens(given, "forced_bos_token_id", decoder.vocab_size),
+        forced_last=read_forced_tokens(given, "forced_eos_token_id", decoder.vocab_size),
         banned_tokens=read_banned_tokens(given, stops, decoder.vocab_size),
         no_repeat_ngram=int(given.get("no_repeat_ngram_size", 0)),
         renormalize=given.get("renormalize_logits", False),
@@ -186,10 +197,11 @@ def token_ids(ids: object) -> tuple[int, ...]:
     return tuple(found)
 
 
-def read_forced_tokens(given: JsonObject, key: str) -> tuple[int, ...]:
+def read_forced_tokens(given: JsonObject, key: str, vocab_size: int) -> tuple[int, ...]:
     tokens = token_ids(given.get(key))
     if len(tokens) > MAX_FORCED_TOKENS:
         raise CheckpointError(f"{key} has {len(tokens)} tokens; {MAX_FORCED_TOKENS} are the most")
+    check_token_range(key, tokens, vocab_size)
     return tokens
 
 
@@ -212,7 +224,8 @@ def read_banned_tokens(given: JsonObject, stops: frozenset[int], vocab_size: int
     if any(len(word) != 1 for word in bad_words):
         raise UnsupportedError("bad_words_ids of several tokens are not known here, only of one token each")
     tokens = [*(token for (token,) in bad_words if token not in stops), *suppressed]
-    check_token_range(tokens, vocab_size)
+    check_token_range("bad_words_ids", tokens[: len(tokens) - len(suppressed)], vocab_size)
+    check_token_range("suppress_tokens", suppressed, vocab_size)
     found = dict[int, None]()
     for token in tokens:
         found[token] = None
@@ -223,8 +236,8 @@ def read_banned_tokens(given: JsonObject, stops: frozenset[int], vocab_size: int
     return tuple(found)
 
 
-def check_token_range(tokens: Iterable[int], vocab_size: int) -> None:
-    """CheckpointError that names tokens which the network does not have."""
+def check_token_range(key: str, tokens: Iterable[int], vocab_size: int) -> None:
+    """CheckpointError that names tokens of a field which the network does not have."""
     if outside := list(islice((token for token in tokens if not 0 <= token < vocab_size), MAX_SHOWN)):
         named = show_value(sorted(outside), MAX_SHOWN)
-        raise CheckpointError(f"it names tokens {named}; the network has the tokens 0 to {vocab_size - 1}")
+        raise CheckpointError(f"{key} names tokens {named}; the network has the tokens 0 to {vocab_size - 1}")

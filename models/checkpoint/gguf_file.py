@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from ..architectures import FAMILIES
-from ..architectures.family import MAX_HEAD_WIDTH, read_rope, read_rotary_width
+from ..architectures.family import MAX_HEAD_WIDTH, ORIGINAL, read_rope, read_rotary_width
 from ..architectures.gguf_architectures import GGUF_ARCHITECTURES, GgufArchitecture, rename_tensor
 from ..chat import ChatTemplate
 from ..core.errors import CheckpointError, UnsupportedError, show_value
@@ -103,6 +103,7 @@ def read_config(dialect: GgufArchitecture, fields: Json, entries: Mapping[str, T
         parameters |= infer_rope_scaling(entries[FREQUENCIES], hf, fields)
     if SHORT_FACTORS in entries:
         hf["rope_parameters"] |= read_short_factors(entries[SHORT_FACTORS], hf, fields)
+        hf[ORIGINAL] = hf["rope_parameters"][ORIGINAL]
     return FAMILIES[dialect.family].config(hf)
 
 
@@ -120,7 +121,7 @@ def read_short_factors(entry: TensorEntry, hf: Json, fields: Json) -> Json:
         "rope_type": "longrope",
         "short_factor": entry.read(torch.float32, torch.device("cpu")).tolist(),
         "attention_factor": fields.get("rope.scaling.attn_factor"),
-        "original_max_position_embeddings": original,
+        ORIGINAL: original,
     }
 
 

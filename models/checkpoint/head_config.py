@@ -116,7 +116,9 @@ def read_both_sides(parts: FolderParts, config: ModelConfig) -> EncoderDecoderCo
         ):
             message = "the two sides have embeddings of their own; only one vocabulary for both is known"
             raise UnsupportedError(message, file=file, tensor=names[copy])
-    both = parse_config(file, lambda: parts.spec.decoder(parts.config, read_start_token(parts.path, parts.config)))
+    start = read_start_token(parts.path, parts.config)
+    both = parse_config(file, lambda: parts.spec.decoder(parts.config, start.token))
+    start.check(both.decoder.vocab_size)
     return replace(both, encoder=config, decoder=replace(both.decoder, has_cross_attention=True))
 
 
@@ -480,7 +482,7 @@ def pooler_head(pooling: Pooling, normalise: bool, prompts: Mapping[str, str] = 
 def input_limit(path: Path, config: ModelConfig) -> int:
     """The longest input in tokens, special tokens included."""
     stored = read_json(path / "tokenizer_config.json", {}).get("model_max_length")
-    sane = isinstance(stored, int | float) and 0 < stored < MAX_INPUT_LIMIT
+    sane = type(stored) in (int, float) and 1 <= stored < MAX_INPUT_LIMIT
     return min(int(stored), config.max_positions) if sane else config.max_positions
 
 

@@ -29,6 +29,7 @@ from tests.families.conformance import (
     save_checkpoint,
 )
 from tests.support import checkpoints
+from tests.support.edits import edited
 
 BODY, TEXT, TAG, SPAN, CHOICE, MASK = (
     "Model",
@@ -201,6 +202,24 @@ def test_the_compiled_step_equals_transformers_or_refuses(case: tuple[Checkpoint
         return
     found = head_output(loaded, NativeExecutor(loaded.network, precision="float32"), row.texts)
     assert float((found - reference_output(loaded, theirs, row.texts)).abs().max()) < CLOSE
+
+
+def test_a_size_that_is_null_is_refused_by_name(tmp_path: Path) -> None:
+    [row] = make_rows("DistilBert", DISTIL, TEXT).values()
+    file = save_checkpoint(row, tmp_path) / "config.json"
+    file.write_text(json.dumps(json.loads(file.read_text()) | {"max_position_embeddings": None}))
+    with pytest.raises(CheckpointError, match=r"config.json: max_positions is None, which should be a whole number"):
+        describe_source(str(tmp_path))
+
+
+@pytest.mark.parametrize(("family", "fields"), [("Bart", BART), ("T5", T5)])
+def test_a_start_token_of_a_decoder_that_is_read_is_compared_with_the_vocabulary(
+    family: str, fields: dict[str, Any], tmp_path: Path
+) -> None:
+    [row] = make_rows(family, fields, TEXT).values()
+    folder = edited(save_checkpoint(row, tmp_path), tmp_path, decoder_start_token_id=10**6)
+    with pytest.raises(CheckpointError, match=r"config.json: decoder_start_token_id names tokens \[1000000\]"):
+        describe_source(str(folder))
 
 
 @pytest.mark.parametrize(

@@ -466,7 +466,7 @@ def test_layers_that_predict_further_tokens_are_not_read(tmp_path: Path, caplog:
         ("hunyuan_v1_moe", "moe_intermediate_size", 5, "its experts have 5 features, and 1 are shared"),
         ("cohere2_moe", "expert_selection_fn", "x", "expert_selection_fn .x. is not one of softmax, sigmoid"),
         ("cohere2_moe", "shared_expert_combination_strategy", "x", "strategy .x. is not one of sum, average"),
-        ("olmoe clipped", "clip_qkv", -1.0, "qkv_limit is -1.0, which should be a number, not negative"),
+        ("olmoe clipped", "clip_qkv", -1.0, "clip_qkv is -1.0, which should be a positive number"),
         ("llama4_text", "num_hidden_layers", 10**9, "it describes 1000000000 layers"),
         ("mimo_v2_flash", "v_head_dim", 14, "v_head_dim is 14, which should be 12 at most"),
         ("mistral4", "n_group", 2, "n_group is 2: only 1 is known"),

@@ -199,7 +199,10 @@ def test_unsupported_configurations_are_refused(
         ({"bad_words_ids": [[5, 6]]}, "bad_words_ids of several tokens"),
         ({"early_stopping": "soon"}, "early_stopping 'soon' is not true, false or never"),
         ({"forced_bos_token_id": "0"}, "'0' is no token id"),
-        ({"decoder_start_token_id": 999}, r"it names tokens \[999\]; the network has the tokens 0 to 383"),
+        (
+            {"decoder_start_token_id": 999},
+            r"decoder_start_token_id names tokens \[999\]; the network has the tokens 0 to 383",
+        ),
         ({"num_beams": [4]}, "wrong kind"),
         ({"decoder_start_token_id": None, "bos_token_id": None}, "decoder_start_token_id is missing"),
     ],

@@ -13,7 +13,7 @@ import torch
 import transformers as tf
 from safetensors.torch import load_file
 
-from polyhead.models.checkpoint import Checkpoint, load
+from polyhead.models.checkpoint import Checkpoint, describe_source, load
 from polyhead.models.core.errors import CheckpointError, UnsupportedError
 from polyhead.models.network.heads import SparsePooling
 from polyhead.models.network.ragged import RaggedBatch
@@ -159,8 +159,9 @@ def test_input_limits(tiny_embedder: Path, tiny_classifier: Path, tmp_path: Path
     assert load(str(longer)).max_tokens == checkpoints.POSITIONS
     configured = edited(tiny_classifier, tmp_path / "c", "tokenizer_config.json", model_max_length=100)
     assert load(str(configured)).max_tokens == 100
-    unlimited = edited(tiny_classifier, tmp_path / "d", "tokenizer_config.json", model_max_length=int(1e30))
-    assert load(str(unlimited)).max_tokens == checkpoints.POSITIONS
+    for name, length in (("d", int(1e30)), ("f", 0.5), ("g", True)):
+        unlimited = edited(tiny_classifier, tmp_path / name, "tokenizer_config.json", model_max_length=length)
+        assert describe_source(str(unlimited)).max_tokens == checkpoints.POSITIONS
 
 
 @pytest.mark.parametrize(

@@ -54,6 +54,7 @@ from tests.support.edits import edited, with_tensors
         ({"hidden_size": 10**9}, "1000000000"),
         ({"hidden_size": 2**31 - 2}, "the network that it describes cannot be built .*widths are too large"),
         ({"layer_norm_eps": "small"}, "norm_eps is 'small'"),
+        ({"layer_norm_eps": 1e16}, "norm_eps is 1e.16, which should be a number, not negative, within reason"),
         ({"type_vocab_size": -1}, "segments is -1"),
         ({"num_hidden_layers": 10**9}, "1000000000 layers, but the files hold"),
         ({"num_hidden_layers": 3}, r"16 tensors are missing: .*encoder\.layer\.2\."),

@@ -11,6 +11,7 @@ from polyhead.models.checkpoint.generation_config import (
     MAX_FORCED_TOKENS,
     MAX_LISTED_TOKENS,
     read_decoding_config,
+    read_start_token,
 )
 from polyhead.models.core.errors import CheckpointError
 from polyhead.models.network.model_config import ModelConfig
@@ -57,7 +58,9 @@ def test_banned_tokens_are_compared_with_the_vocabulary_before_they_are_hashed(t
     """Numbers above the vocabulary can be chosen so that all collide in a table of Python."""
     colliding = [WORDS + (number << 20) for number in range(MAX_BANNED_TOKENS + 1)]
     for fields in ({"suppress_tokens": colliding}, {"bad_words_ids": [[token] for token in colliding]}):
-        with pytest.raises(CheckpointError, match=rf"it names tokens \[{WORDS}, .*; the network has the tokens 0 to"):
+        with pytest.raises(
+            CheckpointError, match=rf"_(tokens|ids) names tokens \[{WORDS}, .*; the network has the tokens 0 to"
+        ):
             read(tmp_path, **fields)
 
 
@@ -77,8 +80,8 @@ def test_forced_tokens_are_limited(tmp_path: Path, key: str) -> None:
 @pytest.mark.parametrize(
     ("tokens", "problem"),
     [
-        ([WORDS, -1], rf"it names tokens \[-1, {WORDS}\]; the network has the tokens 0 to {WORDS - 1}"),
-        (list(range(WORDS, WORDS + 4000)), r"it names tokens \[8192, 8193, .*\.\.\.; the network"),
+        ([WORDS, -1], rf"suppress_tokens names tokens \[-1, {WORDS}\]; the network has the tokens 0 to {WORDS - 1}"),
+        (list(range(WORDS, WORDS + 4000)), r"suppress_tokens names tokens \[8192, 8193, .*\.\.\.; the network"),
         (["5"] * 100_000, r"\['5', '5', .*\.\.\. is no token id and no list of them"),
     ],
 )
@@ -91,6 +94,10 @@ def test_messages_name_the_tokens_and_stay_short(tmp_path: Path, tokens: list[An
 @pytest.mark.parametrize(
     ("fields", "problem"),
     [
+        ({"eos_token_id": [1, WORDS]}, rf"eos_token_id names tokens \[{WORDS}\]; the network has the tokens 0 to"),
+        ({"forced_bos_token_id": -1}, r"forced_bos_token_id names tokens \[-1\]; the network"),
+        ({"forced_eos_token_id": [5, 2**40]}, r"forced_eos_token_id names tokens \[1099511627776\]; the"),
+        ({"bad_words_ids": [[WORDS]]}, rf"bad_words_ids names tokens \[{WORDS}\]; the network"),
         ({"num_beams": 10**6}, "num_beams is 1000000, which should be a whole number from 1 to 64"),
         ({"num_beams": 0}, "num_beams is 0, which"),
         ({"num_beams": 2.9}, "num_beams is 2.9, which"),
@@ -111,7 +118,6 @@ def test_messages_name_the_tokens_and_stay_short(tmp_path: Path, tokens: list[An
         ({"do_sample": "yes"}, "do_sample is 'yes', which should be true or false"),
         ({"renormalize_logits": 1}, "renormalize_logits is 1, which should be true or false"),
         ({"early_stopping": 1}, "early_stopping 1 is not true, false or never"),
-        ({"decoder_start_token_id": True}, "decoder_start_token_id is True, which should be the id of a token"),
     ],
 )
 def test_rules_without_sense_are_refused(tmp_path: Path, fields: dict[str, Any], problem: str) -> None:
@@ -127,3 +133,27 @@ def test_rules_at_the_ends_of_their_ranges_are_followed(tmp_path: Path) -> None:
     found = read(tmp_path, do_sample=True, temperature=0, top_p=0, top_k=0, early_stopping="never")
     assert (found.sample, found.temperature, found.top_p, found.top_k) == (True, 0.0, 0.0, 0)
     assert found.never_stop_early
+
+
+@pytest.mark.parametrize(
+    ("fields", "config", "file", "problem"),
+    [
+        (
+            {"decoder_start_token_id": True},
+            {},
+            "generation_config.json",
+            "decoder_start_token_id is True, which should",
+        ),
+        ({"decoder_start_token_id": WORDS}, {}, "generation_config.json", rf"decoder_start_token_id names .*{WORDS}"),
+        ({"bos_token_id": -2}, {}, "generation_config.json", r"bos_token_id names tokens \[-2\]; the network has"),
+        ({}, {"decoder_start_token_id": 10**9}, "config.json", r"decoder_start_token_id names tokens \[1000000000\]"),
+        ({}, {}, "generation_config.json", "decoder_start_token_id is missing"),
+    ],
+)
+def test_a_start_token_that_the_network_does_not_have_is_refused(
+    tmp_path: Path, fields: dict[str, Any], config: dict[str, Any], file: str, problem: str
+) -> None:
+    (tmp_path / "generation_config.json").write_text(json.dumps(fields), "utf-8")
+    with pytest.raises(CheckpointError, match=problem) as raised:
+        read_start_token(tmp_path, config).check(WORDS)
+    assert raised.value.file == str(tmp_path / file)
