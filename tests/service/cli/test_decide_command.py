@@ -318,7 +318,7 @@ def interrupted(arguments: Sequence[str], is_due: Callable[[], bool]) -> tuple[i
     while not is_due() and child.poll() is None:
         wait.wait(0.01)
     child.send_signal(signal.SIGINT)
-    return child.wait(60), child.communicate()[1]
+    return child.wait(), child.communicate()[1]
 
 
 def test_ctrl_c_leaves_whole_lines_and_the_rest_can_be_asked(server: Server, questions: Path, tmp_path: Path) -> None:
@@ -326,7 +326,7 @@ def test_ctrl_c_leaves_whole_lines_and_the_rest_can_be_asked(server: Server, que
 
     def block_some(body: Mapping[str, Any]) -> tuple[int, Any]:
         if int(body["state"]) >= 10:
-            gate.wait(60)
+            gate.wait()
         return answer(body)
 
     server.respond = block_some
