@@ -107,11 +107,50 @@ def chatted():
     return ChatHuggingFace(llm=endpoint, model_id="chat").invoke("Hi").response_metadata
 
 check("ChatHuggingFace", chatted)
-print(json.dumps(found))
+"""
+
+# Those of langchain-openai and pydantic-ai, which tests run too.
+FRAMEWORK_CHECKS = """
+state = "The fox runs."
+from langchain_core.messages import AIMessage, HumanMessage
+from langchain_openai import decisions as lc
+
+def asked_langchain(given):
+    runnable = lc.OpenAIDecisions(model="chat", base_url=url + "/v1", api_key="x")
+    questions = {
+        "topic": lc.Choice(instructions="What is it about?", choices={"payment": "cards", "delivery": "parcels"}),
+        "complaint": lc.Predicate(instructions="It is a complaint."),
+        "urgency": lc.Score(instructions="How urgent?", levels=["low", "high"]),
+    }
+    answer = runnable.invoke({"input": given, "questions": questions})
+    return answer.choices["topic"].choice in ("payment", "delivery") and answer.predicates and answer.scores
+
+check("langchain OpenAIDecisions", lambda: asked_langchain(state))
+check("langchain OpenAIDecisions, messages", lambda: asked_langchain([HumanMessage(state), HumanMessage("b")]))
+check("langchain OpenAIDecisions, conversation", lambda: asked_langchain([HumanMessage(state), AIMessage("b")]))
+
+from typing import Literal
+from pydantic import BaseModel, Field
+from pydantic_ai import Agent
+from pydantic_ai.models.openai_decisions import OpenAIDecisionsModel
+from pydantic_ai.models.system_one import SystemOneModel
+from pydantic_ai.providers.openai import OpenAIProvider
+from pydantic_ai.providers.system_one import SystemOneProvider
+
+class Handling(BaseModel):
+    topic: Literal["payment", "delivery"] = Field(description="What the message is about")
+    complaint: bool = Field(description="Is it a complaint?")
+
+def decided(model):
+    return isinstance(Agent(model, output_type=Handling).run_sync(state).output, Handling)
+
+one = SystemOneModel("chat", provider=SystemOneProvider(base_url=url, api_key="x"))
+two = OpenAIDecisionsModel("chat", provider=OpenAIProvider(base_url=url + "/v1", api_key="x"))
+check("pydantic-ai SystemOneModel", lambda: decided(one))
+check("pydantic-ai OpenAIDecisionsModel", lambda: decided(two))
 """
 
 DECISION_CHECKS = """
-state = "The fox runs."
 import openai
 from typesafe_sdk import AsyncTypeSafeClient, Choice, Noul, Score, TypeSafeClient, TypeSafeBadRequestError
 
@@ -157,43 +196,6 @@ check("typesafe-sdk system_one, async", lambda: asyncio.run(asked_async()))
 check("typesafe-sdk error", is_refused)
 check("typesafe-sdk models", listed)
 
-from langchain_core.messages import AIMessage, HumanMessage
-from langchain_openai import decisions as lc
-
-def asked_langchain(given):
-    runnable = lc.OpenAIDecisions(model="chat", base_url=url + "/v1", api_key="x")
-    questions = {
-        "topic": lc.Choice(instructions="What is it about?", choices={"payment": "cards", "delivery": "parcels"}),
-        "complaint": lc.Predicate(instructions="It is a complaint."),
-        "urgency": lc.Score(instructions="How urgent?", levels=["low", "high"]),
-    }
-    answer = runnable.invoke({"input": given, "questions": questions})
-    return answer.choices["topic"].choice in ("payment", "delivery") and answer.predicates and answer.scores
-
-check("langchain OpenAIDecisions", lambda: asked_langchain(state))
-check("langchain OpenAIDecisions, messages", lambda: asked_langchain([HumanMessage(state), HumanMessage("b")]))
-check("langchain OpenAIDecisions, conversation", lambda: asked_langchain([HumanMessage(state), AIMessage("b")]))
-
-from typing import Literal
-from pydantic import BaseModel, Field
-from pydantic_ai import Agent
-from pydantic_ai.models.openai_decisions import OpenAIDecisionsModel
-from pydantic_ai.models.system_one import SystemOneModel
-from pydantic_ai.providers.openai import OpenAIProvider
-from pydantic_ai.providers.system_one import SystemOneProvider
-
-class Handling(BaseModel):
-    topic: Literal["payment", "delivery"] = Field(description="What the message is about")
-    complaint: bool = Field(description="Is it a complaint?")
-
-def decided(model):
-    return isinstance(Agent(model, output_type=Handling).run_sync(state).output, Handling)
-
-one = SystemOneModel("chat", provider=SystemOneProvider(base_url=url, api_key="x"))
-two = OpenAIDecisionsModel("chat", provider=OpenAIProvider(base_url=url + "/v1", api_key="x"))
-check("pydantic-ai SystemOneModel", lambda: decided(one))
-check("pydantic-ai OpenAIDecisionsModel", lambda: decided(two))
-
 import litellm
 litellm.suppress_debug_info = True
 NOUL = {"complaint": {"type": "noul", "instructions": "Is it a complaint?"}}
@@ -205,7 +207,6 @@ def asked_litellm():
     from litellm.decisions.main import decisions
     return decisions(model="openai/chat", input=state, questions=[PREDICATE], api_base=url + "/v1", api_key="x").answers
 check("litellm decisions openai", asked_litellm)
-print(json.dumps(found))
 """
 
 NODE_CHECKS = """
@@ -256,6 +257,11 @@ def install() -> None:
         subprocess.run(["npm", "install", "--silent", "--prefix", str(NODE), *NPM_PACKAGES], check=True)
 
 
+def run_checks(python: Path, checks: str, url: str) -> dict[str, str]:
+    """The results of Python's checks, with the packages of an environment."""
+    return results([str(python), "-c", f"{CHECK}{checks}print(json.dumps(found))", url])
+
+
 def results(command: list[str], limit_s: float = 300.0) -> dict[str, str]:
     """By check, what went wrong."""
     offline = {"LITELLM_LOCAL_MODEL_COST_MAP": "True", "HF_HUB_OFFLINE": "0", "OPENAI_API_KEY": "x"}
@@ -276,8 +282,8 @@ def main() -> None:
         checkpoints.generator(chat)
         checkpoints.classifier(judge)
         with serve(f"chat={chat}", f"judge={judge}") as running:
-            found = results([str(PYTHON), "-c", CHECK + PYTHON_CHECKS, running.url])
-            found |= results([str(DECIDER), "-c", CHECK + DECISION_CHECKS, running.url])
+            found = run_checks(PYTHON, PYTHON_CHECKS, running.url)
+            found |= run_checks(DECIDER, FRAMEWORK_CHECKS + DECISION_CHECKS, running.url)
             if (NODE / "node_modules").exists():
                 program = NODE / "checks.mjs"
                 program.write_text(NODE_CHECKS)

@@ -31,9 +31,8 @@ def fit_lines(fit: Fit, precisions: Sequence[float]) -> Iterator[str]:
     for title, name in MEASURES:
         note = f"   ({fit.chance:.4f} by chance, if exactly calibrated)" if name == "ece" else ""
         yield f"{title:<10}{getattr(fit.before, name):>9.4f}{getattr(fit.after, name):>9.4f}{note}"
-    if fit.losses:
-        losses = ", ".join(f"{method} {loss:.4f}" for method, loss in fit.losses.items())
-        yield f"cross-validated log loss on the first half: {losses}"
+    losses = ", ".join(f"{method} {loss:.4f}" for method, loss in fit.losses.items())
+    yield f"cross-validated log loss on the first half: {losses}"
     yield from (threshold_line(fit, precision) for precision in precisions)
     for title, measures in (("before", fit.before), ("after", fit.after)):
         if title == "before" or fit.map is not None:
@@ -43,7 +42,7 @@ def fit_lines(fit: Fit, precisions: Sequence[float]) -> Iterator[str]:
 
 def describe_map(fit: Fit) -> str:
     if fit.map is None:
-        return "no method has a lower log loss on the held-out half, so probabilities stay as they are"
+        return "a map makes the log loss higher by over one standard error, so probabilities stay as they are"
     if fit.map.method == "isotonic":
         return f"isotonic, {len(fit.map.x)} knots"
     if fit.map.method == "bias":

@@ -1,8 +1,8 @@
 """Fits a calibration on labelled answers.
 
 Half of the texts is for fitting, the other half for measuring. The method is chosen by cross-validation within the
-first half, so figures of the second half are of texts that had no part in anything. A calibration that has no lower log
-loss on the second half is not used. Platt and isotonic fits are scikit-learn's, from the extra `calibrate`; biases are
+first half, so figures of the second half are of texts that had no part in the fit. A map that makes the log loss
+higher is not used. Platt and isotonic fits are scikit-learn's, from the extra `calibrate`; biases are
 found by SciPy, which comes with it.
 """
 
@@ -36,10 +36,10 @@ from .calibration_measures import (
     Labels,
     Truth,
     Vector,
+    answer_losses,
     chance_error,
     find_threshold,
     judge_answers,
-    log_loss,
     measure_answers,
     one_hot,
     share_by_confidence,
@@ -54,7 +54,7 @@ if HAS_SKLEARN:
 
 MIN_ANSWERS = 20  # in each half
 FOLDS = 5  # of the cross-validation
-STEPS = 60  # of the search for a temperature; each halves the interval
+STEPS = 40  # of the search for a temperature; each halves the interval
 MIN_SLOPE = 1e-3  # of a Platt map
 LINEAR_SHARE = 1e-3  # of an isotonic map: a line, so that it increases everywhere
 
@@ -82,7 +82,7 @@ class LabelledAnswers:
 class Fit:
     """The result for one kind of question, or one question.
 
-    `map` is None if no method made the held-out log loss lower. `losses` are those of the cross-validation, by method.
+    `map` is None if it would make the log loss higher. `losses` are those of the cross-validation, by method.
     `before` and `after` are of the held-out answers; `chance` is the calibration error that they have
     by chance (chance_error).
     """
@@ -132,21 +132,29 @@ def allowed_methods(kind: QuestionKind, *, of_one_question: bool) -> tuple[Calib
 
 
 def fit_answers(answers: LabelledAnswers, question: AskedQuestion | None, methods: Sequence[CalibrationMethod]) -> Fit:
-    """Fit the best of `methods`. Both halves have at least MIN_ANSWERS answers."""
+    """Fit the best of `methods`. Both halves have at least MIN_ANSWERS answers.
+
+    The map is used unless it makes the log loss higher by over one standard error. This is judged by all answers: those
+    of the first half in their folds, and the held-out ones. A needless map of one parameter that was fitted on N
+    answers costs about 1 / 2N nats an answer (Wilks 1938), much less than a useful one gains that one split of few
+    answers hides.
+    """
     shares, labels = answers.part(held_out=False)
-    losses = cross_validate(answers.kind, shares, labels, methods) if len(methods) > 1 else {}
-    best = min(losses, key=losses.__getitem__) if losses else methods[0]
-    tried = None if best == "none" else FITS[best](answers.kind, shares, labels)
+    losses = cross_validate(answers.kind, shares, labels, methods)
+    method = choose_method(losses)
+    tried: FittedMap | None = FITS[method](answers.kind, shares, labels)
     held_out, right_options = answers.part(held_out=True)
     calibrated = apply_fit(answers.kind, tried, held_out)
-    if log_loss(calibrated, right_options) >= log_loss(held_out, right_options):
+    after = np.concatenate([losses[method], answer_losses(calibrated, right_options)])
+    before = np.concatenate([losses["none"], answer_losses(held_out, right_options)])
+    if is_larger(after, before):
         tried, calibrated = None, held_out
     confidences, right = judge_answers(calibrated, right_options)
     return Fit(
         kind=answers.kind,
         question=question,
         map=tried,
-        losses=losses,
+        losses={method: float(each.mean()) for method, each in losses.items()},
         fitted_answers=len(labels),
         before=measure_answers(held_out, right_options),
         after=measure_answers(calibrated, right_options),
@@ -158,9 +166,9 @@ def fit_answers(answers: LabelledAnswers, question: AskedQuestion | None, method
 
 def cross_validate(
     kind: QuestionKind, shares: Table, labels: Labels, methods: Sequence[CalibrationMethod]
-) -> Mapping[ChosenMethod, float]:
-    """The mean log loss of answers in folds that a map was not fitted on, by method; that of no map as `none`."""
-    losses: dict[ChosenMethod, float] = {"none": log_loss(shares, labels)}
+) -> Mapping[ChosenMethod, Vector]:
+    """The log losses [N] of answers in folds that a map was not fitted on, by method; those of no map as `none`."""
+    losses: dict[ChosenMethod, Vector] = {"none": answer_losses(shares, labels)}
     folds = np.random.default_rng(0).permutation(len(labels)) % FOLDS
     for method in methods:
         calibrated = np.empty_like(shares)
@@ -168,8 +176,26 @@ def cross_validate(
             inside = folds == fold
             fitted = FITS[method](kind, shares[~inside], labels[~inside])
             calibrated[inside] = apply_fit(kind, fitted, shares[inside])
-        losses[method] = log_loss(calibrated, labels)
+        losses[method] = answer_losses(calibrated, labels)
     return losses
+
+
+def choose_method(losses: Mapping[ChosenMethod, Vector]) -> CalibrationMethod:
+    """The first method whose mean loss is within one standard error of the lowest (Breiman et al. 1984, section 3.4.3).
+
+    Methods have more parameters from first to last, so of those that cannot be told apart the simplest is chosen.
+    """
+    methods = [method for method in losses if method != "none"]
+    best = min(methods, key=lambda method: float(losses[method].mean()))
+    return next(method for method in methods if not is_larger(losses[method], losses[best]))
+
+
+def is_larger(losses: Vector, others: Vector) -> bool:
+    """Whether the mean of these losses is larger than that of others of the same answers, by over one standard error of
+    the difference.
+    """
+    more = losses - others
+    return float(more.mean()) > float(more.std(ddof=1)) / np.sqrt(len(more))
 
 
 def apply_fit(kind: QuestionKind, fitted: FittedMap | None, shares: Table) -> Table:
@@ -183,11 +209,12 @@ def fit_temperature(_: QuestionKind, shares: Table, labels: Labels) -> Temperatu
     """
     logs = np.log(np.clip(shares, FLOOR, 1 - FLOOR))
     expected = logs[np.arange(len(labels)), labels].mean()
+    below = np.nan_to_num(logs - np.nanmax(logs, axis=1, keepdims=True), nan=-np.inf)
+    logs = np.nan_to_num(logs)
 
     def slope(inverse: float) -> float:
-        powers = np.exp(inverse * (logs - np.nanmax(logs, axis=1, keepdims=True)))
-        means = np.nansum(powers * logs, axis=1) / np.nansum(powers, axis=1)
-        return float(means.mean() - expected)
+        powers = np.exp(inverse * below)
+        return float(((powers * logs).sum(axis=1) / powers.sum(axis=1)).mean() - expected)
 
     low, high = np.log(1 / MAX_TEMPERATURE), np.log(1 / MIN_TEMPERATURE)
     for _step in range(STEPS):

@@ -35,7 +35,12 @@ def measure_answers(shares: Table, labels: Labels) -> Measures:
 
 def log_loss(shares: Table, labels: Labels) -> float:
     """The mean of -log of the right option's probability, in nats."""
-    return float(-np.log(np.maximum(shares[np.arange(len(labels)), labels], FLOOR)).mean())
+    return float(answer_losses(shares, labels).mean())
+
+
+def answer_losses(shares: Table, labels: Labels) -> Vector:
+    """-log of the right option's probability [N], in nats."""
+    return np.asarray(-np.log(np.maximum(shares[np.arange(len(labels)), labels], FLOOR)))
 
 
 def one_hot(shares: Table, labels: Labels) -> Table:

@@ -3,6 +3,7 @@ official client of OpenAI reads the answers."""
 
 import asyncio
 import math
+import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -14,7 +15,9 @@ import torch
 import transformers
 import typesafe_sdk
 
+from benchmarks import clients
 from polyhead.service.text.decision_prompts import QuestionText
+from tests.models.checkpoint.test_merged_adapter import adapted, generator
 from tests.support import decision_models
 from tests.support.edits import edited
 from tests.support.label_models import make_variant
@@ -35,12 +38,30 @@ def entailer(tiny_classifier: Path, tmp_path_factory: pytest.TempPathFactory) ->
 
 
 @pytest.fixture(scope="module")
+def tenants(long_generator: Path, tiny_classifier: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    """Adapters of `chat` and of `judge`, the latter with a head of its own, and below `merged` what peft merges."""
+    folder = tmp_path_factory.mktemp("tenants")
+    tone = transformers.AutoModelForSequenceClassification.from_pretrained(
+        tiny_classifier, num_labels=2, id2label={0: "calm", 1: "angry"}, ignore_mismatched_sizes=True
+    )
+    merged = {
+        "chat:pirate": adapted(generator(long_generator), folder / "pirate", target_modules=["q_proj", "v_proj"]),
+        "judge:tone": adapted(tone, folder / "tone", target_modules=["query"], task_type="SEQ_CLS"),
+    }
+    for name, base in (("chat:pirate", long_generator), ("judge:tone", tiny_classifier)):
+        merged[name].save_pretrained(folder / "merged" / name)
+        transformers.AutoTokenizer.from_pretrained(base).save_pretrained(folder / "merged" / name)
+    return {"chat:pirate": folder / "pirate", "judge:tone": folder / "tone", "merged": folder / "merged"}
+
+
+@pytest.fixture(scope="module")
 def server(
     long_generator: Path,
     tiny_classifier: Path,
     tiny_ranker: Path,
     tiny_embedder: Path,
     entailer: Path,
+    tenants: dict[str, Path],
     tmp_path_factory: pytest.TempPathFactory,
 ) -> Iterator[Process]:
     folder = tmp_path_factory.mktemp("deciders")
@@ -52,6 +73,7 @@ def server(
         f"nli={entailer}",
         f"texts={make_variant('texts', tmp_path_factory.mktemp('labels') / 'texts')}",
         *(f"{name}={decision_models.make_variant(name, folder / name)}" for name in decision_models.VARIANTS),
+        *(f"{name}={tenants[name]}" for name in ("chat:pirate", "judge:tone")),
         *("--precision", "float32"),
     )
     process.ready()
@@ -138,6 +160,40 @@ async def ask_together(server: Process, bodies: list[dict[str, Any]]) -> list[An
         replies = await asyncio.gather(*(client.post(f"{server.url}/v1/systemone", json=body) for body in bodies))
     assert {reply.status_code for reply in replies} == {200}
     return [reply.json() for reply in replies]
+
+
+def test_an_adapter_answers_as_its_merged_model(server: Process, tenants: dict[str, Path]) -> None:
+    hint = "Answer only with the letter of the right option."
+    prompt = prompt_of(server, f"Question: Where is it?\nOptions:\nA: Paris - the town\nB: river\n{hint}")
+    first, second = label_shares(tenants["merged"] / "chat:pirate", prompt, "AB")
+    found = ask(server, model="chat:pirate", questions={"q": PLACE})["answers"]["q"]["probabilities"]
+    assert found["Paris"] == pytest.approx(first / (first + second), abs=1e-5)
+    assert found != ask(server, questions={"q": PLACE})["answers"]["q"]["probabilities"]
+    labels = httpx.get(f"{server.url}/v1/models/judge:tone").json()["labels"]
+    classify = transformers.pipeline("text-classification", str(tenants["merged"] / "judge:tone"), top_k=None)
+    scores = {each["label"]: each["score"] for each in classify(["a fox"])[0]}
+    wanted = dict(zip(labels, (scores["calm"], scores["angry"]), strict=True))  # an adapter's files name no labels
+    question = {"type": "choice", "criteria": dict.fromkeys(labels)}
+    found = ask(server, model="judge:tone", state="a fox", questions={"q": question})["answers"]["q"]
+    assert found["probabilities"] == pytest.approx(wanted, abs=1e-5)
+    choices = [{"value": label} for label in labels]
+    body = {"questions": [{"type": "choice", "instructions": "Which?", "choices": choices}]}
+    given = {"model": "judge:tone", "input": "a fox"} | body
+    reply = httpx.post(f"{server.url}/v1/decisions", json=given, timeout=60).json()
+    assert reply["model"] == "judge:tone"
+    shares = {each["value"]: each["probability"] for each in reply["answers"][0]["probabilities"]}
+    assert shares == found["probabilities"]
+
+
+def test_a_base_model_and_its_adapters_do_not_disturb_each_other(server: Process) -> None:
+    bodies = [{"model": name, "state": STATE[:240], "questions": QUESTIONS} for name in ("chat", "chat:pirate")]
+    for name in ("judge", "judge:tone"):
+        labels = httpx.get(f"{server.url}/v1/models/{name}").json()["labels"]
+        question = {"type": "choice", "criteria": dict.fromkeys(labels)}
+        bodies.append({"model": name, "state": "a fox", "questions": {"q": question}})
+    alone = [ask(server, **body) for body in bodies]
+    for one, each in zip(alone * 4, asyncio.run(ask_together(server, bodies * 4)), strict=True):
+        assert (each["model"], each["answers"]) == (one["model"], one["answers"])
 
 
 @pytest.mark.parametrize("model", ["chat", "nli", "ranker", "texts"])
@@ -329,6 +385,13 @@ def test_the_official_client(server: Process) -> None:
     assert (refused.answers[0].type, refused.answers[0].name) == ("refusal", "n")
     page = httpx.get(f"{server.url}/metrics").text
     assert 'polyhead_decision_questions_total{model="chat",outcome="refused",question="predicate"} 1.0' in page
+
+
+def test_langchain_and_pydantic_ai(server: Process) -> None:
+    """In a process of their own, since importing them takes seconds."""
+    found = clients.run_checks(Path(sys.executable), clients.FRAMEWORK_CHECKS, server.url)
+    assert found
+    assert found == dict.fromkeys(found, "")
 
 
 def test_the_client_of_typesafe(server: Process) -> None:

@@ -23,16 +23,16 @@ def test_a_fit_is_described_with_its_thresholds() -> None:
     assert lines[0].startswith("where: temperature 2.59")
     assert lines[1] == "fitted on 100 answers, measured on 100 answers about other texts"
     assert lines[5].startswith("ECE          0.2000   0.0000   (0.03")
-    assert lines[7].startswith("for a precision of 0.6: confidence of at least 0.7000, which 100.0% of decisions have")
-    assert lines[7].endswith("0.7000 of these are right (at least 0.6202 with a certainty of 95 %)")
-    assert lines[8] == "for a precision of 0.8: no confidence is high enough"
+    assert lines[8].startswith("for a precision of 0.6: confidence of at least 0.7000, which 100.0% of decisions have")
+    assert lines[8].endswith("0.7000 of these are right (at least 0.6202 with a certainty of 95 %)")
+    assert lines[9] == "for a precision of 0.8: no confidence is high enough"
 
 
 def test_a_model_that_knows_nothing_and_one_that_is_calibrated_are_said_to_be() -> None:
     assert describe_map(fitted(0.4)).startswith("temperature 100, the highest: the probabilities tell nothing")
     calibrated = fitted(0.9)
     assert calibrated.map is None
-    assert "no method has a lower log loss on the held-out half" in describe_map(calibrated)
+    assert "a map makes the log loss higher" in describe_map(calibrated)
     [found] = fits_as_json([calibrated], [calibrated.as_file_map(())])
     assert found["map"] is None
     assert found["before"] == found["after"]
