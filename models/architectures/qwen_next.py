@@ -2,7 +2,7 @@
 norms are stored as their difference from one (https://huggingface.co/Qwen)."""
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import replace
 from functools import partial
 
@@ -12,6 +12,7 @@ from torch import Tensor
 from ..network.model_config import MixerConfig, MixerName, ModelConfig
 from . import delta_net, experts, llama, text_part
 from .family import (
+    CAUSAL_HEADS,
     Family,
     Json,
     NamedTensors,
@@ -110,20 +111,20 @@ def choose_variant(family: Family, hf: Json) -> Family:
     return replace(family, convert=partial(convert_weight, read_head_count(hf), sizes))
 
 
-def _family(name: str, classes: str, config: Callable[[Json], ModelConfig]) -> Family:
+def _family(name: str, classes: str, config: Callable[[Json], ModelConfig], others: Collection[str] = ()) -> Family:
     return Family(
         name=name,
         prefix="model",
         config=config,
         renames=RENAMES,
-        heads=llama.llama_heads(classes, ()),
+        heads=llama.llama_heads(classes, others),
         drop=rf"{llama.DROP}|^mtp\.",  # layers that predict further tokens in training
         variant=choose_variant,
     )
 
 
-QWEN3_NEXT = _family("qwen3_next", "Qwen3Next", next_config)
-QWEN3_5 = _family("qwen3_5_text", "Qwen3_5", dense_config)
+QWEN3_NEXT = _family("qwen3_next", "Qwen3Next", next_config, tuple(CAUSAL_HEADS))
+QWEN3_5 = _family("qwen3_5_text", "Qwen3_5", dense_config, llama.LABELS)
 QWEN3_5_MOE = _family("qwen3_5_moe_text", "Qwen3_5Moe", moe_config)
 QWEN3_5_IMAGES = text_part.wrap_family("qwen3_5", "Qwen3_5", (QWEN3_5,))
 QWEN3_5_MOE_IMAGES = text_part.wrap_family("qwen3_5_moe", "Qwen3_5Moe", (QWEN3_5_MOE,))

@@ -4,7 +4,7 @@ from typing import Any
 
 import transformers as tf
 
-from tests.families.classic_decoders import MODEL, Row
+from tests.families.classic_decoders import MODEL, SPAN, TAG, TEXT, Row
 from tests.families.modern_decoders import PLAIN, SHAPE, shape_of, with_images
 
 HYBRID = ["linear_attention", "full_attention", "linear_attention"]
@@ -69,9 +69,11 @@ ROWS = {
         dict(NEMOTRON, layers_block_type=["linear_attention", "moe", "full_attention", "mlp"]),
     ),
     "qwen3-next": Row(
-        tf.Qwen3NextConfig, tf.Qwen3NextForCausalLM, dict(QWEN, **EXPERTS, mlp_only_layers=[2], norm_topk_prob=False)
+        tf.Qwen3NextConfig,
+        tf.Qwen3NextForCausalLM,
+        dict(QWEN, linear_key_head_dim=64, **EXPERTS, mlp_only_layers=[2], norm_topk_prob=False),
     ),
-    "qwen3.5": Row(tf.Qwen3_5TextConfig, tf.Qwen3_5ForCausalLM, dict(QWEN)),
+    "qwen3.5": Row(tf.Qwen3_5TextConfig, tf.Qwen3_5ForCausalLM, dict(QWEN, linear_key_head_dim=64)),
     "qwen3.5-moe": Row(tf.Qwen3_5MoeTextConfig, tf.Qwen3_5MoeForCausalLM, dict(QWEN, **EXPERTS)),
     "qwen3.5-images": Row(
         with_images(tf.Qwen3_5Config, VISION, QWEN), tf.Qwen3_5ForConditionalGeneration, {}
@@ -88,7 +90,13 @@ ROWS = {
         dict(DELTA, rope_parameters=dict(PLAIN), linear_allow_neg_eigval=False),
     ),
 }  # fmt: skip
-HEADS: dict[str, tuple[str, ...]] = {"lfm2": (MODEL,), "bamba": (MODEL,), "qwen3-next": (MODEL,), "mamba2": (MODEL,)}
+HEADS: dict[str, tuple[str, ...]] = {
+    "lfm2": (MODEL,),
+    "bamba": (MODEL,),
+    "qwen3-next": (MODEL, TEXT, TAG, SPAN),
+    "qwen3.5": (TEXT, TAG),
+    "mamba2": (MODEL,),
+}
 REFUSED: list[tuple[str, dict[str, Any], str]] = [
     ("lfm2", {"layer_types": ["conv", "mamba", "conv"]}, r"layer_types\[1\] is 'mamba', which should be one of conv"),
     ("lfm2", {"layer_types": ["conv"] * 4}, "mixers is .*, which should be one for each of 3 layers"),

@@ -39,7 +39,7 @@ SEQUENCES = [[5, 6, 7, 8, 9, 10, 11, 12, 13], [20, 21, 22], [30, 31, 32, 33, 34]
 CHUNKS = [{0: 4}, {0: 1, 1: 2}, {0: 2, 1: 1, 2: 3, 3: 1}, {0: 1, 2: 1}, {0: 1, 2: 1}]
 PROMPTS, PROMPT_LENGTH, ANSWER = 20, 5, 40
 LABELS = 3
-RELATIVE, TIE = 2e-5, 1e-4
+RELATIVE, TIE = 1e-5, 1e-4
 ROUNDED = 0.08  # of the standard deviation of logits, with weights of 8 bits
 
 

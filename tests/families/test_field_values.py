@@ -177,6 +177,7 @@ VALUES: list[tuple[str, str, Any, str]] = [
     ("smollm3-window", "use_sliding_window", False, ""),
     ("olmo-hybrid", "rope_parameters", None, ""),
     ("olmo-hybrid", "rope_parameters", {}, ""),
+    ("olmo-hybrid", "rope_parameters.rope_theta", None, ""),
     ("nemotron-h", "time_step_min", 0.1, ""),
     ("nemotron-h", "time_step_limit", [0.0, 0.001], ""),
     ("nemotron-h", "topk_group", 0, "topk_group is 0, which should be a whole number from 1"),
