@@ -120,12 +120,11 @@ class EncoderWorker:
         model: str,
         task: Task,
         token_budget: int = 4096,
-        reading_turn_s: float = READING_TURN_S,
     ) -> None:
         self.model, self.task = model, task
         self._executor = executor
         self._heads: dict[int, HeadSet] = {0: HeadSet.of(task, head)}  # by the number of the adapter
-        self._token_budget, self._reading_turn_s = token_budget, reading_turn_s
+        self._token_budget, self.reading_turn_s = token_budget, READING_TURN_S
         self._requests: PendingRequests[Encode] = PendingRequests()
         self._batch: list[RequestHandle] = []  # of the current step
         self._bisector: FaultBisector[RequestHandle] = FaultBisector()
@@ -295,7 +294,7 @@ class EncoderWorker:
     def _read(self, reading: OpenReading) -> list[HandleEvent]:
         """The next events of a reading, which is kept unless it is finished."""
         with torch.inference_mode():
-            found = reading.advance(perf_counter() + self._reading_turn_s)
+            found = reading.advance(perf_counter() + self.reading_turn_s)
         if not reading.is_finished:
             self._readings.append(reading)
         events = self._collect_events(reading, found)

@@ -277,14 +277,8 @@ def labelled(first: int, labels: int, owner: str = "", **options: object) -> Enc
 def finder(**options: object) -> tuple[EncoderWorker, FakeLabelHead]:
     """A worker whose steps read one piece each."""
     head = FakeLabelHead()
-    worker = EncoderWorker(
-        FakeEncoder(),
-        head,
-        model="finder",
-        task="label_spans",
-        reading_turn_s=0,
-        **options,  # type: ignore[arg-type]
-    )
+    worker = EncoderWorker(FakeEncoder(), head, model="finder", task="label_spans", **options)  # type: ignore[arg-type]
+    worker.reading_turn_s = 0
     return worker, head
 
 
@@ -303,7 +297,8 @@ def test_texts_are_answered_while_another_is_scored() -> None:
     assert sum(report.sequences for report in reports) == 2, "steps that read on count no text again"
     finish(worker)
     assert head.pieces.count(100) == 50, "nothing is computed twice"
-    worker = EncoderWorker(FakeEncoder(), FakeLabelHead(), model="finder", task="label_spans", reading_turn_s=60)
+    worker = EncoderWorker(FakeEncoder(), FakeLabelHead(), model="finder", task="label_spans")
+    worker.reading_turn_s = 60
     [alone] = ask(worker, long.request)
     assert len(finish(worker)) == 1
     assert alone.events == long.events

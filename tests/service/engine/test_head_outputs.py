@@ -293,7 +293,8 @@ def test_weights_of_words(filler: Path, pooling: SparsePooling) -> None:
 def test_a_text_of_many_masks_takes_many_steps(asked: Any, filler: Path) -> None:
     """A step reads a piece of VOCABULARY_ROWS rows, and what nobody waits for is not read."""
     rows, pieces = 3 * VOCABULARY_ROWS, list[int]()
-    slow, fast = worker(filler, reading_turn_s=0), worker(filler, reading_turn_s=60)
+    slow, fast = worker(filler), worker(filler)
+    slow.reading_turn_s, fast.reading_turn_s = 0, 60
     head = slow._heads[0].texts[asked.get("form", "")]
     head.register_forward_hook(lambda _, given, __: pieces.append(len(given[0])))  # type: ignore[attr-defined]
     text, other = read([5] * rows, **asked), read([6] * rows, **asked)
