@@ -195,7 +195,7 @@ def is_larger(losses: Vector, others: Vector) -> bool:
     the difference.
     """
     more = losses - others
-    return float(more.mean()) > float(more.std(ddof=1)) / len(more) ** 0.5
+    return bool(more.mean() > more.std(ddof=1) / np.sqrt(len(more)))
 
 
 def apply_fit(kind: QuestionKind, fitted: FittedMap | None, shares: Table) -> Table:
