@@ -18,6 +18,7 @@ from polyhead.models.network.ragged import RaggedBatch
 from polyhead.service.cli.main import app
 from polyhead.training.data import brown, home, prose, samples, wiki
 from polyhead.training.data.examples import Example, split_by_source
+from polyhead.training.loop.errors import RecipeError
 from polyhead.training.networks.named_networks import NETWORKS
 from polyhead.training.recipes import commands, network_run
 from polyhead.training.recipes.recipe import NetworkRecipe, read_recipe
@@ -188,6 +189,16 @@ def test_links_of_a_run_s_vocabulary_are_not_copied(runs: Path, tmp_path: Path) 
     assert result.exit_code == 1
     assert "notes.txt: is a link that leads out of its folder" in result.stderr
     assert not (tmp_path / "out" / "notes.txt").exists()
+
+
+@pytest.mark.parametrize("name", ["metrics.jsonl", network_run.RECIPE_FILE, network_run.VOCABULARY_FOLDER])
+def test_a_run_does_not_write_through_links(name: str, runs: Path, tmp_path: Path) -> None:
+    run, outside = tmp_path / "run", tmp_path / "outside"
+    shutil.copytree(runs / WHOLE[0], run)
+    (run / name).rename(outside)
+    (run / name).symlink_to(outside)
+    with pytest.raises(RecipeError, match=f"{name}: is a link; a run is written to files and folders of its own"):
+        commands.train(RECIPES / f"{WHOLE[0]}.toml", run, smoke=True, resume=True)
 
 
 # ---- data
