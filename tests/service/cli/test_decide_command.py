@@ -312,8 +312,13 @@ def test_files_that_are_missing(server: Server, questions: Path, tmp_path: Path)
 
 
 def interrupted(arguments: Sequence[str], is_due: Callable[[], bool]) -> tuple[int, str]:
-    """The exit code and the messages of a command that gets Ctrl-C."""
+    """The exit code and the messages of a command that gets Ctrl-C.
+
+    A child ignores signals that its parent ignores, as tests that run in the background of a shell do with SIGINT.
+    """
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
     child = subprocess.Popen([sys.executable, "-m", "polyhead", *arguments], stderr=subprocess.PIPE, text=True)
+    signal.signal(signal.SIGINT, before)
     wait = Event()
     while not is_due() and child.poll() is None:
         wait.wait(0.01)
