@@ -270,7 +270,5 @@ def test_work_of_requests_takes_turns_by_key() -> None:
     ]
     assert unshared == [
         "service/api/access/auth.py",  # reads the keys file now and then
-        "service/api/batches/batch_run.py",  # the disk, still first come, first served
-        "service/api/batches/record_folder.py",  # the same
         "service/api/operations/web_pages.py",  # makes each page once
     ]
