@@ -121,15 +121,14 @@ class ResponseStore:
             self.note_removed(response.id, owner, TOO_LARGE)
             return
         size = response.size + hold_turns(turn)
-        self._bytes[owner] += size
-        self._make_room(owner)
         try:
-            self._headroom.reserve(size, "the response")
+            self._headroom.reserve(size, "the response")  # before others are removed, which would be lost for nothing
         except (BodyTooLarge, Overloaded):
             release_turns(turn)
-            self._bytes[owner] -= size
             self.note_removed(response.id, owner, NO_MEMORY)
             return
+        self._bytes[owner] += size
+        self._make_room(owner)
         self._kept.setdefault(owner, {})[response.id] = replace(response, kept_at=self._clock())
 
     def delete(self, response_id: str, owner: str) -> None:

@@ -122,12 +122,20 @@ def test_what_fits_nowhere_is_not_kept_and_removes_nothing() -> None:
 
 
 def test_without_memory_nothing_is_kept() -> None:
-    headroom = Headroom(0)
-    store = ResponseStore(ResponseLimits(1 << 20, 60), headroom=headroom)
-    headroom.reserve(int(headroom.total), "others")
-    store.keep(kept("1"))
-    assert why_not(store, "1") == f"the response '1' {NO_MEMORY}"
-    assert store.size == 0
+    headroom = Headroom(1 << 30)
+    store = ResponseStore(ResponseLimits(2 * SIZE, 60), headroom=headroom)
+    first = kept("1")
+    store.keep(first)
+    store.keep(kept("2"))
+    others = int(headroom.total) - 2 * SIZE
+    headroom.reserve(others, "others")
+    store.keep(kept("3", parent=first.turn))
+    assert why_not(store, "3") == f"the response '3' {NO_MEMORY}"
+    assert found(store, "", "123") == "12", "nothing was removed for it"
+    headroom.release(others)
+    for name in "12":
+        store.delete(name, "")
+    assert store.size == headroom.shortfall(int(headroom.total)) == 0
 
 
 def test_few_removed_responses_are_remembered(monkeypatch: pytest.MonkeyPatch) -> None:
