@@ -24,6 +24,7 @@ from .errors import RecipeError
 RANDOM_STATE = "chance"  # prefix of torch's random states, by device
 WEIGHT = "weight."  # before the names of trained parameters and buffers
 MAX_DIGITS = 10  # of the number of a parameter
+STEP, MOMENTS = "step", ("exp_avg", "exp_avg_sq")  # AdamW's states of a parameter: a number, and two of its shape
 
 
 def named_tensors(modules: Sequence[nn.Module]) -> dict[str, Tensor]:
@@ -81,6 +82,9 @@ def read_run(path: Path, modules: Sequence[nn.Module], optimizer: torch.optim.Op
                 states.setdefault(number, {})[state] = file.get_tensor(name)
             elif kind == RANDOM_STATE:
                 restore_random_state(path, rest, file.get_tensor(name))
+    for number, state in states.items():
+        if missing := next((name for name in (STEP, *MOMENTS) if name not in state), None):
+            raise RecipeError(f"{path}: no run can be resumed from it: optimizer.{number}.{missing} is missing")
     optimizer.load_state_dict({**optimizer.state_dict(), "state": states})
     return progress
 
@@ -144,12 +148,16 @@ def copy_weights(file: Any, modules: Sequence[nn.Module]) -> None:
 
 def check_state(path: Path, entry: TensorEntry, trained: Sequence[Tensor]) -> tuple[int, str]:
     """Return the number of the parameter that a state of the optimizer belongs to, and the state's name.  Raises
-    RecipeError unless it is one number or has the parameter's shape: torch computes with it unchecked.
+    RecipeError unless it has the shape of this state: torch writes to it without a check.
     """
     _, number, state = (*entry.name.split(".", 2), "", "")[:3]
     parameter = int(number) if number.isascii() and number.isdigit() and len(number) < MAX_DIGITS else len(trained)
-    if parameter >= len(trained) or entry.shape not in ((), tuple(trained[parameter].shape)):
+    if parameter >= len(trained) or state not in (STEP, *MOMENTS):
         raise RecipeError(f"{path}: {show_value(entry.name)} is no state of one of the {len(trained)} parameters")
+    shape = () if state == STEP else tuple(trained[parameter].shape)
+    if entry.shape != shape:
+        named = f"{path}: {show_value(entry.name)} has the shape {show_value(list(entry.shape))}"
+        raise RecipeError(f"{named}, that of the parameter's state is {list(shape)}")
     return parameter, state
 
 
