@@ -1,19 +1,17 @@
 """What is explained of the answer to a question: the score of the chosen option, over the characters of the text."""
 
-from collections.abc import Mapping
 from dataclasses import replace
 
 from ..core.model import Model
-from ..core.request import ExplainMethod, Task
 from ..explain.explain_request import (
     DescribedGoal,
-    ExplainParameters,
     ExplainSubject,
     ShownToken,
     build_encoded_subject,
     build_generated_subject,
     build_subject,
     check_target,
+    choose_method,
 )
 from ..text.decision_prompts import locate_rows
 from ..text.encoder_inputs import EncodedInput, EncodingRequest
@@ -23,24 +21,12 @@ from .encoder_reads import HeadRead
 from .generator_reads import LabelRead
 from .question import DecisionRequest, OptionScores, Question
 
-DEFAULT_METHOD: ExplainMethod = "gradient_x_input"
-# Published networks of these models begin with a norm of the token embeddings alone, whose length therefore changes
-# nothing: gradients times input are near zero.
-DEFAULT_METHODS: Mapping[Task, ExplainMethod] = dict.fromkeys(("label_texts", "decide"), "integrated_gradients")
-
 
 def check_explained(model: Model, question: Question) -> None:
     """Raise BadRequest if the answers of this model are not explained."""
     if question.explain is None:
         return
     check_target(model, choose_method(model, question.explain))
-
-
-def choose_method(model: Model, parameters: ExplainParameters) -> ExplainParameters:
-    """The parameters with the method that suits the model, where none is given."""
-    if not parameters.suits_model:
-        return parameters
-    return replace(parameters, method=DEFAULT_METHODS.get(model.task, DEFAULT_METHOD), suits_model=False)
 
 
 def build_label_subject(model: Model, state: str, read: LabelRead, scores: OptionScores) -> ExplainSubject:

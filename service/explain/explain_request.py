@@ -64,7 +64,7 @@ TARGET_FIELDS: Mapping[Task, tuple[str, ...]] = {
 class ExplainParameters:
     """How an answer is to be explained. `top_k`: only the largest weights of each row are in the response; 0: all.
     `as_base64`: weights are encoded in base64, with `half_precision` as float16. `suits_model`: the method is not
-    `method`, but the one that suits the model.
+    `method`, but the one that suits the model (see choose_method).
     """
 
     method: ExplainMethod = "attention"
@@ -145,6 +145,22 @@ class ExplainSubject:
             for index, token in enumerate(self.shown_tokens)
             if token.special or (self.fixes_others and token.text is None)
         )
+
+
+def choose_method(model: Model, parameters: ExplainParameters) -> ExplainParameters:
+    """Return the parameters with the method that suits the model and the request, where none is given.
+
+    It is integrated gradients. For a generator it is gradients times input, because its scores jump along the path from
+    a baseline, so that integrated gradients seldom add up. It is attention weights if an option of these is given
+    (layers, heads, top_k, encoding), and for a vector that is not compared with another.
+    """
+    if not parameters.suits_model:
+        return parameters
+    method: ExplainMethod = "gradient_x_input" if model.task == "generate" else "integrated_gradients"
+    selects_weights = parameters.layers or parameters.heads or parameters.top_k or parameters.as_base64
+    if selects_weights or (model.task == "embed" and parameters.target.text is None):
+        method = "attention"
+    return replace(parameters, method=method, suits_model=False)
 
 
 def check_target(model: Model, parameters: ExplainParameters) -> None:

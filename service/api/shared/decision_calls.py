@@ -29,7 +29,6 @@ from ...decisions.explained_option import (
     build_head_subject,
     build_label_subject,
     check_explained,
-    choose_method,
 )
 from ...decisions.generator_reads import LabelRead, check_read_count, read_labels
 from ...decisions.question import DecisionRequest, OptionScores, Question, average_orders
@@ -114,7 +113,7 @@ async def ask_heads(
     async for question, orders in iterate_in_slices(asked, QUESTIONS_PER_SLICE, turn_taker(request)):
         scores = settle_scores(model, question, [read.score_options(*next(outputs)) for read in orders])
         if question.explain is not None:
-            explain_call = ExplainCall(request, wire, model, choose_method(model, question.explain))
+            explain_call = ExplainCall(request, wire, model, question.explain)
             subject = await encode_option(explain_call, decision, question, orders[0], scores)
             scores = replace(scores, explanation=await compute_explanation(explain_call, subject))
         found.append(scores)
@@ -203,7 +202,7 @@ async def ask_generator(
     ]
     for index, (question, (read, *_)) in enumerate(zip(decision.questions, reads, strict=True)):
         if question.explain is not None:
-            explain_call = ExplainCall(request, wire, model, choose_method(model, question.explain))
+            explain_call = ExplainCall(request, wire, model, question.explain)
             subject = await place_label(explain_call, decision, read, found[index])
             found[index] = replace(found[index], explanation=await compute_explanation(explain_call, subject))
     return found
@@ -295,7 +294,7 @@ async def ask_deciders(
     found = [settle_scores(model, question, some) for question, some in zip(decision.questions, orders, strict=True)]
     for index, question in enumerate(decision.questions):
         if question.explain is not None:
-            explain_call = ExplainCall(request, wire, model, choose_method(model, question.explain))
+            explain_call = ExplainCall(request, wire, model, question.explain)
             subject = await place_option(explain_call, decision, index, reads[0], found[index])
             found[index] = replace(found[index], explanation=await compute_explanation(explain_call, subject))
     return found

@@ -26,6 +26,7 @@ from ...explain.explain_request import (
     check_context,
     check_target,
     choose_goal,
+    choose_method,
     similarity_goals,
 )
 from ...explain.explain_response import check_token_count
@@ -89,12 +90,17 @@ def read_explain_input(wire: ExplainRequest, model: Model) -> ExplainInput:
 
 @dataclass(frozen=True)
 class ExplainCall:
-    """A request to explain an answer of `model`: the HTTP request, its wire object, and the options."""
+    """A request to explain an answer of `model`: the HTTP request, its wire object, and the options of the client."""
 
     request: Request
     wire: EngineRequest
     model: Model
-    options: ExplainParameters
+    asked: ExplainParameters
+
+    @property
+    def options(self) -> ExplainParameters:
+        """The options with a method, whether or not the client gave one."""
+        return choose_method(self.model, self.asked)
 
     @property
     def terms(self) -> Terms:

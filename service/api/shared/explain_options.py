@@ -35,7 +35,7 @@ class TargetFields(Wire):
 class ExplainFields(Wire):
     """How an answer is explained."""
 
-    method: ExplainMethod = "attention"
+    method: Literal["auto", ExplainMethod] = "auto"
     target: TargetFields = TargetFields()
     layers: IndexList = Field(default_factory=list)
     heads: IndexList = Field(default_factory=list)
@@ -53,7 +53,8 @@ def read_explain_options(wire: ExplainFields, max_tokens: int = 0) -> ExplainPar
         raise BadRequest("dtype: float16 needs the encoding base64", param="dtype")
     target = {name: value for name, value in wire.target.model_dump().items() if value is not None}
     return ExplainParameters(
-        method=wire.method,
+        method="attention" if wire.method == "auto" else wire.method,
+        suits_model=wire.method == "auto",
         target=TargetSpec(**target) if target else NO_TARGET,
         layers=tuple(dict.fromkeys(wire.layers)),
         heads=tuple(dict.fromkeys(wire.heads)),

@@ -16,10 +16,9 @@ from polyhead.service.decisions.explained_option import (
     build_decider_subject,
     build_head_encoding,
     build_head_subject,
-    choose_method,
 )
 from polyhead.service.decisions.question import DecisionRequest, Option, OptionScores, Question
-from polyhead.service.explain.explain_request import ExplainParameters, ExplainSubject
+from polyhead.service.explain.explain_request import ExplainSubject
 from polyhead.service.resources.request_memory import BYTES_PER_TEXT
 from polyhead.service.text.encoder_inputs import EncodedInput
 from polyhead.service.text.label_prompts import read_labelled_inputs
@@ -109,11 +108,3 @@ def test_the_label_and_the_state_of_models_with_labels(folder: Path, is_first: b
             assert spell(served, subject, subject.label_rows[column]).startswith(f"_{name}")
             assert subject.text_rows
             check_places(subject)
-
-
-def test_a_method_is_chosen_where_none_is_given(folder: Path) -> None:
-    decider = model(folder, "decider", "decide", decision_prompt=LabelSchemaPrompt())
-    judge = model(folder, "judge", "classify")
-    for served, method in ((decider, "integrated_gradients"), (judge, "gradient_x_input")):
-        assert choose_method(served, ExplainParameters(suits_model=True)).method == method
-        assert choose_method(served, ExplainParameters(method="occlusion")).method == "occlusion"

@@ -112,8 +112,19 @@ def test_every_task_is_explained_by_every_method(server: Process, model: str, me
             assert explained["holds"] == (abs(explained["delta"]) <= 0.05 * abs(explained["difference"]) + 1e-4)
 
 
+def test_without_a_method_the_one_that_suits_is_taken(server: Process) -> None:
+    for model, method, shows in (
+        ("judge", "integrated_gradients", "attributions"),
+        ("talker", "gradient_x_input", "attributions"),
+        ("vectors", "attention", "attention"),
+    ):
+        for asked in ({}, {"method": "auto"}):
+            said = explain(server, model, **asked)
+            assert (said["method"], bool(said[shows])) == (method, True)
+
+
 def test_attention_is_that_of_the_reference(server: Process, folders: dict[str, Path]) -> None:
-    said = explain(server, "judge")
+    said = explain(server, "judge", method="attention")
     model: Any = tf.BertForSequenceClassification.from_pretrained(folders["judge"], attn_implementation="eager")
     with torch.no_grad():
         seen = model(torch.tensor([[token["id"] for token in said["tokens"]]]), output_attentions=True).attentions
@@ -121,7 +132,7 @@ def test_attention_is_that_of_the_reference(server: Process, folders: dict[str, 
 
 
 def test_layers_heads_and_the_largest_weights_alone(server: Process) -> None:
-    [whole] = explain(server, "judge")["attention"]
+    [whole] = explain(server, "judge", method="attention")["attention"]
     [some] = explain(server, "judge", layers=[1], heads=[3, 0])["attention"]
     assert (some["layers"], some["heads"]) == ([1], [3, 0])
     np.testing.assert_allclose(some["values"], np.array(whole["values"])[[1]][:, [3, 0]], atol=1e-6)
@@ -134,7 +145,7 @@ def test_layers_heads_and_the_largest_weights_alone(server: Process) -> None:
 
 @pytest.mark.parametrize(("dtype", "exact"), [("float32", 1e-7), ("float16", 1e-3)])
 def test_weights_as_base64(server: Process, dtype: str, exact: float) -> None:
-    [plain] = explain(server, "judge")["attention"]
+    [plain] = explain(server, "judge", method="attention")["attention"]
     [packed] = explain(server, "judge", encoding="base64", dtype=dtype)["attention"]
     values = np.frombuffer(base64.b64decode(packed["values"]["data"]), dtype).reshape(packed["shape"])
     np.testing.assert_allclose(values, plain["values"], atol=exact)
@@ -185,7 +196,7 @@ def test_character_positions_refer_to_the_client_s_text(server: Process) -> None
 
 
 def test_alignments_of_a_translator(server: Process) -> None:
-    said = explain(server, "writer")
+    said = explain(server, "writer", method="attention")
     read = [token["index"] for token in said["tokens"] if token["part"] == "input"]
     written = [token["index"] for token in said["tokens"] if token["part"] == "output"]
     kinds = {seen["kind"]: (seen["rows"], seen["columns"]) for seen in said["attention"]}
@@ -220,7 +231,7 @@ def test_an_answer_of_no_tokens_has_no_attributions(server: Process, method: str
 
 
 REFUSED: list[tuple[str, dict[str, Any], int, str]] = [
-    ("judge", {"method": "why"}, 400, "method: must be 'attention'"),
+    ("judge", {"method": "why"}, 400, "method: must be 'auto', 'attention'"),
     ("judge", {"layers": [2]}, 400, "layers: the network has 2, counted from 0, got 2"),
     ("judge", {"heads": [4]}, 400, "heads: the network has 4, counted from 0, got 4"),
     ("judge", {"method": "occlusion", "target": {"label": "nice"}}, 400, "has no label 'nice'; there are: "),
