@@ -13,7 +13,7 @@ from contextlib import ExitStack
 from dataclasses import dataclass, field
 from functools import partial
 from itertools import count
-from typing import Annotated, Any, Protocol
+from typing import Annotated, Any, Protocol, TypeVar
 from weakref import WeakValueDictionary
 
 from pydantic import Field
@@ -37,7 +37,8 @@ from .messages import EVENTS_PER_FRAME, MODELS_PER_FRAME, MessageRoute, read_mes
 from .routing import Candidate
 
 CONNECT_TIMEOUT_S = 5.0
-SILENCE_TIMEOUT_S = 15.0  # a replica reports its load twice a second; after this silence it counts as lost
+# A replica reports its load twice a second. It counts as lost after SILENT_WAITS such waits in a row without a message.
+WAIT_S, SILENT_WAITS = 5.0, 3
 MAX_BLOCKS = 1 << 20  # of a replica's cache whose keys are remembered, at most
 PORT_COUNT = 1 << 16
 MIN_RETRY_S, MAX_RETRY_S = 0.1, 2.0  # between two attempts to connect
@@ -57,6 +58,9 @@ WATCHED_FIELDS = row_validator(int, PolyheadError | dict[str, tuple[int, int]])
 NO_FIELDS = row_validator()
 
 log = logging.getLogger("polyhead.fleet")
+
+
+Read = TypeVar("Read")
 
 
 class ConnectionListener(Protocol):
@@ -198,7 +202,7 @@ class ReplicaConnection:
                 self._disconnect()
             pause, self._retry_pause_s = self._retry_pause_s, min(2 * self._retry_pause_s, MAX_RETRY_S)
             if isinstance(outcome, OSError | TimeoutError | asyncio.IncompleteReadError):
-                log.warning("replica %s at %s:%d: %s", self.name, *self.address, outcome or type(outcome).__name__)
+                log.warning("replica %s at %s:%d: %s", self.name, *self.address, str(outcome) or type(outcome).__name__)
             elif outcome is not None:  # it may have another version and be replaced soon
                 log.error(
                     "replica %s at %s:%d sent what the protocol does not allow: %s", self.name, *self.address, outcome
@@ -239,8 +243,7 @@ class ReplicaConnection:
 
     async def _read_messages(self, reader: StreamReader) -> None:
         while True:
-            async with asyncio.timeout(SILENCE_TIMEOUT_S):
-                call_route = await read_message(reader, self._routes)
+            call_route = await wait_unless_silent(asyncio.create_task(read_message(reader, self._routes)))
             if (work := call_route()) is not None:
                 await work
             if self.is_retired and not self._is_listed and not self.candidate.open_requests:
@@ -296,3 +299,18 @@ class ReplicaConnection:
     def _on_watched(self, number: int, answer: PolyheadError | Mapping[str, tuple[int, int]]) -> None:
         if number in self._pending_calls and not self._pending_calls[number].done():
             self._pending_calls[number].set_result(answer)
+
+
+async def wait_unless_silent(reading: asyncio.Task[Read]) -> Read:
+    """Return the result of `reading`.  Raises TimeoutError after several waits in a row, each with a timer of its own.
+
+    If this process was paused or had no processor, only one of the timers has expired, and what arrived meanwhile is
+    read before the replica counts as lost.
+    """
+    try:
+        for _ in range(SILENT_WAITS):
+            if (await asyncio.wait({reading}, timeout=WAIT_S))[0]:
+                return reading.result()
+    finally:
+        reading.cancel()
+    raise TimeoutError(f"no message for {SILENT_WAITS * WAIT_S:.0f} s")
