@@ -82,8 +82,8 @@ def read_run(path: Path, modules: Sequence[nn.Module], optimizer: torch.optim.Op
                 states.setdefault(number, {})[state] = file.get_tensor(name)
             elif kind == RANDOM_STATE:
                 restore_random_state(path, rest, file.get_tensor(name))
-    for number, state in states.items():
-        if missing := next((name for name in (STEP, *MOMENTS) if name not in state), None):
+    for number, found in states.items():
+        if missing := next((name for name in (STEP, *MOMENTS) if name not in found), None):
             raise RecipeError(f"{path}: no run can be resumed from it: optimizer.{number}.{missing} is missing")
     optimizer.load_state_dict({**optimizer.state_dict(), "state": states})
     return progress
