@@ -4,10 +4,10 @@ The scheduler's side has plain integers only: tokens, positions, cache blocks. T
 memory of the cache. The caller of `step` gets logits or states, never keys or values.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
-from typing import NamedTuple, Protocol
+from typing import NamedTuple, Protocol, runtime_checkable
 
 from torch import Tensor
 
@@ -117,3 +117,24 @@ class Executor(Protocol):
 
     def padding(self, rows: StepInput) -> int:
         """How many token slots `step` computes for `rows` that belong to no token (attention padding)."""
+
+
+@runtime_checkable
+class TurnExecutor(Protocol):
+    """An executor without a cache that can interrupt a step."""
+
+    def step_in_turns(self, rows: StepInput, turn_s: float) -> Iterator[Tensor | None]:
+        """The result of `Executor.step`, which belongs to the caller; before it None after each turn of about `turn_s`
+        seconds that did not finish the step.
+
+        Between turns other steps may be computed or begun, and the iterator may be dropped. Turns change no result.
+        Raises what `step` does.
+        """
+
+
+def step_in_turns(executor: Executor, rows: StepInput, turn_s: float) -> Iterator[Tensor | None]:
+    """As TurnExecutor.step_in_turns; an executor that cannot interrupt a step computes it in one turn."""
+    if isinstance(executor, TurnExecutor):
+        yield from executor.step_in_turns(rows, turn_s)
+    else:
+        yield executor.step(rows).clone()

@@ -23,7 +23,8 @@ class LargestStep:
     """The largest step: `rows` tokens of at most `sequences` sequences, each with up to `context` tokens.
 
     `cached`: keys and values are read from a cache. `invariant`: computed as models.invariant does. `in_place`: one
-    kernel attends for all (models.network.varlen), without masks and copies.
+    kernel attends for all (models.network.varlen), without masks and copies. `beside`: rows of each step that may be
+    computed while the largest one is interrupted, by an executor that can.
     """
 
     rows: int
@@ -32,6 +33,7 @@ class LargestStep:
     cached: bool
     invariant: bool = False
     in_place: bool = False
+    beside: int = 0
 
 
 def block_bytes(config: ModelConfig, block_size: int, dtype: torch.dtype, windowed: bool = False) -> int:

@@ -20,6 +20,7 @@ CPU_FLAGS: dict[str, tuple[str, ...]] = {
     "avx2": ("avx2", "fma", "f16c"),
     "portable": (),
 }
+UNFINISHED = -1  # what polyhead_step and polyhead_resume return
 # What is out of range, by the return value of polyhead_step; 0: nothing.
 STEP_ERRORS = (
     "",
@@ -255,7 +256,9 @@ def open_library(path: Path) -> ctypes.CDLL:
     loaded.polyhead_layer_bytes.argtypes = [c_void_p, c_int, c_int]
     loaded.polyhead_set_cache.argtypes = [c_void_p, c_void_p, c_void_p, c_void_p]
     loaded.polyhead_step.restype = c_int
-    loaded.polyhead_step.argtypes = [c_void_p, POINTER(StepStruct), c_void_p, c_int, c_void_p, c_void_p]
+    loaded.polyhead_step.argtypes = [c_void_p, POINTER(StepStruct), c_void_p, c_int, c_void_p, c_void_p, c_int64]
+    loaded.polyhead_resume.restype = c_int
+    loaded.polyhead_resume.argtypes = [c_void_p, c_int64]
     loaded.polyhead_multiply.argtypes = [POINTER(Linear), c_void_p, c_int, c_void_p]
     loaded.polyhead_pack.argtypes = [POINTER(SourceStruct), c_int, c_int, c_int, c_int, c_float, c_int, c_void_p]
     loaded.polyhead_decode.argtypes = [c_int, c_void_p, c_int64, c_void_p]

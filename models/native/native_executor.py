@@ -8,7 +8,8 @@ import ctypes
 from bisect import bisect_right
 from collections.abc import Iterable, Iterator, Sequence
 from collections.abc import Set as AbstractSet
-from contextlib import nullcontext
+from contextlib import contextmanager, nullcontext
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -34,6 +35,18 @@ from .packed_network import (
     pack_network,
     unsupported_reason,
 )
+
+NANOSECONDS = 1_000_000_000  # in a second
+
+
+class PreparedStep(NamedTuple):
+    """The arguments of a compiled step, where it writes, and what it reads, which must exist until it is finished."""
+
+    arguments: tuple[Any, ...]
+    out: Tensor
+    nonfinite: NDArray[np.uint8]
+    argmax: NDArray[np.int32]
+    read: tuple[object, ...]
 
 
 class NativeExecutor:
@@ -79,7 +92,10 @@ class NativeExecutor:
         self._packed = pack_network(pack, network, head, load_part)
         self.weight_bytes = self._packed.weight_bytes
         self._vocabulary, self._width = network.config.vocab_size, network.config.width
+        self._threads = threads
         self._model = self._library.polyhead_open(ctypes.byref(self._packed.plan), threads)
+        self._models = [self._model]  # with the same weights, each for one step at a time
+        self._idle_models = [self._model]  # the first ones first: they have memory for long steps
         sizes = [self._library.polyhead_cache_bytes(self._model, which) for which in range(3)]
         self._cache = [map_pages(size) for size in sizes]  # keys, values, states
         self._library.polyhead_set_cache(self._model, *(kept.ctypes.data for kept in self._cache))
@@ -116,7 +132,7 @@ class NativeExecutor:
                 yield is_windowed, np.lib.stride_tricks.as_strided(runs[:, begin:end], shape, strides)
 
     def __del__(self) -> None:
-        if model := getattr(self, "_model", None):
+        for model in getattr(self, "_models", ()):
             self._library.polyhead_close(model)
 
     @property
@@ -150,16 +166,45 @@ class NativeExecutor:
         states = torch.empty(self._config.depth, len(rows.tokens), self._width)
         return self._step(rows, states.data_ptr()), states
 
+    def step_in_turns(self, rows: StepInput, turn_s: float) -> Iterator[Tensor | None]:
+        """See models.executors.contract.TurnExecutor."""
+        assert not self.block_count, "a step with a cache is not interrupted: the next one would change its blocks"
+        with self._take_model() as model:
+            step = self._prepare(rows, torch.empty(len(rows.output_rows), self._stride))
+            turn = round(turn_s * NANOSECONDS)
+            error = self._library.polyhead_step(model, *step.arguments, turn)
+            while error == native.UNFINISHED:
+                yield None
+                error = self._library.polyhead_resume(model, turn)
+        yield self._finish(rows, step, error)
+
+    @contextmanager
+    def _take_model(self) -> Iterator[int]:
+        """A model that computes no step; a new one if all do, which takes threads and the memory of its steps."""
+        if not self._idle_models:
+            model = self._library.polyhead_open(ctypes.byref(self._packed.plan), self._threads)
+            self._models.append(model)
+            self._idle_models.append(model)
+        model = self._idle_models.pop(0)
+        try:
+            yield model
+        finally:
+            self._idle_models = [each for each in self._models if each == model or each in self._idle_models]
+
     def _step(self, rows: StepInput, states: int) -> Tensor:
         """`states` is the address of the states that `step_with_states` returns; 0: they are not written."""
+        with self._take_model() as model:
+            step = self._prepare(rows, self._output_buffer(len(rows.output_rows)), states)
+            return self._finish(rows, step, self._library.polyhead_step(model, *step.arguments, 0))
+
+    def _prepare(self, rows: StepInput, out: Tensor, states: int = 0) -> PreparedStep:
         arrays = self._bounds.check(rows, self._loras)
         count, output_count = len(rows.tokens), len(rows.output_rows)
         if self._nonfinite_blocks:
             self._nonfinite_blocks -= self._blocks(
                 rows, [i for i in range(count) if rows.positions[i] % BLOCK_TOKENS == 0]
             )
-        out, nonfinite = self._output_buffer(output_count), np.empty(count, np.uint8)
-        self._argmax = np.empty(output_count if self._generates else 0, np.int32)
+        nonfinite, argmax = np.empty(count, np.uint8), np.empty(output_count if self._generates else 0, np.int32)
         kept = [
             arrays.tokens,
             arrays.positions,
@@ -174,15 +219,20 @@ class NativeExecutor:
             arrays.states,
         ]
         addresses = [0 if array is None else array.ctypes.data for array in kept]
-        rank = max((self._loras[number].rank for number in {*(rows.adapters or ())} - {0}), default=0)
+        loras = [self._loras[number] for number in sorted({*(rows.adapters or ())} - {0})]
+        rank = max((lora.rank for lora in loras), default=0)
         step = native.StepStruct(count, len(rows.block_tables), output_count, rank, *addresses, states)
-        results = nonfinite.ctypes.data, self._argmax.ctypes.data
-        error = self._library.polyhead_step(self._model, ctypes.byref(step), out.data_ptr(), self._stride, *results)
+        arguments = ctypes.byref(step), out.data_ptr(), self._stride, nonfinite.ctypes.data, argmax.ctypes.data
+        return PreparedStep(arguments, out, nonfinite, argmax, (*kept, *loras))
+
+    def _finish(self, rows: StepInput, step: PreparedStep, error: int) -> Tensor:
+        """The output of a finished step. Raises StepInputError if it was not computed."""
         if error:
             raise StepInputError(f"the compiled step refuses {native.STEP_ERRORS[error]}")
-        if self.block_count and nonfinite.any():
-            self._nonfinite_blocks |= self._blocks(rows, np.flatnonzero(nonfinite).tolist())
-        return out[:, : self._vocabulary] if self._generates else out
+        self._argmax = step.argmax
+        if self.block_count and step.nonfinite.any():
+            self._nonfinite_blocks |= self._blocks(rows, np.flatnonzero(step.nonfinite).tolist())
+        return step.out[:, : self._vocabulary] if self._generates else step.out
 
     def copy(self, blocks: Sequence[tuple[int, int]]) -> None:
         self._bounds.check_copies(blocks)

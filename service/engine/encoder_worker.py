@@ -4,9 +4,10 @@ Texts are concatenated without padding, so the dense layers compute no padding. 
 queue (priority, fair shares, arrival) up to a number of tokens, and sorts them by length, so that attention pads
 little.
 
-Heads may take much longer than the network (service.engine.head_outputs).  A step reads answers for READING_TURN_S at
-most, and a later one goes on where it stopped.  In between other workers have their steps, and every second step of
-this worker is for texts that wait.
+A batch may take much longer than a step should: a long text in the network, or answers in the heads
+(service.engine.head_outputs).  A step computes states for COMPUTING_TURN_S and reads answers for READING_TURN_S at
+most, and a later one goes on where it stopped.  In between other workers have their steps.  While a long text is
+computed, or answers are read, every second step of this worker is for texts that wait.
 """
 
 from collections import Counter, deque
@@ -21,7 +22,7 @@ from torch import Tensor
 
 from polyhead.models.core.label_prompt import MAX_LABELS
 from polyhead.models.core.turns import YieldTurn, keep_turn
-from polyhead.models.executors.contract import Executor, StepInput
+from polyhead.models.executors.contract import Executor, StepInput, step_in_turns
 from polyhead.models.network.lora import Lora
 
 from ..core.errors import BadRequest, StepFailed
@@ -41,6 +42,7 @@ FORM_NAMES: dict[OutputForm, str] = {
     "tokens": "vector for each token",
     "words": "weights of words",
 }
+COMPUTING_TURN_S = 0.1  # how long a step computes states, but for the pieces of work that end it
 READING_TURN_S = 0.02  # how long a step reads answers, but for the piece of work that ends it
 SMALLER_BATCH = 4  # part of a step's tokens that texts beside unfinished readings may have, whatever those hold
 SHARED_READINGS = 2  # unfinished readings at a time, so that short texts do not wait for a long one
@@ -87,20 +89,34 @@ class HeadGroup:
 
 @dataclass(eq=False)
 class OpenReading:
-    """The texts of one step whose states are computed. `answers` are still to be read; numbers are places in
-    `handles`."""
+    """The texts of one batch, whose states are computed and whose answers are read in turns. `states` gives them [M, W]
+    after None for each turn that did not finish them; `read` is called with them. Numbers are places in `handles`."""
 
     handles: list[RequestHandle]
-    answers: Iterator[TextEvents | None]
+    states: Iterator[Tensor | None]
+    read: Callable[[Tensor], Iterator[TextEvents | None]]
+    computed_s: float = 0.0  # in the last turn
+    answers: Iterator[TextEvents | None] | None = None  # None: the states are not computed yet
     is_finished: bool = False
 
-    def advance(self, until: float) -> list[TextEvents]:
-        """Read answers until this time (`time.perf_counter`), at least a piece."""
+    @property
+    def is_computing(self) -> bool:
+        return self.answers is None
+
+    def advance(self, reading_turn_s: float) -> list[TextEvents]:
+        """Compute states for a turn. If they are there, read answers for so long, at least a piece."""
+        began = perf_counter()
+        if self.answers is None and (states := next(self.states)) is not None:
+            self.answers = self.read(states)
+        computed = perf_counter()
+        self.computed_s = computed - began
         found = list[TextEvents]()
+        if self.answers is None:
+            return found
         for answer in self.answers:
             if answer is not None:
                 found.append(answer)
-            elif perf_counter() >= until:
+            elif perf_counter() >= computed + reading_turn_s:
                 return found
         self.is_finished = True
         return found
@@ -128,8 +144,8 @@ class EncoderWorker:
         self._requests: PendingRequests[Encode] = PendingRequests()
         self._batch: list[RequestHandle] = []  # of the current step
         self._bisector: FaultBisector[RequestHandle] = FaultBisector()
-        self._readings: deque[OpenReading] = deque()  # the first has waited longest
-        self._reads_next = False  # whether the next step goes on with one of them
+        self._readings: deque[OpenReading] = deque()  # the first is the next
+        self._reads_next = False  # whether the next step goes on with it
 
     is_background = False
 
@@ -208,30 +224,31 @@ class EncoderWorker:
             return self._continue_reading(began)
         self._batch = batch = self._next_batch(without)
         rows, groups = self._build_step_input([self._requests[handle] for handle in batch])
-        with torch.inference_mode():
-            # Copied, since the executor's result is valid until its next step.
-            states = self._executor.step(rows).clone() if rows.tokens else torch.empty(0, 0)  # [M, W]
-        computed = perf_counter()
-        events = self._read(OpenReading(batch, read_groups(groups, states, self._wanted_among(batch))))
+        wanted = self._wanted_among(batch)
+        states = step_in_turns(self._executor, rows, COMPUTING_TURN_S) if rows.tokens else iter([torch.empty(0, 0)])
+        reading = OpenReading(batch, states, lambda states: read_groups(groups, states, wanted))
+        events = self._advance(reading)
         self._reads_next = True
         report = replace(
             self._report(),
             sequences=len(batch),
             tokens=len(rows.tokens),
             padding=self._executor.padding(rows) if rows.tokens else 0,
-            forward_s=computed - began,
-            sample_s=perf_counter() - computed,
+            forward_s=reading.computed_s,
+            sample_s=perf_counter() - began - reading.computed_s,
             queue_s=[began - handle.submitted for handle in batch],
         )
         return StepResult(events, report, batch, began)
 
     def _continue_reading(self, began: float) -> StepResult:
-        """Read more answers to texts whose states are computed."""
+        """Go on with the first of the batches that are computed or read."""
         reading = self._readings.popleft()  # for good, if it raises: its texts are computed again
         self._batch = [handle for handle in reading.handles if handle in self._requests]
-        events = self._read(reading)
+        events = self._advance(reading)
         self._reads_next = False
-        return StepResult(events, replace(self._report(), sample_s=perf_counter() - began), (), began)
+        computed = reading.computed_s
+        report = replace(self._report(), forward_s=computed, sample_s=perf_counter() - began - computed)
+        return StepResult(events, report, (), began)
 
     def blame_failed_step(self) -> list[HandleEvent]:
         error = StepFailed("the step that computed this request failed")
@@ -269,7 +286,7 @@ class EncoderWorker:
         """Whose texts are left out of the next step, if it is for texts that wait; None: it goes on with a reading."""
         if not self._readings:
             return ()
-        if self._reads_next or len(self._readings) == MAX_READINGS:
+        if self._reads_next or len(self._readings) == MAX_READINGS or self._goes_first(self._readings[0]):
             return None
         without = set[str]()
         if len(self._readings) >= SHARED_READINGS:
@@ -279,6 +296,11 @@ class EncoderWorker:
         waiting = self._requests.peek(without)
         fits = waiting is not None and len(self._requests[waiting].tokens) <= self._tokens_left
         return without if fits else None
+
+    def _goes_first(self, reading: OpenReading) -> bool:
+        """Whether it is a batch whose states are computed. With one long text, texts that wait take turns."""
+        held = sum(len(self._requests[handle].tokens) for handle in reading.handles if handle in self._requests)
+        return reading.is_computing and held <= self._token_budget
 
     @property
     def _tokens_left(self) -> int:
@@ -291,11 +313,13 @@ class EncoderWorker:
         """The requests whose answers are being read."""
         return [handle for reading in self._readings for handle in reading.handles if handle in self._requests]
 
-    def _read(self, reading: OpenReading) -> list[HandleEvent]:
-        """The next events of a reading, which is kept unless it is finished."""
+    def _advance(self, reading: OpenReading) -> list[HandleEvent]:
+        """The next events of a batch, which is kept unless it is finished."""
         with torch.inference_mode():
-            found = reading.advance(perf_counter() + self.reading_turn_s)
-        if not reading.is_finished:
+            found = reading.advance(self.reading_turn_s)
+        if self._goes_first(reading):
+            self._readings.appendleft(reading)
+        elif not reading.is_finished:
             self._readings.append(reading)
         events = self._collect_events(reading, found)
         self._batch = []  # a handle refers to its worker, whose memory must be freed as soon as it is dropped

@@ -39,6 +39,7 @@ from polyhead.models.parallel import Share, cut_parameters, share_config
 from ..config.settings import Settings
 from ..core.errors import InsufficientMemory
 from ..core.request import Task
+from ..engine.encoder_worker import MAX_READINGS, SMALLER_BATCH
 from ..engine.head_outputs import reading_bytes
 from ..engine.sampler import sampling_bytes
 from ..engine.state_slots import smallest_slot_count
@@ -397,6 +398,9 @@ def seq2seq_parts(model: ModelSize, encoder: ModelConfig, placement: Placement, 
 def native_parts(model: ModelSize, placement: Placement, largest: LargestStep) -> MemoryParts:
     config, precision = model.config, cast(Precision, placement.precision)
     computing = native.workspace_bytes(config, largest, placement.threads, model.generates)
+    if largest.beside:
+        small = replace(largest, rows=largest.beside, sequences=largest.beside)
+        computing += (MAX_READINGS - 1) * native.workspace_bytes(config, small, placement.threads, generates=False)
     if model.generates:
         computing += max_sampling_bytes(model, largest, placement, 0)
     else:
@@ -458,6 +462,7 @@ def largest_step(model: ModelSize, settings: Settings, placement: Placement, pla
         cached=False,
         invariant=settings.deterministic,
         in_place=in_place,
+        beside=settings.encoder_step_tokens // SMALLER_BATCH if rows > settings.encoder_step_tokens else 0,
     )
 
 

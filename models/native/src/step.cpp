@@ -22,6 +22,7 @@ enum HeadNorms : int32_t { SHARED = 0, PER_HEAD = 1, JOINT = 2 };  // weights [D
 enum class Invalid : int {
     NONE = 0, COUNTS, STARTS, TOKENS, POSITIONS, SEGMENTS, BLOCKS, OUTPUT_ROWS, ADAPTERS, CACHE, STATES
 };
+constexpr int UNFINISHED = -1;  // what polyhead_step returns
 enum Product { INPUT = 0, OUTPUT = 1, UP = 2, DOWN = 3, PRODUCTS = 4 };
 
 struct Layer {
@@ -117,6 +118,9 @@ constexpr int FEW = 4;       // rows that every thread prepares for itself, inst
 constexpr int FEW_OF_EXPERTS = 16;  // so, of the rows of all experts together
 constexpr int READING = 4;   // rows of an expert whose arithmetic takes about as long as reading its weights
 constexpr int SLAB = 512;    // rows that go through the experts of a layer together: more would take more memory
+// The parts of a step, after the embeddings, for each layer and then for the output rows: the experts of the layer before,
+// what is computed by panels of rows, and what mixes rows or writes the output.
+enum Stages : int { EXPERTS = 0, ROWS = 1, MIXES = 2, STAGES = 3 };
 enum Counters : int { PANELS = 0, TILES = 1, SCORED = 2, ATTENDED = 3, COUNTERS = 4 };  // of a layer
 
 constexpr int padded(int n, int to = PADDING) { return (n + to - 1) / to * to; }
@@ -160,6 +164,8 @@ std::pair<int, int> part(int n, int i, int of) { return {int(int64_t(n) * i / of
 
 class Model {
   public:
+    using Clock = std::chrono::steady_clock;
+
     Model(const Plan& plan, int threads) : plan_(plan), team_(threads), scratch_(threads), counters_(COUNTERS * plan.depth + 3) {
         const Plan& p = plan_;
         width_ = padded(p.width);
@@ -248,7 +254,8 @@ class Model {
         return p.block_count && last_recurrent_ >= 0 && !are_valid(rows) ? Invalid::STATES : Invalid::NONE;
     }
 
-    void step(const StepInput& rows, float* out, int out_stride, uint8_t* nonfinite, int32_t* argmax) {
+    // Begins a step, and computes it for one turn; see `resume`.
+    bool step(const StepInput& rows, float* out, int out_stride, uint8_t* nonfinite, int32_t* argmax, int64_t turn) {
         rows_ = rows; out_ = out; out_stride_ = out_stride; nonfinite_ = nonfinite; argmax_ = argmax;
         const size_t t = size_t(rows.count);
         x_ = x_scratch_.reserve(t * width_);
@@ -266,9 +273,22 @@ class Model {
         team_.choose_size();
         plan_step();
         for (auto& counter : counters_) counter.n.store(0, std::memory_order_relaxed);
+        for (auto& scratch : scratch_) scratch.low.reserve(size_t(PANEL) * rows.rank);
+        planned_threads_ = team_.size();
+        stage_ = 0;
+        return resume(turn);
+    }
+
+    // Goes on with a step for `turn` nanoseconds, and until each thread has finished its piece: a panel of rows, or a tile
+    // of attention.  0, or a network with experts or recurrent layers: to the end.  Returns whether the step is finished.
+    // The pieces are the same whatever the turns, and so are the results.
+    bool resume(int64_t turn) {
+        has_turn_ = turn && !inner_ && last_recurrent_ < 0;
+        turn_end_ = Clock::now() + std::chrono::nanoseconds(turn);
         for (auto& claims : claims_) claims.n.store(team_.size(), std::memory_order_relaxed);
-        for (auto& scratch : scratch_) { scratch.product = 0; scratch.low.reserve(size_t(PANEL) * rows.rank); }
+        for (auto& scratch : scratch_) scratch.product = 0;
         team_.run([this](int thread) { compute(thread); });
+        return stage_ == stage_count();
     }
 
   private:
@@ -489,55 +509,70 @@ class Model {
         }
     };
 
+    bool is_turn_over() const { return has_turn_ && Clock::now() >= turn_end_; }
+
+    // Calls f for all panels of `count` rows that no earlier turn has computed, until the turn is over.  Returns on all
+    // threads at once: whether all panels are computed.
     template <class F>
-    void each_panel(int thread, int count, Counter& next, F&& f) {
-        if (count <= PANEL || team_.size() == 1) {
-            for (int a = 0; a < count; a += PANEL) f(ThreadGroup{*this, thread, true}, a, std::min(count, a + PANEL));
-            return;
+    bool each_panel(int thread, int count, Counter& next, F&& f) {
+        if (count <= PANEL) {
+            if (count) f(ThreadGroup{*this, thread, true}, 0, count);
+            team_.wait();
+            return true;
         }
         // As many panels for each thread, so that none waits for another's last one.
-        const int rounds = (count + PANEL * team_.size() - 1) / (PANEL * team_.size()), panels = rounds * team_.size();
+        const int share = PANEL * planned_threads_, panels = (count + share - 1) / share * planned_threads_;
         const int size = (count + panels - 1) / panels;
-        for (int a; (a = next.n.fetch_add(1, std::memory_order_relaxed) * size) < count;)
+        for (int a; (a = next.n.fetch_add(1, std::memory_order_relaxed) * size) < count;) {
             f(ThreadGroup{*this, thread, false}, a, std::min(count, a + size));
+            if (is_turn_over()) break;
+        }
+        team_.wait();
+        return next.n.load(std::memory_order_relaxed) * size >= count;
     }
 
+    int stage_count() const { return 1 + STAGES * (plan_.depth + 1); }
+
     void compute(int thread) {
+        int stage = stage_;  // read before the first wait: thread 0 writes it after the last one
+        while (stage < stage_count() && compute_stage(thread, stage)) ++stage;
+        if (thread == 0) stage_ = stage;
+    }
+
+    // Computes a stage, or what is left of it.  Returns on all threads: whether it is finished, or the turn was over before.
+    bool compute_stage(int thread, int stage) {
+        if (stage == 0) return embed_rows(thread);
+        const int l = (stage - 1) / STAGES, before = l - 1, part = (stage - 1) % STAGES;
+        const bool is_output = l == plan_.depth, mixed = l && plan_.layers[before].mixture;
+        const int count = is_output ? rows_.output_count : rows_.count;
+        const LayerRows rows = is_output ? LayerRows{last_x_, last_attn_, rows_.output_rows} : LayerRows{x_, attn_, nullptr};
+        const RowAdapters& adapters = is_output ? last_row_adapters_ : row_adapters_;
+        if (part == EXPERTS) {
+            if (is_output) select_output_rows(thread);
+            if (mixed) finish_mixed_layer(thread, before, rows, adapters, count);
+            return true;
+        }
+        if (part == ROWS)
+            return each_panel(thread, count, counters_[COUNTERS * l + PANELS], [&](const ThreadGroup& group, int a, int b) {
+                if (l && !mixed) finish_layer(group, before, rows, adapters, a, b);
+                if (l && rows_.states) copy_states(group, before, rows.x, rows.numbers, a, b);
+                if (!is_output && plan_.layers[l].mixer != NO_MIXER) project_input(group, l, a, b);
+            });
+        if (!is_output) return mix_rows(thread, l);
+        write_output(thread);
+        return true;
+    }
+
+    // The inputs of the first layer, and those that all layers have from the embeddings.
+    bool embed_rows(int thread) {
         const auto [a, b] = part(rows_.count, thread, team_.size());
         for (int row = a; row < b; ++row) embed(row);
         team_.wait();
-        if (plan_.projection.weights) {
-            each_panel(thread, rows_.count, counters_[COUNTERS * plan_.depth + 1],
-                       [&](const ThreadGroup& group, int a, int b) { project_embeddings(group, a, b); });
-            team_.wait();
-        }
-        if (plan_.layer_embedding) {
-            each_panel(thread, rows_.count, counters_[COUNTERS * plan_.depth + 2],
-                       [&](const ThreadGroup& group, int a, int b) { embed_for_layers(group, a, b); });
-            team_.wait();
-        }
-        for (int l = 0; l < plan_.depth; ++l) {
-            const bool mixed = l && plan_.layers[l - 1].mixture;
-            if (mixed) finish_mixed_layer(thread, l - 1, {x_, attn_, nullptr}, row_adapters_, rows_.count);
-            each_panel(thread, rows_.count, counters_[COUNTERS * l + PANELS], [&](const ThreadGroup& group, int a, int b) {
-                if (l && !mixed) finish_layer(group, l - 1, {x_, attn_, nullptr}, row_adapters_, a, b);
-                if (l && rows_.states) copy_states(group, l - 1, x_, nullptr, a, b);
-                if (plan_.layers[l].mixer != NO_MIXER) project_input(group, l, a, b);
-            });
-            team_.wait();
-            mix_rows(thread, l);
-        }
-        select_output_rows(thread);
-        const int last = plan_.depth - 1, outputs = rows_.output_count;
-        const bool mixed = plan_.layers[last].mixture;
-        const LayerRows rows{last_x_, last_attn_, rows_.output_rows};
-        if (mixed) finish_mixed_layer(thread, last, rows, last_row_adapters_, outputs);
-        each_panel(thread, outputs, counters_[COUNTERS * plan_.depth], [&](const ThreadGroup& group, int a, int b) {
-            if (!mixed) finish_layer(group, last, rows, last_row_adapters_, a, b);
-            if (rows_.states) copy_states(group, last, last_x_, rows_.output_rows, a, b);
-        });
-        team_.wait();
-        write_output(thread);
+        const auto project = [&](const ThreadGroup& group, int a, int b) { project_embeddings(group, a, b); };
+        const auto embed_layers = [&](const ThreadGroup& group, int a, int b) { embed_for_layers(group, a, b); };
+        Counter* counters = &counters_[COUNTERS * plan_.depth];
+        if (plan_.projection.weights && !each_panel(thread, rows_.count, counters[1], project)) return false;
+        return !plan_.layer_embedding || each_panel(thread, rows_.count, counters[2], embed_layers);
     }
 
     const float* rotation(int row, int kind) const {
@@ -713,20 +748,17 @@ class Model {
     }
 
     // The second part of a layer, in which the rows of a sequence depend on each other: mixed values to `attn_`.
-    void mix_rows(int thread, int l) {
+    // Returns on all threads: whether all are computed.
+    bool mix_rows(int thread, int l) {
         const int mixer = plan_.layers[l].mixer;
-        if (mixer == NO_MIXER) return;
-        if (mixer != ATTENTION) {
-            convolve_rows(thread, l);
-            team_.wait();
-            if (!shapes_[mixer].tiles) return;
-            scan_rows(thread, l);
-        } else if (plan_.narrow) {
-            attend<Codes>(thread, l);
-        } else {
-            attend<float>(thread, l);
-        }
+        if (mixer == NO_MIXER) return true;
+        if (mixer == ATTENTION) return plan_.narrow ? attend<Codes>(thread, l) : attend<float>(thread, l);
+        convolve_rows(thread, l);
         team_.wait();
+        if (!shapes_[mixer].tiles) return true;
+        scan_rows(thread, l);
+        team_.wait();
+        return true;
     }
 
     // The convolutions of all rows, and the numbers that decays follow from.  Pieces are runs of channels of a row.
@@ -915,14 +947,12 @@ class Model {
             if (!parallel) add_mixed(group, l, of, adapters, a, b);
             multiply_router(group, l, of.x, a, b, count);
         });
-        team_.wait();
         choose_rows_experts(thread, l, count);
         for (int a = 0; a < count; a += SLAB) add_experts(thread, l, of.x, a, std::min(count, a + SLAB), count);
         if (!parallel) return;
         each_panel(thread, count, counters_[COUNTERS * l + ATTENDED], [&](const ThreadGroup& group, int a, int b) {
             add_mixed(group, l, of, adapters, a, b);
         });
-        team_.wait();
     }
 
     // The inputs [count, width] of the experts, and the choices [count, each] of experts: this thread's own if the rows
@@ -1225,18 +1255,21 @@ class Model {
     }
 
     template <class T>
-    void attend(int thread, int l) {
-        const int items = shape_of(l).items();
+    bool attend(int thread, int l) {
+        const HeadShape& shape = shape_of(l);
+        const int tiles = shape.items(), of_tile = shape.split_parts ? parts_ : 1, items = tiles * of_tile;
         Counter& next = counters_[COUNTERS * l + TILES];
-        if (!shape_of(l).split_parts) {
-            for (int i; (i = next.n.fetch_add(1, std::memory_order_relaxed)) < items;) attend_tile<T>(thread, l, i, -1);
-            return;
+        for (int i; (i = next.n.fetch_add(1, std::memory_order_relaxed)) < items;) {
+            attend_tile<T>(thread, l, i / of_tile, shape.split_parts ? i % of_tile : -1);
+            if (is_turn_over()) break;
         }
-        for (int i; (i = next.n.fetch_add(1, std::memory_order_relaxed)) < items * parts_;)
-            attend_tile<T>(thread, l, i / parts_, i % parts_);
         team_.wait();
-        const auto [a, b] = part(items, thread, team_.size());
+        if (next.n.load(std::memory_order_relaxed) < items) return false;
+        if (!shape.split_parts) return true;
+        const auto [a, b] = part(tiles, thread, team_.size());
         for (int i = a; i < b; ++i) merge_parts(thread, l, i);
+        team_.wait();
+        return true;
     }
 
     // One tile: all its parts and the mixed values, or one part (`only`) to `partial_`.
@@ -1416,6 +1449,9 @@ class Model {
     bool past_cache_ = false;  // states may be written past the cache
     // The step in progress:
     StepInput rows_;
+    int stage_ = 0, planned_threads_ = 1;  // the next stage; for how many threads panels are cut
+    bool has_turn_ = false;
+    Clock::time_point turn_end_{};
     float *out_, *x_, *embeddings_, *projections_, *convolved_, *steps_, *attn_, *last_x_, *last_attn_, *rotations_, *partial_;
     int out_stride_, longest_, parts_;
     float* layer_inputs_ = nullptr;
@@ -1498,13 +1534,15 @@ EXPORT int64_t polyhead_layer_bytes(const Model* model, int which, int layer) { 
 EXPORT void polyhead_set_cache(Model* model, uint8_t* keys, uint8_t* values, float* states) {
     model->set_cache(keys, values, states);
 }
-// Returns what of `rows` is out of range, in which case nothing is computed; 0: nothing is.
+// Returns what of `rows` is out of range, in which case nothing is computed; 0: the step is finished; UNFINISHED: the turn
+// of so many nanoseconds is over, and polyhead_resume goes on. Until it is finished, all arrays stay where they are.
 EXPORT int polyhead_step(Model* model, const StepInput* rows, float* out, int out_stride, uint8_t* nonfinite,
-                         int32_t* argmax) {
+                         int32_t* argmax, int64_t turn) {
     if (const Invalid invalid = model->check(*rows, out_stride); invalid != Invalid::NONE) return int(invalid);
-    model->step(*rows, out, out_stride, nonfinite, argmax);
-    return int(Invalid::NONE);
+    return model->step(*rows, out, out_stride, nonfinite, argmax, turn) ? int(Invalid::NONE) : UNFINISHED;
 }
+// The same for the step that is in progress.
+EXPORT int polyhead_resume(Model* model, int64_t turn) { return model->resume(turn) ? int(Invalid::NONE) : UNFINISHED; }
 
 EXPORT Sampler* polyhead_open_sampler(int threads) { return new Sampler(threads); }
 EXPORT void polyhead_close_sampler(Sampler* sampler) { delete sampler; }

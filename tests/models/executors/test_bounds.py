@@ -285,9 +285,9 @@ def test_invalid_counts_return_an_error_code(instructions: str) -> None:
     step: Callable[..., int] = executor._library.polyhead_step
     for counts in ((0, 1, 0, 0), (1, 0, 0, 0), (1, 1, 2, 0), (1, 1, -1, 0), (1, 1, 1, -1), (-5, 1, 0, 0)):
         rows = native.StepStruct(*counts)
-        assert native.STEP_ERRORS[step(executor._model, ctypes.byref(rows), 0, executor._stride, 0, 0)] == "counts"
+        assert native.STEP_ERRORS[step(executor._model, ctypes.byref(rows), 0, executor._stride, 0, 0, 0)] == "counts"
     narrow = native.StepStruct(1, 1, 1, 0)
-    assert native.STEP_ERRORS[step(executor._model, ctypes.byref(narrow), 0, LEARNED.width - 1, 0, 0)] == "counts"
+    assert native.STEP_ERRORS[step(executor._model, ctypes.byref(narrow), 0, LEARNED.width - 1, 0, 0, 0)] == "counts"
 
 
 def disturbed(rows: StepInput, choice: random.Random) -> StepInput:

@@ -1,5 +1,6 @@
 """The hidden states after each layer: both executors agree in float32, and returning them does not change a step."""
 
+import gc
 import random
 from dataclasses import replace
 
@@ -12,6 +13,8 @@ from polyhead.models.executors.contract import StepInput
 from polyhead.models.executors.torch_executor import TorchExecutor
 from polyhead.models.native.library import runnable_targets
 from polyhead.models.native.native_executor import NativeExecutor
+from polyhead.models.native.packed_network import Precision
+from polyhead.models.network.lora import LowRank, adaptable_shapes
 from polyhead.models.network.model_config import ModelConfig
 from polyhead.models.network.ragged import RaggedBatch
 from polyhead.models.network.transformer import Transformer
@@ -73,3 +76,77 @@ def test_states_need_all_rows() -> None:
     for executor in (NativeExecutor(network(config)), TorchExecutor(network(config))):
         with pytest.raises(StepInputError, match="output_rows"):
             executor.step_with_states(step)
+
+
+SHORTEST_TURN_S = 1e-9  # each thread computes one piece
+LONG = (500, 3, 140)
+
+
+def long_rows(config: ModelConfig) -> StepInput:
+    return rows_of([(tokens, 0, []) for tokens in texts(config, LONG)], last_only=False)
+
+
+@pytest.mark.parametrize(("precision", "threads", "name"), spread(["float32", "int8"], [1, 2, 3], [*ENCODERS]))
+def test_turns_change_no_result(name: str, threads: int, precision: Precision) -> None:
+    """A step in as many turns as possible, with other steps between them, has the bits of a whole one."""
+    config = ENCODERS[name]
+    executor = NativeExecutor(network(config), precision=precision, threads=threads)
+    step, other = long_rows(config), rows(config, cached=False)
+    expected, expected_other = executor.step(step).clone(), executor.step(other).clone()
+    for turn_s in (SHORTEST_TURN_S, 3600.0):
+        results = list(executor.step_in_turns(step, turn_s))
+        assert results[:-1] == [None] * (len(results) - 1)
+        assert results[-1] is not None
+        assert torch.equal(results[-1], expected)
+    assert len(results) == 1, "a turn of an hour finishes it"
+    found, turns = None, 0
+    for result in executor.step_in_turns(step, SHORTEST_TURN_S):
+        found, turns = result, turns + 1
+        assert torch.equal(executor.step(other), expected_other)
+        [*_, whole] = executor.step_in_turns(other, SHORTEST_TURN_S)
+        assert whole is not None
+        assert torch.equal(whole, expected_other)
+    assert found is not None
+    assert torch.equal(found, expected)
+    if config.experts is None:
+        assert turns > 2 * config.depth, "a layer's panels and its attention are turns of their own"
+    assert len(executor._models) <= 3
+
+
+def test_a_step_that_nobody_waits_for_is_dropped() -> None:
+    config = ENCODERS["bert"]
+    executor = NativeExecutor(network(config), threads=2)
+    step = long_rows(config)
+    expected = executor.step(step).clone()
+    for _ in range(5):
+        turns = executor.step_in_turns(step, SHORTEST_TURN_S)
+        assert next(turns) is None
+        turns.close()  # type: ignore[attr-defined]
+    assert len(executor._idle_models) == len(executor._models) == 1
+    assert torch.equal(executor.step(step), expected)
+
+
+def test_the_adapter_of_an_interrupted_step_may_be_detached() -> None:
+    config = ENCODERS["bert"]
+    executor = NativeExecutor(network(config), threads=2)
+    shapes = adaptable_shapes(config).items()
+    number = executor.attach({name: LowRank(torch.randn(4, ins), torch.randn(outs, 4)) for name, (ins, outs) in shapes})
+    step = replace(long_rows(config), adapters=[number] * len(LONG))
+    expected = executor.step(step).clone()
+    assert not torch.equal(expected, executor.step(replace(step, adapters=None)))
+    turns = executor.step_in_turns(step, SHORTEST_TURN_S)
+    assert next(turns) is None
+    executor.detach(number)
+    gc.collect()
+    [*_, found] = turns
+    assert found is not None
+    assert torch.equal(found, expected)
+
+
+def test_a_refused_step_leaves_its_model_idle() -> None:
+    config = ENCODERS["bert"]
+    executor = NativeExecutor(network(config))
+    wrong = replace(long_rows(config), tokens=[config.vocab_size] * sum(LONG))
+    with pytest.raises(StepInputError):
+        list(executor.step_in_turns(wrong, SHORTEST_TURN_S))
+    assert len(executor._idle_models) == 1

@@ -8,6 +8,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from polyhead.models.executors.contract import StepInput
 from polyhead.models.executors.torch_executor import TorchExecutor
 from polyhead.models.network.decision_heads import DecisionHead
 from polyhead.models.network.heads import Pooler
@@ -373,6 +374,87 @@ def test_texts_beside_an_unfinished_one_are_few() -> None:
     turn(worker)
     assert turn(worker).tokens == 4, "at most a quarter of the tokens"
     finish(worker)
+
+
+class SlowEncoder(FakeEncoder):
+    """Computes a step in one turn for each ten tokens. `turns` are the first tokens of the steps that had them."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.turns, self.dropped = list[int](), list[int]()
+
+    def step_in_turns(self, rows: StepInput, turn_s: float) -> Iterator[Tensor | None]:
+        assert turn_s > 0
+        first, turns = rows.tokens[0], -(-len(rows.tokens) // 10)
+        try:
+            for number in range(turns):
+                self.turns.append(first)
+                if number + 1 < turns:
+                    yield None
+            yield self.step(rows)
+        except GeneratorExit:
+            self.dropped.append(first)
+
+
+def test_texts_are_answered_while_a_long_one_is_computed() -> None:
+    executor = SlowEncoder()
+    worker = encoder(executor, token_budget=20)
+    [long] = ask(worker, encode([100] * 200, raw=True))
+    report = turn(worker)
+    assert (report.sequences, report.tokens, report.running) == (1, 200, 1)
+    short = ask(worker, encode([1, 2], raw=True), encode([3] * 4, raw=True))
+    reports = [turn(worker)]
+    while not all(ticket.ended for ticket in short):
+        reports.append(turn(worker))
+    assert not long.ended
+    assert len(reports) <= 4
+    assert sum(report.tokens for report in reports) == 6, "no text is counted twice"
+    finish(worker)
+    assert executor.turns.count(100) == 20, "nothing is computed twice"
+    assert values(long) == [20_000.0, 200 * 199 / 2, 0.0]
+
+
+def test_a_batch_is_finished_before_the_next_one() -> None:
+    """Batches that share the time would all be later."""
+    executor = SlowEncoder()
+    worker = encoder(executor, token_budget=20)
+    tickets = ask(worker, *(encode([number] * 20, raw=True) for number in (1, 2, 3)))
+    finish(worker)
+    assert executor.turns == [1, 1, 2, 2, 3, 3]
+    assert all(isinstance(ticket.events[-1], Done) for ticket in tickets)
+
+
+@pytest.mark.parametrize("how", ["abort", "expire"])
+def test_a_long_text_that_ends_meanwhile_is_computed_no_further(how: str) -> None:
+    executor = SlowEncoder()
+    worker = encoder(executor, token_budget=20)
+    [long] = ask(worker, encode([100] * 200, terms=Terms(deadline=3.0)))
+    turn(worker)
+    if how == "abort":
+        worker.abort(long)
+    else:
+        assert [ticket for ticket, _ in worker.expire(4.0)] == [long]
+    assert not worker.has_work
+    worker.check_invariants()
+    assert executor.turns == executor.dropped == [100]
+
+
+def test_a_turn_that_fails_fails_its_text_only() -> None:
+    executor = SlowEncoder()
+    executor.failing_tokens = {100}
+    worker = encoder(executor, token_budget=20)
+    [long] = ask(worker, encode([100] * 50))
+    turn(worker)
+    [short] = ask(worker, encode([1, 2], raw=True))
+    while worker.has_work:
+        try:
+            turn(worker)
+        except RuntimeError:
+            for ticket, event in worker.blame_failed_step():
+                ticket.receive(event)
+    worker.check_invariants()
+    assert "failed" in str(failure(long))
+    assert values(short) == [3.0, 1.0, 0.0]
 
 
 class FakeDecisionHead(DecisionHead):
