@@ -2,9 +2,10 @@
 
 Work that runs for longer than `replace_after` seconds keeps its thread, and the pool starts another thread in its
 place.  So a text on which a user's tokenizer is slow costs a processor, but does not delay other models.  One source
-(the tokenizer of a model) has at most as many slow pieces of work as there are threads; further ones wait for them.
-Work that runs for longer than `abandon_after` seconds is abandoned, and no more work of its source is started until it
-returns.  The order of waiting work is that of `service.concurrency.work_queue`.
+(the tokenizer of a model) has few slow pieces of work: none is begun beside twice as many as there are threads, nor
+beside half as many of the same owner.  Work that runs for longer than `abandon_after` seconds is abandoned, and no more
+work of its owner and source is started until it returns, nor any of its source once so much of it was abandoned.  The
+order of waiting work is that of `service.concurrency.work_queue`.
 """
 
 import asyncio
@@ -70,6 +71,11 @@ class WorkItem:
         self._loop = asyncio.get_running_loop()
         self.future: asyncio.Future[object] = self._loop.create_future()
 
+    @property
+    def lines(self) -> tuple[Hashable, Hashable]:
+        """What its thread is counted for while it is slow."""
+        return self.source, (self.owner, self.source)
+
     def run(self) -> None:
         self.resolve(self._function())
 
@@ -104,8 +110,8 @@ class ThreadPool:
         self._waiting: WorkQueue[WorkItem] = WorkQueue(per_owner)
         self._thread_numbers, self._thread_count = count(), 0
         self._running: set[WorkItem] = set()  # this and the next three are used by all threads, under the lock
-        self._slow: Counter[Hashable] = Counter()  # by source: work whose threads were replaced
-        self._abandoned: Counter[Hashable] = Counter()  # by source: work that was abandoned
+        self._slow: Counter[Hashable] = Counter()  # by source, and by owner and source: work on replaced threads
+        self._abandoned: Counter[Hashable] = Counter()  # the same of work that was abandoned
         self._blocked: dict[Hashable, dict[WorkItem, None]] = {}  # by source: work that waits for its slow work
         self._lock = threading.Lock()
 
@@ -155,15 +161,18 @@ class ThreadPool:
             ]
             for work in replaced:
                 work.replaced = True
-                self._slow[work.source] += 1
+                self._slow.update(work.lines)
             late = [
                 each for each in self._running if not each.abandoned and now - each.started_at > self._abandon_after
             ]
             unstarted = list[WorkItem]()
             for work in late:
                 work.abandoned = True
-                self._abandoned[work.source] += 1
-                unstarted += self._blocked.pop(work.source, {})
+                self._abandoned.update(work.lines)
+                blocked = self._blocked.get(work.source, {})
+                for other in [other for other in blocked if self._is_refused(other)]:
+                    del blocked[other]
+                    unstarted.append(other)
         for _ in replaced:
             self._thread_count -= 1
             self._start_thread()
@@ -186,10 +195,10 @@ class ThreadPool:
     def _run_work(self, work: WorkItem) -> bool:
         """Run `work`.  Returns whether the thread goes on: False if it was replaced meanwhile."""
         with self._lock:
-            if self._abandoned[work.source]:
+            if self._is_refused(work):
                 work.resolve(self._refusal(work))
                 return True
-            if self._slow[work.source] >= self._max_threads:
+            if self._is_blocked(work):
                 self._blocked.setdefault(work.source, {})[work] = None
                 return True
             work.started_at = time.monotonic()
@@ -197,11 +206,25 @@ class ThreadPool:
         work.run()
         with self._lock:
             self._running.discard(work)
-            self._abandoned[work.source] -= work.abandoned
-            self._slow[work.source] -= work.replaced
+            if work.abandoned:
+                self._abandoned -= Counter(work.lines)
+            if work.replaced:
+                self._slow -= Counter(work.lines)
             for blocked in self._blocked.pop(work.source, {}):
                 self._waiting.put(blocked, blocked.owner, blocked.size)
             return not work.replaced
+
+    def _is_blocked(self, work: WorkItem) -> bool:
+        """Whether work waits until slow work of the same source returns.
+
+        Before work is found to be slow, one owner's may be on all threads: so all owners' has twice as many.
+        """
+        of_owner, of_all = self._slow[work.owner, work.source], self._slow[work.source]
+        return of_owner >= max(self._max_threads // 2, 1) or of_all >= 2 * self._max_threads
+
+    def _is_refused(self, work: WorkItem) -> bool:
+        """Whether work is not begun, since work of the same source was abandoned."""
+        return bool(self._abandoned[work.owner, work.source]) or self._abandoned[work.source] >= 2 * self._max_threads
 
     def _refusal(self, work: WorkItem) -> Failure:
         message = f"{work.label} is not begun: another of the same model has not returned for {self._abandon_after:g} s"

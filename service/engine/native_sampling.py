@@ -10,10 +10,9 @@ from torch import Tensor
 from polyhead.models.native.library import SampleStruct
 from polyhead.models.native.native_sampler import NativeSampler
 
-from .logits_processors import Changes
+from .logits_processors import NO_CHANGES, Changes
 from .sampler import NO_SCORE, SampleRow, TokenScore
 
-NO_CHANGES: Changes = np.empty(0, np.int64), np.empty((3, 0), np.float32)
 FLOAT_BYTES = 4  # bytes of a float, and of an integer here
 
 

@@ -4,18 +4,24 @@ A long context is read in windows. Each window has a probability distribution ov
 spans with the same text are added. Offsets are code points of the caller's context.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from hashlib import blake2b
 
 import numpy as np
+from numpy.lib.stride_tricks import sliding_window_view
 from numpy.typing import NDArray
 
 from polyhead.models.tokenizer import Encoding
 
+from ..core.errors import AnswerTooLarge
+
 MASKED_LOGIT = -10_000.0  # the logit of tokens that cannot be part of an answer
+MAX_SPAN_CHARACTERS = 1 << 26  # of the spans of all windows that are compared, each range counted once
 EXTRA_SPANS = 10  # spans examined beyond twice `top_k`: several may lie in the same words
 
 Probabilities = NDArray[np.float32]
+WordKey = tuple[int | None, int | None]  # the text of a pair, and the word in it
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,22 +55,67 @@ class SpanOptions:
     allows_no_answer: bool = False
     whole_words: bool = True
 
+    @property
+    def spans_per_window(self) -> int:
+        """The most spans of a window that are compared."""
+        return self.top_k * 2 + EXTRA_SPANS if self.whole_words else self.top_k
 
-def find_answers(options: SpanOptions, context: str, windows: Sequence[ScoredWindow]) -> list[SpanAnswer]:
+
+@dataclass(slots=True)
+class AnswerRange:
+    """An answer without its text, which is context[start:end]."""
+
+    score: float
+    start: int
+    end: int
+
+
+def find_answers(options: SpanOptions, context: str, windows: Iterable[ScoredWindow]) -> list[SpanAnswer]:
     """Return the best answers, the most probable first. The context is the second text of each window's pair."""
-    count = options.top_k * 2 + EXTRA_SPANS if options.whole_words else options.top_k
-    found: dict[str, SpanAnswer] = {}
-    none = 1.0
+    return name_answers(context, find_ranges(options, context, windows, lambda: None))
+
+
+def name_answers(context: str, ranges: Iterable[AnswerRange]) -> list[SpanAnswer]:
+    return [SpanAnswer(context[each.start : each.end], each.score, each.start, each.end) for each in ranges]
+
+
+def find_ranges(
+    options: SpanOptions, context: str, windows: Iterable[ScoredWindow], check: Callable[[], None]
+) -> list[AnswerRange]:
+    """Return the ranges of the best answers, as `find_answers` does. `check` is called before each window, and stops
+    the work by raising. Raises AnswerTooLarge if the spans that are compared have too many characters together.
+    """
+    found: dict[bytes, AnswerRange] = {}  # by the hash of the text: many spans may share most of a long context
+    known: dict[tuple[int, int], AnswerRange] = {}
+    none, characters = 1.0, 0
     for window in windows:
+        check()
         start, end = (position_probabilities(window.encoding, column) for column in window.scores.T)
         none = min(none, float(start[0] * end[0]))
-        for first, last, score in best_spans(start, end, count, options.max_tokens):
-            begins, ends = span_offsets(window.encoding, first, last, options.whole_words)
-            text = context[begins:ends]
-            known = found.get(text.lower(), SpanAnswer(text, 0.0, begins, ends))
-            found[text.lower()] = SpanAnswer(known.text, known.score + score, known.start, known.end)
-    every = [*found.values(), *([SpanAnswer("", none, 0, 0)] if options.allows_no_answer else [])]
+        words = word_ends(window.encoding) if options.whole_words else {}
+        for first, last, score in best_spans(start, end, options.spans_per_window, options.max_tokens):
+            place = span_offsets(window.encoding, words, first, last)
+            if place not in known:
+                characters += place[1] - place[0]
+                check_characters(characters)
+                known[place] = found.setdefault(hash_text(context[slice(*place)]), AnswerRange(0.0, *place))
+            known[place].score += score
+    every = [*found.values(), *([AnswerRange(none, 0, 0)] if options.allows_no_answer else [])]
     return sorted(every, key=lambda answer: -answer.score)[: options.top_k]
+
+
+def check_characters(count: int) -> None:
+    if count > MAX_SPAN_CHARACTERS:
+        message = (
+            f"parameters.top_k: the spans that are compared have more than {MAX_SPAN_CHARACTERS} characters together; "
+            "ask for fewer or shorter answers (parameters.max_answer_len), or send a shorter context"
+        )
+        raise AnswerTooLarge(message, param="parameters.top_k")
+
+
+def hash_text(text: str) -> bytes:
+    """Return 16 bytes that are equal for texts that differ only in capitals."""
+    return blake2b(text.lower().encode("utf-8", "surrogatepass"), digest_size=16).digest()
 
 
 def position_probabilities(encoding: Encoding, logits: Probabilities) -> Probabilities:
@@ -82,27 +133,54 @@ def best_spans(start: Probabilities, end: Probabilities, count: int, most: int) 
     """Yield the `count` most probable spans [first, last] of at most `most` tokens, each with its probability; of two
     equal ones the earlier first.
 
-    Row 0 is never part of a context. Spans are laid out as [T, lengths], which is far less than [T, T] for short
-    answers.
+    Row 0 is never part of a context. Of T tokens, at most `count` are looked at as the first of a span: those whose
+    best spans are the most probable ones.
     """
-    tokens = len(start)
-    lasts = np.arange(tokens)[:, None] + np.arange(min(most, tokens))  # [T, L]
-    scores = np.where(lasts < tokens, start[:, None] * end[np.minimum(lasts, tokens - 1)], 0)
-    scores[0] = 0
-    for index in np.argsort(-scores, axis=None, kind="stable")[:count]:
-        first, length = divmod(int(index), scores.shape[1])
-        if scores[first, length] > 0:
-            yield first, first + length, float(scores[first, length])
+    lengths = min(most, len(start))
+    padded = np.concatenate([end, np.zeros(lengths - 1, np.float32)])
+    best = start * window_maxima(padded, lengths)  # [T] of the spans that begin at a token
+    best[0] = 0
+    rows = np.sort(np.argsort(-best, kind="stable")[:count])  # [R]
+    rows = rows[best[rows] > 0]
+    scores = (start[rows, None] * sliding_window_view(padded, lengths)[rows]).ravel()  # [R x lengths]
+    for index in largest_indices(scores, count).tolist():
+        row, length = divmod(index, lengths)
+        if scores[index] > 0:
+            yield int(rows[row]), int(rows[row]) + length, float(scores[index])
 
 
-def span_offsets(encoding: Encoding, first: int, last: int, whole_words: bool) -> tuple[int, int]:
-    """Return the start and end of a span of tokens in the context."""
-    if whole_words and encoding.words[first] is not None and encoding.words[last] is not None:
-        first, last = word_rows(encoding, first)[0], word_rows(encoding, last)[-1]
+def window_maxima(values: Probabilities, size: int) -> Probabilities:
+    """Return the maximum of every `size` neighbours, from [N] values, in log(size) passes."""
+    width = 1
+    while 2 * width <= size:
+        values, width = np.maximum(values[:-width], values[width:]), 2 * width
+    return values if width == size else np.maximum(values[: width - size], values[size - width :])
+
+
+def largest_indices(values: Probabilities, count: int) -> NDArray[np.int64]:
+    """Return the indices of the `count` largest values, in falling order; of equal ones the first."""
+    if count >= len(values):
+        return np.argsort(-values, kind="stable")
+    least = np.partition(values, -count)[-count]
+    larger = np.flatnonzero(values > least)
+    equal = np.flatnonzero(values == least)[: count - len(larger)]
+    return np.concatenate([larger[np.argsort(-values[larger], kind="stable")], equal])
+
+
+def word_ends(encoding: Encoding) -> dict[WordKey, tuple[int, int]]:
+    """Return the start and end of each word in its text."""
+    ends: dict[WordKey, tuple[int, int]] = {}
+    for text, word, (start, end) in zip(encoding.texts, encoding.words, encoding.offsets, strict=True):
+        if word is not None:
+            ends[text, word] = ends.get((text, word), (start, end))[0], end
+    return ends
+
+
+def span_offsets(
+    encoding: Encoding, words: Mapping[WordKey, tuple[int, int]], first: int, last: int
+) -> tuple[int, int]:
+    """Return the start and end in the context of a span of tokens, or of the `words` that both its ends are in."""
+    before, after = ((encoding.texts[row], encoding.words[row]) for row in (first, last))
+    if before in words and after in words:
+        return words[before][0], words[after][1]
     return encoding.offsets[first][0], encoding.offsets[last][1]
-
-
-def word_rows(encoding: Encoding, token: int) -> list[int]:
-    """Return all tokens of the word that a token belongs to."""
-    own = encoding.texts[token], encoding.words[token]
-    return [row for row, other in enumerate(zip(encoding.texts, encoding.words, strict=True)) if other == own]

@@ -27,6 +27,7 @@ MAX_WINDOWS = 1000  # of one input
 MAX_WINDOW_TOKENS = 1 << 18  # tokens of all windows of one call, unless the caller passes another bound
 MAX_MASK_CANDIDATES = 10_000  # for the masks of one input
 MAX_FILLED_CHARACTERS = 1 << 24  # of the candidates for all masks of one call, each with its whole text
+MAX_SPANS = 1 << 16  # spans that are compared for one answer, of all windows of a context
 CANDIDATE_CHARACTERS = 100  # characters of the answer for each candidate, beside its text
 MAX_VECTOR_NUMBERS = 1 << 24  # of the vectors of all tokens of one call
 TEXTS_PER_CHECK = 32  # texts that are tokenised or decoded between two checks of the deadline
@@ -228,6 +229,8 @@ def check_call_size(model: Model, request: EncodingRequest, reads: Sequence[Enco
     """Raise TooMany or AnswerTooLarge if all inputs of a call together exceed a limit that each of them may use."""
     if request.windows is not None:
         check_windows(request, reads)
+    if model.task == "span":
+        check_spans(request, reads)
     if "tokens" in request.forms:
         check_vectors(model, request, reads)
     if request.form == "" and model.task == "fill":
@@ -245,6 +248,17 @@ def check_windows(request: EncodingRequest, reads: Sequence[EncodedInput]) -> No
             "let windows share less, or send fewer inputs"
         )
         raise TooMany(message, param=request.field)
+
+
+def check_spans(request: EncodingRequest, reads: Sequence[EncodedInput]) -> None:
+    """Raise TooMany if the best spans of all windows of a context would be too many to compare."""
+    windows, most = max((len(read.requests) for read in reads), default=0), request.span_options.spans_per_window
+    if windows * most > MAX_SPANS:
+        message = (
+            f"parameters.top_k: {request.span_options.top_k} answers are chosen from {most} spans of each of {windows} "
+            f"windows, at most {MAX_SPANS} spans are compared; ask for fewer answers, or let windows share less"
+        )
+        raise TooMany(message, param="parameters.top_k")
 
 
 def check_vectors(model: Model, request: EncodingRequest, reads: Sequence[EncodedInput]) -> None:

@@ -18,21 +18,24 @@ from numpy.typing import NDArray
 
 from polyhead.models.tokenizer import TokenizerError
 
-from ..concurrency.thread_pool import OwnerThreads
 from ..concurrency.time_slices import SLICE_SIZE, TakeTurn, call_in_slices, iterate_in_slices, yield_turn
 from ..core.errors import AnswerTooLarge, Overloaded, PolyheadError, StepFailed
 from ..core.model import Model
 from ..core.request import Done, Encode, Failed, Generate, HeadOutput, TokenCandidates, TokenOutputs
 from .answer_delta import Usage
-from .answer_spans import ScoredWindow, SpanAnswer, find_answers
-from .encoder_inputs import EncodedInput, EncodingRequest
+from .answer_spans import AnswerRange, ScoredWindow, SpanAnswer, find_ranges, name_answers
+from .encoder_inputs import EncodedInput, EncodingRequest, checked_batches
 from .entities import Entity, TaggingSettings, find_entities, merge_windows
 from .event_source import EventSource, Submit
 from .label_spans import find_label_spans, name_spans
+from .output_job import OutputJob
 from .zero_shot import softmax
 
 T = TypeVar("T")
 MAX_SPARSE_WEIGHTS = 1 << 19  # of the sparse vectors of all texts of one call
+BYTES_PER_SPAN = 512  # bytes for each span that is compared: its range, its text's hash, their places in two tables
+BYTES_PER_ANSWER = 256  # bytes for each answer that is a part of a text, or a text with a mask filled: without its text
+BYTES_PER_ANSWER_CHARACTER = 4  # bytes for each character of its text
 RETRY_S = 0.1  # seconds until a call tries again to submit its remaining requests
 
 
@@ -211,10 +214,10 @@ async def stream_outputs(
     request: EncodingRequest,
     reads: Sequence[EncodedInput | PolyheadError],
     sources: SubmittedAhead,
-    threads: OwnerThreads,
+    job: OutputJob,
 ) -> AsyncGenerator[EncoderOutput | PolyheadError, None]:
     """Yield the output of each of `reads`, whose requests are submitted by `sources`, in their order. What takes long
-    runs on `threads`.
+    runs on the threads of `job`.
 
     An error is raised and ends the call; with `request.partial` it takes the place of its output. Closing the
     generator aborts the running requests.
@@ -230,11 +233,12 @@ async def stream_outputs(
             if failed and not request.partial:
                 raise failed[0]
             events = [outcome for outcome in outcomes if not isinstance(outcome, PolyheadError)]
-            found = failed[0] if failed else await build_outputs(threads, model, request, read, events)
+            found = failed[0] if failed else await build_outputs(job, model, request, read, events)
             weights += count_weights(found)
             check_weights(request, weights)
             yield found
     finally:
+        job.is_abandoned = True
         sources.close()
 
 
@@ -272,7 +276,7 @@ async def read_events(source: EventSource) -> tuple[list[HeadEvent], Usage] | Po
 
 
 async def build_outputs(
-    threads: OwnerThreads,
+    job: OutputJob,
     model: Model,
     request: EncodingRequest,
     read: EncodedInput,
@@ -280,24 +284,24 @@ async def build_outputs(
 ) -> EncoderOutput:
     """Build one input's output from the events of its windows, or its outputs if several forms are asked for."""
     if not request.more_forms:
-        return await build_output(threads, model, request, read, [(events[0], usage) for events, usage in answers])
+        return await build_output(job, model, request, read, [(events[0], usage) for events, usage in answers])
     [(events, usage)] = answers
     outputs = list[ScoreOutput | TokenVectors | SparseVector]()
     for event, form in zip(events, request.forms, strict=True):
-        built = await build_output(threads, model, replace(request, form=form, more_forms=()), read, [(event, usage)])
+        built = await build_output(job, model, replace(request, form=form, more_forms=()), read, [(event, usage)])
         assert isinstance(built, ScoreOutput | TokenVectors | SparseVector), "an output of an embedder"
         outputs.append(built)
     return SeveralOutputs(tuple(outputs), usage)
 
 
 async def build_output(
-    threads: OwnerThreads,
+    job: OutputJob,
     model: Model,
     request: EncodingRequest,
     read: EncodedInput,
     events: Sequence[tuple[HeadEvent, Usage]],
 ) -> EncoderOutput:
-    """Build one input's output from the events of its windows. Long work runs on `threads`."""
+    """Build one input's output from the events of its windows. Long work runs on the threads of `job`."""
     usage = sum((cost for _, cost in events), Usage())
     match events[0][0]:
         case HeadOutput() if model.both_orders:
@@ -311,29 +315,53 @@ async def build_output(
         case TokenOutputs(scores=rows) if request.form == "tokens":
             return TokenVectors(rows, usage)
         case TokenCandidates():
-            filled = [event for event, _ in events if isinstance(event, TokenCandidates)]
-            size = sum(map(len, filled[0].candidates)) * len(read.requests[0].tokens)
-            masks = await run_tokenizer_work(threads, size, partial(fill_candidates, model, read, filled[0]))
-            return FillOutput(masks, usage)
+            [filled] = [event for event, _ in events if isinstance(event, TokenCandidates)]
+            count = sum(map(len, filled.candidates))
+            claim_answers(job, count, count * len(read.source))
+            size = count * len(read.requests[0].tokens)
+            return FillOutput(await run_work(job, size, partial(fill_candidates, model, read, filled, job)), usage)
         case TokenOutputs(scores=rows) if model.label_prompt is not None:
-            table = np.asarray(rows)
-            return TagOutput(await threads.run(table.size, partial(label_words, model, request, read, table)), usage)
+            return TagOutput(await label_words(job, model, request, read, np.asarray(rows)), usage)
         case TokenOutputs():
             tables = [np.asarray(event.scores) for event, _ in events if isinstance(event, TokenOutputs)]
             size = sum(table.size for table in tables)
             if model.task == "span":
-                found = await run_tokenizer_work(threads, size, partial(find_spans, request, read, tables))
-                return SpanOutput(found, usage)
-            entities = await run_tokenizer_work(threads, size, partial(tag_entities, model, request, read, tables))
+                return SpanOutput(await answer_question(job, request, read, tables), usage)
+            entities = await run_work(job, size, partial(tag_entities, model, request, read, tables, job))
             return TagOutput(entities, usage)
 
 
-async def run_tokenizer_work(threads: OwnerThreads, size: int, work: Callable[[], T]) -> T:
-    """Return what `work` returns, on one of `threads`. Raises PolyheadError if the tokenizer fails."""
+async def run_work(job: OutputJob, size: int, work: Callable[[], T]) -> T:
+    """Return what `work` returns, on a thread. Raises PolyheadError if the tokenizer fails."""
     try:
-        return await threads.run(size, work)
+        return await job.run(size, work)
     except TokenizerError as error:
         raise PolyheadError(str(error)) from None
+
+
+def claim_answers(job: OutputJob, count: int, characters: int) -> None:
+    """Claim memory for `count` answers of a text, whose texts have so many characters together."""
+    job.claim.grow(BYTES_PER_ANSWER * count + BYTES_PER_ANSWER_CHARACTER * characters, "the answer")
+
+
+async def answer_question(
+    job: OutputJob, request: EncodingRequest, read: EncodedInput, tables: Sequence[NDArray[np.float32]]
+) -> list[SpanAnswer]:
+    """Return the answers to a question. The memory of their texts is claimed once they are known."""
+    context = read.source[1]
+    assert isinstance(context, str), "a context is text"
+    spans = len(tables) * request.span_options.spans_per_window
+    size = sum(table.size for table in tables) + spans
+
+    def find() -> list[AnswerRange]:
+        with job.reserve(BYTES_PER_SPAN * spans, f"{request.field}: comparing {spans} spans"):
+            windows = (ScoredWindow(*each) for each in zip(read.parts, tables, strict=True))
+            return find_ranges(request.span_options, context, windows, job.check)
+
+    found = await run_work(job, size, find)
+    characters = sum(answer.end - answer.start for answer in found)
+    claim_answers(job, len(found), characters)
+    return await run_work(job, characters, partial(name_answers, context, found))
 
 
 def add_pair_orders(orders: Sequence[Sequence[float]], request: EncodingRequest) -> list[float]:
@@ -345,7 +373,7 @@ def add_pair_orders(orders: Sequence[Sequence[float]], request: EncodingRequest)
 
 
 def tag_entities(
-    model: Model, request: EncodingRequest, read: EncodedInput, tables: Sequence[NDArray[np.float32]]
+    model: Model, request: EncodingRequest, read: EncodedInput, tables: Sequence[NDArray[np.float32]], job: OutputJob
 ) -> list[Entity]:
     tagging = TaggingSettings(
         tokenizer=model.tokenizer,
@@ -353,32 +381,29 @@ def tag_entities(
         aggregation=request.aggregation,
         ignored_labels=request.ignored_labels,
     )
-    text = str(read.source)
-    found = [
-        entity
-        for part, scores in zip(read.parts, tables, strict=True)
-        for entity in find_entities(tagging, text, part, scores)
-    ]
+    text, found = str(read.source), list[Entity]()
+    for part, scores in zip(read.parts, tables, strict=True):
+        job.check()
+        found += find_entities(tagging, text, part, scores)
     return merge_windows(found) if len(tables) > 1 else found
 
 
-def label_words(
-    model: Model, request: EncodingRequest, read: EncodedInput, scores: NDArray[np.float32]
+async def label_words(
+    job: OutputJob, model: Model, request: EncodingRequest, read: EncodedInput, scores: NDArray[np.float32]
 ) -> list[Entity]:
-    assert model.label_prompt is not None, "the model reads labels"
-    found = find_label_spans(model.label_prompt, request.span_search, request.labels, scores, request.field)
-    return name_spans(str(read.source), read.words, request.labels, found)
+    """Return the spans of a text's words that have one of the labels. Their memory is claimed once they are known."""
+    prompt, text = model.label_prompt, str(read.source)
+    assert prompt is not None, "the model reads labels"
+    search = partial(find_label_spans, prompt, request.span_search, request.labels, scores, request.field)
+    found = await run_work(job, scores.size, search)
+    characters = sum(read.words[span.last][1] - read.words[span.first][0] for span in found)
+    claim_answers(job, len(found), characters)
+    return await run_work(job, characters, partial(name_spans, text, read.words, request.labels, found))
 
 
-def find_spans(request: EncodingRequest, read: EncodedInput, tables: Sequence[NDArray[np.float32]]) -> list[SpanAnswer]:
-    context = read.source[1]
-    assert isinstance(context, str), "a context is text"
-    return find_answers(
-        request.span_options, context, [ScoredWindow(*each) for each in zip(read.parts, tables, strict=True)]
-    )
-
-
-def fill_candidates(model: Model, read: EncodedInput, filled: TokenCandidates) -> list[list[MaskCandidate]]:
+def fill_candidates(
+    model: Model, read: EncodedInput, filled: TokenCandidates, job: OutputJob
+) -> list[list[MaskCandidate]]:
     """Return the candidates for each mask. Their texts have no special tokens if there is a single mask; else the other
     masks remain visible.
     """
@@ -392,7 +417,8 @@ def fill_candidates(model: Model, read: EncodedInput, filled: TokenCandidates) -
                 score,
                 fill_text(model, text_request, row, token, plain=lone),
             )
-            for token, score in candidates
+            for some in checked_batches(candidates, job.check)
+            for token, score in some
         ]
         for row, candidates in zip(text_request.rows, filled.candidates, strict=True)
     ]

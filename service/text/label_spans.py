@@ -85,14 +85,13 @@ def join_words(scores: ScoreTable, threshold: float, field: str) -> Iterator[Spa
     # [N, C] the next word that is outside, from each word on
     borders = np.where(outside, np.arange(count)[:, None], count)
     borders = np.minimum.accumulate(borders[::-1], axis=0)[::-1]
-    firsts, labels = np.nonzero(starts & (borders > np.arange(count)[:, None]))
-    total = 0
+    # [N + 1, C] how many ends there are before a word
+    ends_before = np.concatenate([np.zeros((1, ends.shape[1]), np.int64), np.cumsum(ends, axis=0)])
+    reached = np.take_along_axis(ends_before, borders, axis=0) - ends_before[:-1]  # [N, C] of a span that starts here
+    firsts, labels = np.nonzero(starts & (borders > np.arange(count)[:, None]) & (reached > 0))
+    check_candidates(int(reached[firsts, labels].sum()), field)
     for first, label in zip(firsts.tolist(), labels.tolist(), strict=True):
-        border = int(borders[first, label])
-        lasts = np.nonzero(ends[first:border, label])[0]
-        if not len(lasts):
-            continue
-        check_candidates(total := total + len(lasts), field)
+        lasts = np.nonzero(ends[first : int(borders[first, label]), label])[0]
         insides = np.minimum.accumulate(scores[first : first + int(lasts[-1]) + 1, label, 2])
         found = np.minimum(np.minimum(insides[lasts], scores[first + lasts, label, 1]), scores[first, label, 0])
         for last, score in zip((first + lasts).tolist(), found.tolist(), strict=True):

@@ -3,6 +3,7 @@
 import random
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
+from itertools import chain
 from typing import Any, Literal
 
 from polyhead.models.tokenizer import Encoding
@@ -12,10 +13,12 @@ from ..core.grammar import Thinking
 from ..core.model import Model
 from ..core.request import BeamSearchOptions, Generate, Sampling, Terms
 from ..core.text_limits import check_characters, check_token_ids, context_words, input_label
+from .encoder_inputs import checked_batches
 from .generation_request import ChatMessages, FillInMiddle, GenerationRequest, Prompt
 
 SEED_LIMIT = 1 << 63
 MAX_OPTION_TOKENS = 1 << 22  # tokens in the options of a call, counted for each of its answers
+MAX_BANNED_TOKENS = 1 << 16  # tokens of the banned sequences of a call, which are looked at as they occur
 TAG_SEARCH_TOKENS = 16  # the last tokens of a prompt, in which a reasoning tag is searched
 SEED_STRIDE = 0x9E3779B97F4A7C15  # between the seeds of one prompt's answers, so that answers to near seeds share none
 
@@ -27,7 +30,7 @@ def read_prompts(
 
     `check` is called before each prompt, and stops the work by raising.
     """
-    sampling = build_sampling(model, request)
+    sampling = build_sampling(model, request, check)
     stop_tokens = request.stop_tokens if request.ignore_eos else request.stop_tokens | end_tokens(model, request)
     requests = []
     for index, prompt in enumerate(request.prompts):
@@ -78,8 +81,10 @@ def apply_suggestions(model: Model, sampling: Sampling, open_options: Collection
     return replace(sampling, **suggested)
 
 
-def build_sampling(model: Model, request: GenerationRequest) -> Sampling:
-    """Add the tokens of the banned words. Raises BadRequest for tokens that the network does not have, and TooMany."""
+def build_sampling(model: Model, request: GenerationRequest, check: Callable[[], None]) -> Sampling:
+    """Add the tokens of the banned words, with a `check` between slices of them. Raises BadRequest for tokens that the
+    network does not have, and TooMany.
+    """
     sampling = apply_suggestions(model, request.sampling, request.open_options)
     if model.generation_defaults and request.prompt_logprobs >= 0:
         message = f"{model.name} reads a prompt and writes another text; it does not say how likely a prompt is"
@@ -89,10 +94,25 @@ def build_sampling(model: Model, request: GenerationRequest) -> Sampling:
     check_token_ids(model, sampling.allowed, "allowed_token_ids")
     for row in sampling.banned:
         check_token_ids(model, row, "bad_words_ids or suppress_tokens")
-    words = [row for word in request.bad_words for row in encode_word(model, word)]
+    words = list[tuple[int, ...]]()
+    check_banned_count(sampling.banned, words)
+    for some in checked_batches(request.bad_words, check):
+        words += (row for word in some for row in encode_word(model, word))
+        check_banned_count(sampling.banned, words)
     check_option_count(request, sum(map(len, words)))
     words += model.generation_defaults.sampling.banned if model.generation_defaults else ()
     return replace(sampling, banned=(*sampling.banned, *words)) if words else sampling
+
+
+def check_banned_count(rows: Sequence[tuple[int, ...]], words: Sequence[tuple[int, ...]]) -> None:
+    """Raise TooMany where banned sequences of more than one token, `words` among them, have too many tokens."""
+    count = sum(len(row) for row in chain(rows, words) if len(row) > 1)
+    if count > MAX_BANNED_TOKENS:
+        message = (
+            f"bad_words: the words that are banned, each at the beginning of a text and after a space, have at most "
+            f"{MAX_BANNED_TOKENS} tokens together, got {count} tokens or more; ban fewer or shorter words"
+        )
+        raise TooMany(message, param="bad_words")
 
 
 def check_option_count(request: GenerationRequest, word_tokens: int) -> None:

@@ -41,6 +41,7 @@ from ...core.text_limits import input_label
 from ...metrics import Metrics
 from ...runtime.model_resolver import is_placeholder
 from ...text.event_source import EventSource, Submit, SubmitCall
+from ...text.output_job import OutputJob
 from ...text.tokenization import TextProcessor
 from ..access.authorized_models import AuthorizedModels
 from ..access.model_paths import is_below, path_below_model
@@ -118,6 +119,12 @@ def authorized_models(request: Request) -> AuthorizedModels:
 def request_context(request: Request) -> RequestContext:
     found: RequestContext = request.state.context
     return found
+
+
+def output_job(request: Request, model: Model, terms: Terms) -> OutputJob:
+    """The reading of a call's answers, on the threads for short texts."""
+    context = request_context(request)
+    return OutputJob(server(request).text.output_threads(model, context.owner), terms, context.claim)
 
 
 def answer_threads(request: Request) -> OwnerThreads:

@@ -42,7 +42,16 @@ from ...text.encoder_outputs import (
     stream_outputs,
     submit_inputs,
 )
-from .dialect import EngineRequest, answer_threads, read_terms, request_context, server, submitter, turn_taker
+from .dialect import (
+    EngineRequest,
+    answer_threads,
+    output_job,
+    read_terms,
+    request_context,
+    server,
+    submitter,
+    turn_taker,
+)
 from .streaming import LineStream, PartsResponse, dumps_sliced, encode_events, encode_line
 
 Replies = AsyncGenerator[EncoderOutput | PolyheadError, None]
@@ -101,8 +110,9 @@ async def start_replies(request: Request, wire: EngineRequest, model: Model, enc
     Memory for the results is claimed for the whole call: the work for a part of it would be lost.
     """
     call = f"{model.task}-{uuid.uuid4().hex}"
+    terms = read_terms(request, wire)
     with request_context(request).time_tokenising():
-        encoded = await server(request).text.read_inputs(model, encoding, call, read_terms(request, wire))
+        encoded = await server(request).text.read_inputs(model, encoding, call, terms)
     size = sum(input_memory(model, one) for one in encoded if isinstance(one, EncodedInput))
     request_context(request).claim.grow(size, "the answer")
     ahead = STEPS_AHEAD * server(request).settings.encoder_step_tokens
@@ -111,8 +121,7 @@ async def start_replies(request: Request, wire: EngineRequest, model: Model, enc
         await take_turn()
     sources = submit_inputs(encoded, submitter(request, model), ahead, take_turn)
     request_context(request).cleanup.callback(sources.close)
-    threads = server(request).text.output_threads(model, request_context(request).owner)
-    return stream_outputs(model, encoding, encoded, sources, threads)
+    return stream_outputs(model, encoding, encoded, sources, output_job(request, model, terms))
 
 
 def input_memory(model: Model, one: EncodedInput) -> int:

@@ -35,7 +35,18 @@ from ...text.encoder_outputs import stream_outputs, submit_inputs
 from ...text.event_source import EventSource, Submit
 from ...text.generation_request import ChatMessages, GenerationRequest, Prompt
 from ...text.tokenization import TokenizerJob, text_length
-from .dialect import EngineRequest, Wire, between, max_items, must_be, read_terms, request_context, server, submitter
+from .dialect import (
+    EngineRequest,
+    Wire,
+    between,
+    max_items,
+    must_be,
+    output_job,
+    read_terms,
+    request_context,
+    server,
+    submitter,
+)
 from .explain_options import ExplainFields
 
 MAX_EXPLAINED_TOKENS = 256  # generated tokens that are explained
@@ -172,8 +183,8 @@ async def encode_subject(explain_call: ExplainCall, given: str | tuple[str, str]
         return subject
     check_token_count(len(subject.shown_tokens), server(explain_call.request).settings)  # before the answer is computed
     sources = submit_inputs(encoded[:1], explain_call.submit, len(subject.tokens))
-    threads = server(explain_call.request).text.output_threads(model, request_context(explain_call.request).owner)
-    async with aclosing(stream_outputs(model, encoding, encoded[:1], sources, threads)) as answers:
+    job = output_job(explain_call.request, model, explain_call.terms)
+    async with aclosing(stream_outputs(model, encoding, encoded[:1], sources, job)) as answers:
         reply = await anext(answers)
     assert not isinstance(reply, PolyheadError), "one text alone raises"
     return replace(subject, goals=(choose_goal(model, options, encoded[0], reply),))

@@ -138,6 +138,53 @@ def test_slow_work_of_one_source_holds_up_no_other_source(stuck: threading.Event
     asyncio.run(run())
 
 
+@pytest.mark.parametrize("count", [1, 2, 4])
+def test_slow_work_of_one_owner_holds_up_no_other_owner_of_the_same_source(stuck: threading.Event, count: int) -> None:
+    """Other owners' work of the source is done while it is slow, and after it was abandoned."""
+
+    async def run() -> None:
+        pool = ThreadPool(count, "few", abandon_after=0.3, replace_after=0.02)
+        evil = [asyncio.create_task(pool.run(stuck.wait, WorkInfo("it", "m", "evil"))) for _ in range(8)]
+        async with asyncio.timeout(PATIENCE_S):
+            while not all(task.done() for task in evil):
+                assert await pool.run(lambda: 5, WorkInfo("it", "m", "good")) == 5
+                await asyncio.sleep(0.001)
+            with pytest.raises(Unavailable, match="another of the same model has not returned"):
+                await pool.run(lambda: 5, WorkInfo("it", "m", "evil"))
+            assert await pool.run(lambda: 5, WorkInfo("it", "m", "good")) == 5
+        errors = [type(task.exception()) for task in evil]
+        assert 1 <= errors.count(TooComplex) < count + max(count // 2, 1), "all threads, and those in their places"
+        assert errors.count(Unavailable) == len(evil) - errors.count(TooComplex)
+        stuck.set()
+        async with asyncio.timeout(PATIENCE_S):
+            await until(lambda: not (pool._slow or pool._abandoned))
+        pool.close()
+
+    asyncio.run(run())
+
+
+def test_a_source_that_hangs_for_all_its_owners_takes_few_threads(stuck: threading.Event) -> None:
+    async def run() -> None:
+        pool, begun = ThreadPool(2, "few", abandon_after=0.1, replace_after=0.02), list[str]()
+
+        def hang(owner: str) -> None:
+            begun.append(owner)
+            stuck.wait()
+
+        tasks = [
+            asyncio.create_task(pool.run(lambda owner=owner: hang(owner), WorkInfo("it", "hostile", owner)))  # type: ignore[misc]
+            for owner in "abcdefgh"
+        ]
+        async with asyncio.timeout(PATIENCE_S):
+            outcomes = await asyncio.gather(*tasks, return_exceptions=True)
+        assert {type(each) for each in outcomes} == {TooComplex, Unavailable}
+        assert len(begun) <= 6, "twice as many as there are threads, and those that run at once"
+        stuck.set()
+        pool.close()
+
+    asyncio.run(run())
+
+
 def test_work_without_a_waiter_is_not_begun(stuck: threading.Event) -> None:
     async def run() -> None:
         pool, begun = ThreadPool(1, "one", PATIENCE_S), list[str]()

@@ -23,11 +23,13 @@ from transformers import (
 )
 
 from polyhead.models.native.library import runnable_targets
+from polyhead.models.seq2seq.decoding import repeated_ngram_tokens
 from polyhead.service.core.errors import BadRequest
 from polyhead.service.core.request import Generate, Sampling
 from polyhead.service.engine.generator_worker import GeneratorWorker
 from polyhead.service.engine.logits_processors import (
     LogitsProcessor,
+    RepeatedNgrams,
     SharedRules,
     TokenRules,
     apply_masks,
@@ -334,3 +336,73 @@ def test_requests_with_the_same_options_share_their_rules_while_one_is_open() ->
     table = rules.table
     one, other = (LogitsProcessor(request, rules) for _ in range(2))
     assert one.changes[1] is other.changes[1] is table.changes[1]
+
+
+class ComparedToken(int):
+    """A token that counts how often it is compared or looked up."""
+
+    comparisons = 0
+
+    def __eq__(self, other: object) -> bool:
+        ComparedToken.comparisons += 1
+        return int(self) == other
+
+    def __hash__(self) -> int:
+        ComparedToken.comparisons += 1
+        return hash(int(self))
+
+
+def test_a_token_does_not_cost_a_comparison_of_all_banned_sequences() -> None:
+    """Each of 200 sequences agrees with the 100 last tokens but for its first one: one after the other they would be
+    20,000 comparisons.
+    """
+    rows = tuple((ComparedToken(20 + number % 9), *[ComparedToken(1)] * 100, number % 9) for number in range(200))
+    request = asked(Sampling(banned=(*rows, (1, 1, 40))), [1] * 300)
+    one, logits = fresh(request), random_logits(1)
+    found = process_logits(logits, [one.after_drafts(())])[0]
+    assert found.isneginf().nonzero().flatten().tolist() == [40]
+    for _ in range(3):
+        one.push(1)
+        ComparedToken.comparisons = 0
+        one.after_drafts(())
+        assert ComparedToken.comparisons <= 110
+
+
+@settings(max_examples=200, deadline=None)
+@given(
+    st.lists(st.integers(0, 3), min_size=1, max_size=30),
+    st.lists(st.integers(0, 3), max_size=40),
+    st.sampled_from([2, 3, 5, 64]),
+)
+def test_repeated_ngrams_are_those_of_all_tokens(prompt: list[int], answer: list[int], size: int) -> None:
+    """They are kept up to date with each token, and found in one pass, as if all tokens were compared."""
+    ngrams = RepeatedNgrams(prompt, size)
+    tokens = list(prompt)
+    assert ngrams.next_tokens.tolist() == repeated_ngram_tokens(tokens, size)
+    for token in answer:
+        fork = ngrams.fork()
+        ngrams.push(token)
+        assert fork.next_tokens.tolist() == repeated_ngram_tokens(tokens, size), "the fork has its own tokens"
+        tokens.append(token)
+        assert ngrams.next_tokens.tolist() == repeated_ngram_tokens(tokens, size)
+
+
+@pytest.mark.parametrize(
+    "sampling",
+    [
+        Sampling(repetition_penalty=1.2),
+        Sampling(no_repeat_ngram_size=1),
+        Sampling(repetition_penalty=0.5, bias=((3, 1.0),)),
+    ],
+)
+def test_a_prompt_is_read_once_for_all_its_answers(sampling: Sampling) -> None:
+    """As many answers as there are places begin in one step, and forks of an answer share the prompt, too."""
+    request = replace(asked(sampling, [1]), tokens=CountedTokens(range(40)))
+    rules, logits = TokenRules(request), random_logits(1)
+    CountedTokens.reads = 0
+    answers = [LogitsProcessor(replace(request, sampling=replace(sampling, seed=n)), rules) for n in range(100)]
+    assert CountedTokens.reads == 1
+    assert len({id(one.fork().steps[1][0].base) for one in answers}) == 1
+    other = LogitsProcessor(replace(request, sampling=replace(sampling, repetition_penalty=1.7)), rules)
+    expected = reference(logits[0], replace(request, sampling=replace(sampling, repetition_penalty=1.7)), [])
+    torch.testing.assert_close(process_logits(logits, [other])[0], expected)

@@ -7,10 +7,22 @@ from typing import Any
 import numpy as np
 import pytest
 import transformers as tf
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from transformers.pipelines.document_question_answering import select_starts_ends
 
 from polyhead.models.tokenizer import Encoding, Tokenizer
-from polyhead.service.text.answer_spans import ScoredWindow, SpanAnswer, SpanOptions, find_answers
+from polyhead.service.core.errors import AnswerTooLarge
+from polyhead.service.text import answer_spans
+from polyhead.service.text.answer_spans import (
+    ScoredWindow,
+    SpanAnswer,
+    SpanOptions,
+    best_spans,
+    find_answers,
+    find_ranges,
+    window_maxima,
+)
 from tests.service.engine.test_head_outputs import answered, read, worker
 from tests.support import checkpoints
 
@@ -116,8 +128,8 @@ def lazy(tmp_path_factory: pytest.TempPathFactory) -> Encoding:
 def window(encoding: Encoding, start: dict[int, float], end: dict[int, float]) -> ScoredWindow:
     """Logits that are high in these rows and low in the others."""
     scores = np.full((len(encoding), 2), -50, np.float32)
-    for column, given in enumerate((start, end)):
-        for row, logit in given.items():
+    for column, high in enumerate((start, end)):
+        for row, logit in high.items():
             scores[row, column] = logit
     return ScoredWindow(encoding, scores)
 
@@ -157,3 +169,112 @@ def test_no_span_is_too_long_or_runs_backwards(lazy: Encoding) -> None:
     one = window(lazy, {6: 9, 3: 5}, {6: 1, 3: 5, 4: 4})
     every = find_answers(SpanOptions(top_k=100, max_tokens=2, whole_words=False), "dog foxe Dog", [one])
     assert {answer.text for answer in every} <= {"dog", "dog fox", "fox", "foxe", "e", "e Dog", "Dog"}
+
+
+@settings(max_examples=300, deadline=None)
+@given(
+    st.lists(st.tuples(st.integers(0, 4), st.integers(0, 4)), min_size=1, max_size=25),
+    st.integers(1, 60),
+    st.integers(1, 30),
+)
+def test_the_best_spans_are_those_of_all_spans(logits: list[tuple[int, int]], count: int, most: int) -> None:
+    """Many are equally probable: the earlier ones come first."""
+    start, end = (np.array(column, np.float32) / 4 for column in zip(*logits, strict=True))
+    every = [
+        (first, last, float(start[first] * end[last]))
+        for first in range(1, len(start))
+        for last in range(first, min(first + most, len(start)))
+        if start[first] * end[last] > 0
+    ]
+    every.sort(key=lambda span: -span[2])
+    assert list(best_spans(start, end, count, most)) == every[:count]
+
+
+def test_few_first_tokens_are_looked_at_for_few_spans(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of 4,096 tokens with 1,000 spans each, four million, those of twelve tokens are compared."""
+    compared, largest = list[int](), answer_spans.largest_indices
+
+    def counted(values: Any, count: int) -> Any:
+        compared.append(len(values))
+        return largest(values, count)
+
+    monkeypatch.setattr(answer_spans, "largest_indices", counted)
+    random = np.random.default_rng(0)
+    start, end = (random.random(4096).astype(np.float32) for _ in range(2))
+    assert len(list(best_spans(start, end, 12, 1000))) == 12
+    assert compared == [12 * 1000]
+
+
+@pytest.mark.parametrize("size", range(1, 10))
+def test_the_maxima_of_neighbours(size: int) -> None:
+    values = np.random.default_rng(size).random(20).astype(np.float32)
+    expected = [max(values[place : place + size]) for place in range(20 - size + 1)]
+    assert window_maxima(values, size).tolist() == pytest.approx(expected)
+
+
+class CountedEncoding:
+    """200 tokens of a context, two for each word; counts how often one of its lists is read."""
+
+    reads = 0
+
+    def __init__(self, count: int = 200) -> None:
+        self._count = count
+
+    def __len__(self) -> int:
+        return self._count
+
+    def __getattr__(self, name: str) -> list[Any]:
+        CountedEncoding.reads += self._count
+        inner = self._count - 2
+        return {
+            "texts": [None, *[1] * inner, None],
+            "words": [None, *[row // 2 for row in range(inner)], None],
+            "special": [True, *[False] * inner, True],
+            "offsets": [(0, 0), *[(3 * row, 3 * row + 3) for row in range(inner)], (0, 0)],
+        }[name]
+
+
+def wide_window(seed: int) -> ScoredWindow:
+    scores = np.random.default_rng(seed).standard_normal((200, 2)).astype(np.float32)
+    return ScoredWindow(CountedEncoding(), scores)  # type: ignore[arg-type]
+
+
+def test_the_words_of_a_window_are_looked_for_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """And not in all its tokens for each of 2,010 spans. A text that is found in several windows is hashed once."""
+    hashed, real = list[str](), answer_spans.hash_text
+
+    def counted(text: str) -> bytes:
+        hashed.append(text)
+        return real(text)
+
+    monkeypatch.setattr(answer_spans, "hash_text", counted)
+    context = "".join(f"{number:x} " for number in range(1000))[:594]
+    options, words = SpanOptions(top_k=1000, max_tokens=1000), answer_spans.word_ends
+    searched = list[int]()
+    monkeypatch.setattr(answer_spans, "word_ends", lambda encoding: searched.append(1) or words(encoding))  # type: ignore[func-returns-value]
+    windows = [wide_window(seed) for seed in (1, 1, 1, 2)]
+    found = find_answers(options, context, windows)
+    assert len(found) == 1000
+    assert len(searched) == 4
+    assert len(hashed) == len(set(hashed)) <= 99 * 100 // 2, "of 99 words"
+
+
+def test_the_search_ends_between_windows_if_nobody_waits() -> None:
+    checks = list[int]()
+
+    def check() -> None:
+        checks.append(1)
+        if len(checks) == 3:
+            raise TimeoutError
+
+    with pytest.raises(TimeoutError):
+        find_ranges(SpanOptions(), "a" * 600, (wide_window(seed) for seed in range(100)), check)
+
+
+def test_long_spans_are_bounded_by_their_characters(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Their texts are not kept, but each is read."""
+    monkeypatch.setattr(answer_spans, "MAX_SPAN_CHARACTERS", 10_000)
+    with pytest.raises(AnswerTooLarge, match=r"^parameters.top_k: the spans .* more than 10000 characters") as caught:
+        find_answers(SpanOptions(top_k=1000, max_tokens=1000), "ab " * 200, [wide_window(0)])
+    assert caught.value.param == "parameters.top_k"
+    assert find_answers(SpanOptions(top_k=1000, max_tokens=1), "ab " * 200, [wide_window(0)] * 9)

@@ -21,6 +21,7 @@ from polyhead.service.concurrency.thread_pool import OwnerThreads, ThreadPool
 from polyhead.service.core.errors import (
     AnswerTooLarge,
     BadRequest,
+    Expired,
     Overloaded,
     PolyheadError,
     StepFailed,
@@ -28,7 +29,8 @@ from polyhead.service.core.errors import (
     TooMany,
 )
 from polyhead.service.core.model import Model
-from polyhead.service.core.request import Done, Encode, Failed, HeadOutput, TokenCandidates
+from polyhead.service.core.request import Done, Encode, Failed, HeadOutput, Terms, TokenCandidates
+from polyhead.service.resources.request_memory import Headroom, MemoryClaim
 from polyhead.service.text import encoder_inputs as inputs
 from polyhead.service.text import encoder_outputs as answers
 from polyhead.service.text.answer_spans import SpanOptions
@@ -55,6 +57,7 @@ from polyhead.service.text.encoder_outputs import (
 )
 from polyhead.service.text.entities import Aggregation
 from polyhead.service.text.event_source import Submit
+from polyhead.service.text.output_job import OutputJob
 from polyhead.service.text.tokenization import DEFAULT_TERMS
 from tests.service.engine.test_head_outputs import answered, worker
 from tests.support import checkpoints
@@ -83,8 +86,8 @@ class Case:
         return collected(self.model, reading, reads, self.submit)
 
 
-def threads() -> OwnerThreads:
-    return OwnerThreads(ThreadPool(1, "text", math.inf), "reading the answer", "", "")
+def output_job(**options: Any) -> OutputJob:
+    return OutputJob(OwnerThreads(ThreadPool(1, "text", math.inf), "reading the answer", "", ""), **options)
 
 
 def collected(
@@ -92,7 +95,7 @@ def collected(
 ) -> list[EncoderOutput | PolyheadError]:
     async def collect() -> list[EncoderOutput | PolyheadError]:
         sources = submit_inputs(reads, submit, AHEAD)
-        return [reply async for reply in stream_outputs(model, reading, reads, sources, threads())]
+        return [reply async for reply in stream_outputs(model, reading, reads, sources, output_job())]
 
     return asyncio.run(collect())
 
@@ -179,6 +182,98 @@ def test_answers_are_found_in_the_windows_of_a_long_context(finder: Case) -> Non
     )
     assert [list(request.tokens) for request in read.requests] == expected["input_ids"]
     assert [part.offsets for part in read.parts] == [each.offsets for each in expected.encodings]
+
+
+def test_the_spans_of_all_windows_of_a_context_are_bounded(finder: Case) -> None:
+    """Those of one context: each is an answer of its own, and many short contexts have a window each."""
+    windows, options = WindowOptions(overlap=8, size=40), SpanOptions(top_k=1000)
+    with pytest.raises(
+        TooMany, match=r"^parameters.top_k: 1000 answers .* 2010 spans of each of \d+ windows, .* 65536"
+    ) as e:
+        finder.replies(("What is it?", LONG * 4), windows=windows, span_options=options)
+    assert e.value.param == "parameters.top_k"
+    found = finder.replies(*[("What is it?", "Paris, of course")] * 40, windows=windows, span_options=options)
+    assert all(found)
+
+
+class RecordingClaim(MemoryClaim):
+    """Records what is claimed, and its parts."""
+
+    def __init__(self) -> None:
+        super().__init__(Headroom())
+        self.claimed, self.parts = list[int](), list[MemoryClaim]()
+
+    @property
+    def size(self) -> int:
+        return self._size
+
+    def grow(self, size: int, what: str) -> None:
+        self.claimed.append(size)
+        super().grow(size, what)
+
+    def open_part(self) -> "RecordingClaim":
+        part = RecordingClaim()
+        self.parts.append(part)
+        return part
+
+
+def read_outputs(case: Case, reading: EncodingRequest, job: OutputJob) -> list[Any]:
+    reads = read_inputs(case.model, reading, "call", DEFAULT_TERMS)
+
+    async def collect() -> list[Any]:
+        sources = submit_inputs(reads, case.submit, AHEAD)
+        return [reply async for reply in stream_outputs(case.model, reading, reads, sources, job)]
+
+    return asyncio.run(collect())
+
+
+def test_what_answers_take_is_claimed(finder: Case, filler: Case) -> None:
+    claim, windows = RecordingClaim(), WindowOptions(overlap=8, size=40)
+    question = EncodingRequest(
+        field="inputs", inputs=(("What is it?", LONG),), windows=windows, span_options=SpanOptions(top_k=50)
+    )
+    [found] = read_outputs(finder, question, output_job(claim=claim))
+    count = len(read_inputs(finder.model, question, "call", DEFAULT_TERMS)[0].requests)  # type: ignore[union-attr]
+    compared = answers.BYTES_PER_SPAN * 110 * count
+    texts = sum(answers.BYTES_PER_ANSWER + 4 * len(answer.text) for answer in found.answers)
+    [part] = claim.parts
+    assert isinstance(part, RecordingClaim)
+    assert (part.claimed, part.size) == ([compared], 0), "it is given back"
+    assert claim.size == texts
+    claim = RecordingClaim()
+    masked = EncodingRequest(field="inputs", inputs=("The [MASK] fox.",), top_k=7)
+    read_outputs(filler, masked, output_job(claim=claim))
+    assert claim.size == 7 * (answers.BYTES_PER_ANSWER + 4 * len("The [MASK] fox."))
+
+
+@pytest.mark.parametrize("kind", ["finder", "tagger", "filler"])
+def test_no_answer_is_read_after_the_deadline_or_when_nobody_waits(kind: str, request: pytest.FixtureRequest) -> None:
+    """The work on the thread ends at the next window, or after few words for a mask."""
+    case: Case = request.getfixturevalue(kind)
+    reading = {
+        "finder": EncodingRequest(
+            field="inputs", inputs=(("What is it?", LONG),), windows=WindowOptions(overlap=8, size=40)
+        ),
+        "tagger": EncodingRequest(
+            field="inputs", inputs=(LONG,), windows=WindowOptions(overlap=9), aggregation="simple"
+        ),
+        "filler": EncodingRequest(field="inputs", inputs=("The [MASK] fox.",)),
+    }[kind]
+    assert read_outputs(case, reading, output_job())
+    job = output_job()
+    job.is_abandoned = True
+    with pytest.raises(Expired, match="the deadline has passed while the answer was being read"):
+        read_outputs(case, reading, job)
+    with pytest.raises(Expired):
+        read_outputs(case, reading, output_job(terms=Terms(deadline=0.0)))
+
+
+def test_a_call_that_ends_leaves_its_work_behind(finder: Case) -> None:
+    job = output_job()
+    read_outputs(finder, EncodingRequest(field="inputs", inputs=(("What?", "Paris"),)), job)
+    assert job.is_abandoned
+    with pytest.raises(Expired):
+        job.check()
 
 
 def span(found: SpanOutput) -> tuple[int, int]:
@@ -382,7 +477,7 @@ def test_a_long_call_has_few_texts_with_the_engine(tiny_classifier: Path) -> Non
     async def collect() -> int:
         nonlocal most
         count = 0
-        async for reply in stream_outputs(judge, asked, reads, submit_inputs(reads, engine, AHEAD), threads()):
+        async for reply in stream_outputs(judge, asked, reads, submit_inputs(reads, engine, AHEAD), output_job()):
             assert isinstance(reply, ScoreOutput)
             count, most = count + 1, max(most, engine.open)
         return count
@@ -409,7 +504,7 @@ def test_without_free_tokens_a_call_is_rejected_at_its_beginning_and_waits_later
     async def collect() -> int:
         count = 0
         asked, reads = many([64] * 300)
-        async for _ in stream_outputs(judge, asked, reads, submit_inputs(reads, engine, AHEAD), threads()):
+        async for _ in stream_outputs(judge, asked, reads, submit_inputs(reads, engine, AHEAD), output_job()):
             count += 1
             engine.refusals = 3 if count == 1 else engine.refusals
         return count

@@ -87,6 +87,26 @@ def test_too_many_candidates_are_refused(monkeypatch: pytest.MonkeyPatch, width:
     assert find_label_spans(prompt, SpanSearch(threshold=0.95), ("a", "b"), scores, "inputs") == []
 
 
+@pytest.mark.parametrize("ends", [0.1, 0.9])
+def test_no_start_is_followed_in_vain(monkeypatch: pytest.MonkeyPatch, ends: float) -> None:
+    """20,000 words begin a span of some label: none is followed where no end is in reach, or too many are."""
+    scores = np.full((200, 100, 3), 0.9, np.float32)
+    scores[:, :, 1] = ends
+    searches, real = list[int](), np.nonzero
+
+    def counted(table: np.ndarray) -> tuple[np.ndarray, ...]:
+        searches.append(1)
+        return real(table)
+
+    monkeypatch.setattr(np, "nonzero", counted)
+    if ends < 0.5:
+        assert not list(join_words(scores, 0.5, "inputs"))
+    else:
+        with pytest.raises(AnswerTooLarge):
+            next(join_words(scores, 0.5, "inputs"))
+    assert len(searches) == 1
+
+
 def test_words_and_names() -> None:
     text = "Größe_x, New-York- 日本 5.2"
     words = split_words(text)

@@ -8,11 +8,12 @@ import pytest
 
 from polyhead.models.chat import ChatTemplate
 from polyhead.models.tokenizer import Tokenizer
-from polyhead.service.core.errors import BadRequest, TooLong, TooMany
+from polyhead.service.core.errors import BadRequest, Expired, TooLong, TooMany
 from polyhead.service.core.model import Model
 from polyhead.service.core.request import DEFAULT_TERMS, Sampling
-from polyhead.service.text.generation_request import ChatMessages, FillInMiddle
-from polyhead.service.text.prompts import MAX_OPTION_TOKENS
+from polyhead.service.text import prompts as text_prompts
+from polyhead.service.text.generation_request import ChatMessages, FillInMiddle, GenerationRequest
+from polyhead.service.text.prompts import MAX_OPTION_TOKENS, encode_word, read_prompts
 from polyhead.service.text.tokenization import TextProcessor
 from tests.support import checkpoints
 from tests.support.checkpoints import CHAT_TEMPLATE
@@ -162,6 +163,40 @@ def test_the_options_of_a_call_are_bounded_for_all_its_answers_together(generato
             prompts(generator, "a", "b", count=2, sampling=replace(sampling, **more))
     with pytest.raises(TooMany, match=r"4 answers"):
         prompts(generator, "a", "b", count=2, sampling=sampling, bad_words=("a",))
+
+
+def test_the_tokens_of_banned_words_are_bounded_before_all_are_tokenised(
+    generator: Model, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A word that is one token is banned by its number, and is not counted."""
+    monkeypatch.setattr(text_prompts, "MAX_BANNED_TOKENS", 100)
+    tokenised = list[str]()
+
+    def encode(model: Model, word: str) -> list[tuple[int, ...]]:
+        tokenised.append(word)
+        return encode_word(model, word)
+
+    monkeypatch.setattr(text_prompts, "encode_word", encode)
+    singles = tuple((number,) for number in range(1, 200))
+    prompts(generator, "a", bad_words=("the fox",), sampling=Sampling(banned=singles))
+    with pytest.raises(TooMany, match=r"bad_words: .* at most 100 tokens together, got \d+ tokens or more; ban fewer"):
+        prompts(generator, "a", bad_words=("the quick brown fox jumps",) * 1000)
+    assert len(tokenised) < 100
+    with pytest.raises(TooMany, match="bad_words: "):
+        prompts(generator, "a", sampling=Sampling(banned=((1, 2, 3),) * 34))
+
+
+def test_banned_words_are_tokenised_as_long_as_somebody_waits(generator: Model) -> None:
+    checks = list[int]()
+
+    def check() -> None:
+        checks.append(1)
+        if len(checks) == 3:
+            raise Expired("nobody waits")
+
+    asked = GenerationRequest(field="prompt", prompts=("a",), sampling=Sampling(), bad_words=("fox",) * 1000)
+    with pytest.raises(Expired):
+        read_prompts(generator, asked, "call", DEFAULT_TERMS, check)
 
 
 def test_the_checkpoint_sets_the_options_that_a_request_leaves_open(generator: Model) -> None:
