@@ -173,9 +173,8 @@ def part_size(part: AnswerDelta) -> int:
 
 async def write_json(request: Request, parts: Sequence[AnswerDelta], content: Callable[[], Any]) -> PartsResponse:
     """A response with `content`, made of `parts`, as JSON.  Large answers are written on a thread."""
-    if not fits_inline(parts):
-        size = SCORE_BYTES * sum(map(part_size, parts))
-        return PartsResponse(await answer_threads(request).run(size, lambda: dump_chunks(content())))
+    if (cost := writing_cost(parts)) >= INLINE_SCORES:
+        return PartsResponse(await answer_threads(request).run(SCORE_BYTES * cost, lambda: dump_chunks(content())))
     made = content()
     size = json_weight(made, INLINE_BYTES)
     if size <= INLINE_BYTES:
@@ -183,14 +182,14 @@ async def write_json(request: Request, parts: Sequence[AnswerDelta], content: Ca
     return PartsResponse(await answer_threads(request).run(size, partial(dump_chunks, made)))
 
 
-def fits_inline(parts: Sequence[AnswerDelta]) -> bool:
-    """Whether `parts` are small enough to be written on the event loop."""
+def writing_cost(parts: Sequence[AnswerDelta]) -> int:
+    """The cost of writing `parts`, in log-probabilities.  From INLINE_SCORES on it is estimated by the first parts."""
     size = 0
-    for part in parts:
+    for count, part in enumerate(parts, 1):
         size += part_size(part)
         if size >= INLINE_SCORES:
-            return False
-    return True
+            return size * len(parts) // count
+    return size
 
 
 def mean_logprob(piece: AnswerDelta) -> float:
