@@ -6,7 +6,6 @@ answer.
 
 from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
-from functools import partial
 from typing import Any
 
 from ...concurrency.time_slices import map_lazily
@@ -56,7 +55,7 @@ def write_answer(parameters: GenerateParameters, model: Model, prompt: str, piec
 
 def write_details(parameters: GenerateParameters, model: Model, piece: AnswerDelta) -> dict[str, Any]:
     top = (
-        {"top_tokens": map_lazily(partial(write_top_tokens, model), piece.logprobs)} if parameters.top_n_tokens else {}
+        {"top_tokens": [write_top_tokens(model, token) for token in piece.logprobs]} if parameters.top_n_tokens else {}
     )
     prefill = map_lazily(write_prefill_token, piece.prompt_logprobs)
     return {**finish_fields(parameters, piece), "prefill": prefill, "tokens": list_tokens(model, piece), **top}
@@ -66,9 +65,9 @@ def write_prefill_token(one: TokenLogprobs) -> dict[str, Any]:
     return {"id": one.id, "text": decode_token(one.token), "logprob": one.token.logprob}
 
 
-def list_tokens(model: Model, piece: AnswerDelta) -> Sequence[dict[str, Any]]:
-    """The tokens of a whole answer; each object is made when it is written."""
-    return map_lazily(lambda each: write_token(model, *each), split_text(piece.logprobs, 0, piece.text))
+def list_tokens(model: Model, piece: AnswerDelta) -> list[dict[str, Any]]:
+    """The tokens of a whole answer."""
+    return [write_token(model, *each) for each in split_text(piece.logprobs, 0, piece.text)]
 
 
 def full_text(parameters: GenerateParameters, prompt: str, text: str) -> str:
