@@ -6,6 +6,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterat
 from itertools import islice
 from typing import Any, TypeVar
 
+S = TypeVar("S")
 T = TypeVar("T")
 SLICE_SIZE = 128  # texts, prompts or answers handled in one iteration of the event loop, or in one step of the engine
 TOKENS_PER_SLICE = 32  # tokens of one answer or prompt that are made text in one iteration of the event loop
@@ -59,6 +60,11 @@ class LazySequence(Sequence[T]):
 
     def __getitem__(self, index: Any) -> Any:  # slices are not supported
         return self._make(self._indexes[index])
+
+
+def map_lazily(function: Callable[[S], T], items: Sequence[S]) -> LazySequence[T]:
+    """What `function` returns for each of `items`, called every time it is read."""
+    return LazySequence(len(items), lambda index: function(items[index]))
 
 
 def split_in_slices(items: Sequence[T], size: int = SLICE_SIZE) -> Iterator[Sequence[T]]:

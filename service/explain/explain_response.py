@@ -7,11 +7,13 @@ weights are indexes into it.
 import base64
 import math
 from collections.abc import Iterator, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from ..concurrency.time_slices import map_lazily
 from ..config.settings import Settings
 from ..core.errors import AnswerTooLarge, BadRequest
 from ..core.model import Model
@@ -32,6 +34,7 @@ WEIGHT_BYTES = 8  # bytes of memory for each weight: a float32, and a copy
 PAIR_MEMORY_BYTES = 150  # bytes of memory for each column and weight of a top_k
 TOKEN_BYTES = 600  # bytes of memory and of JSON for each token
 ATTRIBUTION_BYTES = 400  # the same for each token of each attribution
+BASE64_BYTES = 3 << 14  # bytes that are encoded at a time; a multiple of 3, so that only the last part is padded
 TOLERANCE = 0.05  # share of the score difference that the attributions may miss
 ROUNDING = 1e-4
 FloatArray = NDArray[np.float32]
@@ -226,21 +229,23 @@ def row_and_column_ranges(kind: str, subject: ExplainSubject) -> tuple[range, ra
 
 
 def encode_weights(parameters: ExplainParameters, values: FloatArray, columns: range) -> Mapping[str, Any]:
+    """Return the weights [L, H, R, C]: of a top_k for each row the largest, which are found when they are written."""
     if parameters.top_k and parameters.method == "attention":
-        return {
-            "top": [
-                [[[*largest_weights(row, parameters.top_k, columns)] for row in head] for head in layer]
-                for layer in values
-            ]
-        }
+        find_largest = partial(largest_weights, parameters.top_k, columns)
+        return {"top": map_lazily(partial(map_lazily, partial(map_lazily, find_largest)), list(values))}
     if parameters.as_base64:
         dtype = np.dtype("<f2" if parameters.half_precision else "<f4")
-        packed = base64.b64encode(np.ascontiguousarray(values, dtype).tobytes()).decode()
+        packed = encode_base64(np.ascontiguousarray(values, dtype).reshape(-1).view(np.uint8))
         return {"values": {"dtype": "float16" if parameters.half_precision else "float32", "data": packed}}
     return {"values": np.ascontiguousarray(values)}
 
 
-def largest_weights(row: FloatArray, count: int, columns: range) -> Iterator[tuple[int, float]]:
+def encode_base64(data: NDArray[np.uint8]) -> str:
+    """Encode bytes in base64, BASE64_BYTES in one call, which blocks all other threads."""
+    starts = range(0, len(data), BASE64_BYTES)
+    return "".join(base64.b64encode(data[start : start + BASE64_BYTES].data).decode() for start in starts)
+
+
+def largest_weights(count: int, columns: range, row: FloatArray) -> list[tuple[int, float]]:
     order = np.argsort(-row, kind="stable")[:count]
-    for column in order.tolist():
-        yield columns[column], float(row[column])
+    return [(columns[column], float(row[column])) for column in order.tolist()]

@@ -1,6 +1,6 @@
 """The answers of one call, as they are generated: events of requests in, deltas of their answers out."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from contextlib import aclosing
 from functools import partial
 from itertools import islice
@@ -134,18 +134,18 @@ def call_tokenizer(write: Callable[[], T]) -> T:
     return unwrap(outcome)
 
 
-def ignore_delta(delta: AnswerDelta) -> None:
+async def ignore_delta(delta: AnswerDelta) -> None:
     """The callback of calls that only collect."""
 
 
 async def collect_deltas(
-    answers: AnswerStream, on_delta: Callable[[AnswerDelta], None] = ignore_delta
+    answers: AnswerStream, on_delta: Callable[[AnswerDelta], Awaitable[None]] = ignore_delta
 ) -> list[list[AnswerDelta]]:
-    """Return the deltas of each answer. `on_delta` is called with each as it arrives."""
+    """Return the deltas of each answer. `on_delta` is awaited with each as it arrives."""
     deltas: list[list[AnswerDelta]] = [[] for _ in answers.requests]
     async with aclosing(answers):
         async for index, delta in answers:
-            on_delta(delta)
+            await on_delta(delta)
             deltas[index].append(delta)
     return deltas
 

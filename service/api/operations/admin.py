@@ -17,10 +17,10 @@ from ...core.errors import BadRequest
 from ...core.model import ServedName
 from ...runtime.operation import ModelOperation
 from ..access.app_state import RegistryProtocol
-from ..shared.dialect import Wire, between, describe_body, read_body
+from ..shared.dialect import Wire, answer_threads, between, describe_body, read_body
 from ..shared.json_body import receive_json
 from ..shared.openai_errors import write_openai_error
-from ..shared.streaming import EventStream, JsonResponse, encode_events, run_while_connected
+from ..shared.streaming import EventStream, JsonResponse, StreamWriter, encode_events, run_while_connected
 from .health import app_state, write_model_state
 
 PROGRESS_POLL_S = 0.1  # seconds between two progress events
@@ -131,7 +131,11 @@ async def answer_operation(request: Request, operation: ModelOperation, stream: 
     """Answer with the result of an operation, or with server-sent events of its progress."""
     registry = request_registry(request)
     if stream or "text/event-stream" in request.headers.get("accept", ""):
-        return await EventStream.open(encode_events(stream_progress(registry, operation), write_openai_error, last=b""))
+        return await EventStream.open(
+            encode_events(
+                stream_progress(registry, operation), StreamWriter(answer_threads(request), write_openai_error)
+            )
+        )
 
     async def work() -> Response:
         await operation.wait_and_raise()

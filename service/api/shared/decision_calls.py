@@ -41,7 +41,7 @@ from ...text.event_source import EventSource
 from ...text.tokenization import TokenizerJob
 from ..access.authorized_models import AuthorizedModels
 from .dialect import EngineRequest, read_terms, record_model, request_context, server, submitter, turn_taker
-from .encoding_calls import STEPS_AHEAD, collect_replies, start_replies
+from .encoding_calls import INLINE_NUMBERS, STEPS_AHEAD, collect_replies, start_replies
 from .explain_calls import ExplainCall, check_explain_enabled, compute_explanation
 from .generation_calls import cache_salt
 
@@ -72,6 +72,11 @@ async def answer_questions(
         server(request).metrics.record_decision(model.name, question.kind, scores, refused=refused)
         server(request).metrics.record_calibrated(model.name, question.kind, scores.calibration, scores.confidence)
     return found
+
+
+def answer_numbers(found: Sequence[OptionScores]) -> int:
+    """How many numbers are written for the answers: an explanation is long, however few options there are."""
+    return sum(len(scores.probabilities) + (INLINE_NUMBERS if scores.explanation else 0) for scores in found)
 
 
 def check_questions(request: Request, model: Model, decision: DecisionRequest) -> None:

@@ -5,7 +5,7 @@ A dialect defines how it writes the answer for one text.  With `Accept: applicat
 """
 
 import uuid
-from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
+from collections.abc import AsyncGenerator, Callable, Iterator, Mapping, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass
 from functools import partial
@@ -52,7 +52,17 @@ from .dialect import (
     submitter,
     turn_taker,
 )
-from .streaming import LineStream, PartsResponse, dumps_sliced, encode_events, encode_line
+from .streaming import (
+    LineStream,
+    PartsResponse,
+    StreamWriter,
+    dump_chunks,
+    dump_parts,
+    encode_events,
+    encode_item,
+    frame_line,
+    gather_parts,
+)
 
 Replies = AsyncGenerator[EncoderOutput | PolyheadError, None]
 INLINE_NUMBERS = 1 << 10  # numbers that are written on the event loop; more are written on a thread
@@ -87,10 +97,12 @@ class ReplyWriter:
             return {"index": index, **self.write_error(reply)}
         return self.write_one(reply)
 
-    def write_line(self, index: int, reply: EncoderOutput | PolyheadError) -> bytes:
-        """One line of the stream, without the line break."""
-        content = dumps_sliced(self.build_item(index, reply))
-        return content if isinstance(reply, PolyheadError) else b'{"index":%d,"result":%s}' % (index, content)
+    def write_line(self, index: int, reply: EncoderOutput | PolyheadError) -> list[bytes]:
+        """One line of the stream, in chunks."""
+        item = self.build_item(index, reply)
+        if isinstance(reply, PolyheadError):
+            return [encode_item(item, frame_line)]
+        return dump_chunks(item, b'{"index":%d,"result":' % index, b"}\n")
 
 
 def max_label_bytes(labels: Sequence[str], top_k: int = 0) -> int:
@@ -157,6 +169,25 @@ def result_memory(model: Model, request: Encode) -> int:
             return 0
 
 
+async def compare_replies(
+    request: Request, answers: Replies, kind: type[R], compare: Callable[[R, Sequence[R]], list[float]]
+) -> tuple[list[float], int]:
+    """The score of the first reply with each other one, and the prompt tokens of all.
+
+    They are computed, and the replies dropped, in portions.
+    """
+    queries, scores, tokens = list[R](), list[float](), 0
+    async with aclosing(answers):
+        async for portion in split_portions(answers):
+            replies = [check_reply(one, kind) for one in portion]
+            tokens += sum(one.usage.prompt_tokens for one in portion if not isinstance(one, PolyheadError))
+            if not queries:
+                queries.append(replies.pop(0))
+            work = partial(compare, queries[0], replies)
+            scores += await run_off_loop(request, sum(map(reply_size, portion)), work)
+    return scores, tokens
+
+
 async def collect_replies(answers: Replies, kind: type[R]) -> list[R]:
     """All answers.  The first error ends the call."""
     async with aclosing(answers):
@@ -174,7 +205,10 @@ async def reply_response(request: Request, answers: Replies, writing: ReplyWrite
     """The response in the format that the client accepts.  `count`: the number of answers."""
     if LineStream.media_type in request.headers.get("accept", ""):
         return await LineStream.open(
-            encode_events(write_lines(request, answers, writing), writing.write_error, encode=encode_line)
+            encode_events(
+                write_lines(request, answers, writing),
+                StreamWriter(answer_threads(request), writing.write_error, frame_line),
+            )
         )
     body = await write_body(request, answers, writing, count)
     return body.response(b"", b"") if writing.is_single else body.response()
@@ -197,12 +231,12 @@ class JsonListBody:
         if (missing := self._size + size - self._claimed) > 0:
             self._reserve(missing)
 
-    def add(self, part: bytes) -> None:
+    def add(self, parts: Sequence[bytes]) -> None:
         """Add one portion.  Raises BodyTooLarge or Overloaded if there is no memory for it."""
-        self._size += len(part) + 1
+        self._size += sum(map(len, parts)) + 1
         if self._size > self._claimed:
             self._reserve(max(self._size - self._claimed, ANSWER_CLAIM_STEP))
-        self._parts += (b",", part) if self._parts else (part,)
+        self._parts += (b",", *parts) if self._parts else parts
 
     def response(self, before: bytes = b"[", after: bytes = b"]") -> Response:
         """The whole list between `before` and `after`."""
@@ -239,9 +273,15 @@ async def split_portions(answers: Replies) -> AsyncGenerator[list[EncoderOutput 
         yield portion
 
 
-def write_items(writing: ReplyWriter, index: int, replies: Sequence[EncoderOutput | PolyheadError]) -> bytes:
-    """JSON of answers, the first of which is the `index`-th, without the brackets of the list."""
-    return b",".join(dumps_sliced(writing.build_item(index + place, answer)) for place, answer in enumerate(replies))
+def write_items(writing: ReplyWriter, index: int, replies: Sequence[EncoderOutput | PolyheadError]) -> list[bytes]:
+    """JSON of answers, the first of which is the `index`-th, without the brackets of the list, in chunks."""
+
+    def parts() -> Iterator[bytes]:
+        for place, answer in enumerate(replies):
+            yield b"," if place else b""
+            yield from dump_parts(writing.build_item(index + place, answer))
+
+    return list(gather_parts(parts()))
 
 
 def reply_size(reply: EncoderOutput | PolyheadError) -> int:
@@ -277,11 +317,11 @@ async def run_off_loop(request: Request, size: int, write: Callable[[], T]) -> T
 
 async def json_response(request: Request, size: int, content: Callable[[], Any]) -> Response:
     """A response with `content` as JSON.  With more than INLINE_NUMBERS numbers it is written on a thread."""
-    return PartsResponse([await run_off_loop(request, size, lambda: dumps_sliced(content()))])
+    return PartsResponse(await run_off_loop(request, size, lambda: dump_chunks(content())))
 
 
-async def write_lines(request: Request, answers: Replies, writing: ReplyWriter) -> AsyncGenerator[bytes, None]:
-    """One line for each answer."""
+async def write_lines(request: Request, answers: Replies, writing: ReplyWriter) -> AsyncGenerator[list[bytes], None]:
+    """One line for each answer, in chunks."""
     index = 0
     async with aclosing(answers):
         async for answer in answers:

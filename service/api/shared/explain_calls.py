@@ -7,6 +7,7 @@ import uuid
 from collections.abc import Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Annotated, Any, Literal
 
 from fastapi import Request
@@ -38,6 +39,7 @@ from ...text.tokenization import TokenizerJob, text_length
 from .dialect import (
     EngineRequest,
     Wire,
+    answer_threads,
     between,
     max_items,
     must_be,
@@ -144,12 +146,18 @@ def check_explain_enabled(request: Request) -> None:
 
 
 async def compute_explanation(explain_call: ExplainCall, subject: ExplainSubject) -> dict[str, Any]:
+    """The JSON object of an explanation.  Weights are chosen and encoded while it is written, so it is to be written on
+    a thread.
+    """
     request_id, model, options = f"explain-{uuid.uuid4().hex}", explain_call.model, explain_call.options
     layout = await server(explain_call.request).load_explainer(model)  # no await between this and the submission
     explain_response.check_size(options, subject, layout, server(explain_call.request).settings)
-    request_context(explain_call.request).claim.grow(explain_response.memory_of(options, subject, layout), "the answer")
+    size = explain_response.memory_of(options, subject, layout)
+    request_context(explain_call.request).claim.grow(size, "the answer")
     [source] = explain_call.submit([build_explain_request(model, options, subject, request_id, explain_call.terms)])
-    return explain_response.explanation_object(request_id, model, options, subject, await wait_explained(source))
+    found = await wait_explained(source)
+    write = partial(explain_response.explanation_object, request_id, model, options, subject, found)
+    return await answer_threads(explain_call.request).run(size, write)
 
 
 async def wait_explained(source: EventSource) -> ExplanationResult:

@@ -3,12 +3,12 @@
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from typing import Any, TypeVar
+from functools import partial
+from typing import Any
 
 from fastapi import Request
-from starlette.responses import Response
 
-from ...concurrency.time_slices import iterate_in_slices, split_in_slices
+from ...concurrency.time_slices import TakeTurn, iterate_in_slices, split_in_slices, yield_turn
 from ...core.errors import BadRequest, BodyTooLarge, NotFound, Overloaded
 from ...core.model import Model, name_model_in_errors
 from ...core.request import Generate, Terms
@@ -21,14 +21,14 @@ from ...text.generation_request import ChatMessages, GenerationRequest
 from ...text.stop_strings import StopRules
 from ..access.authorized_models import ModelLookup
 from .dialect import EngineRequest, answer_threads, call_submitter, read_terms, request_context, server, turn_taker
-from .streaming import JsonResponse, dumps_sliced
+from .streaming import INLINE_BYTES, PartsResponse, dump_chunks, dumps, json_weight
 
-ChunkT = TypeVar("ChunkT")
 PART_SCORES = 32  # cost of a part without log-probabilities, in log-probabilities
 INLINE_SCORES = 2048  # log-probabilities that are written on the event loop; more are written on a thread
 SCORE_BYTES = 700  # bytes of each log-probability: from the engine, as a Python object, and as JSON
 TOKEN_TEXT_BYTES = 32  # bytes of each byte of a token: its text with escapes, its number in a list, and both as JSON
 CLAIM_STEP = 4096  # log-probabilities for which memory is claimed at a time
+CLAIM_TOKENS = 256  # tokens whose log-probabilities are counted in one iteration of the event loop
 
 
 async def start_answers(
@@ -99,8 +99,8 @@ async def collect_answers(
 
     Memory for their log-probabilities is claimed; those of a prompt are written `repeated` times.
     """
-    claim = ScoreClaim(request_context(request).claim, repeated)
     take_turn = turn_taker(request)
+    claim = ScoreClaim(request_context(request).claim, repeated, take_turn)
     joined = await join_answers(await collect_deltas(answers, claim.add), take_turn)
     if generation.attempts == generation.count:
         return joined
@@ -129,12 +129,20 @@ class ScoreClaim:
     Those of a prompt are written `repeated` times.
     """
 
-    def __init__(self, claim: MemoryClaim, repeated: int = 1) -> None:
-        self._claim, self._repeated, self._pending = claim, repeated, 0
+    def __init__(self, claim: MemoryClaim, repeated: int = 1, take_turn: TakeTurn = yield_turn) -> None:
+        self._claim, self._repeated, self._pending, self._take_turn = claim, repeated, 0, take_turn
 
-    def add(self, delta: AnswerDelta) -> None:
-        """Claim memory for one more delta.  Raises Overloaded if there is too little."""
-        self._pending += score_memory(delta.logprobs) + self._repeated * score_memory(delta.prompt_logprobs)
+    async def add(self, delta: AnswerDelta) -> None:
+        """Claim memory for one more delta.  Raises Overloaded if there is too little.
+
+        Other tasks run after every CLAIM_TOKENS tokens.
+        """
+        for repeated, tokens in ((1, delta.logprobs), (self._repeated, delta.prompt_logprobs)):
+            async for some in iterate_in_slices(split_in_slices(tokens, CLAIM_TOKENS), 1, self._take_turn):
+                self._grow(repeated * score_memory(some))
+
+    def _grow(self, size: int) -> None:
+        self._pending += size
         if self._pending < SCORE_BYTES * CLAIM_STEP:
             return
         try:
@@ -158,34 +166,30 @@ def count_scores(tokens: Sequence[TokenLogprobs]) -> int:
 
 
 def part_size(part: AnswerDelta) -> int:
-    """The cost of writing a part, in log-probabilities."""
-    return PART_SCORES + count_scores(part.logprobs) + count_scores(part.prompt_logprobs)
+    """The cost of writing a part, in log-probabilities.  All tokens have as many alternatives as the last one."""
+    listed = (tokens for tokens in (part.logprobs, part.prompt_logprobs) if tokens)
+    return PART_SCORES + sum(len(tokens) * (1 + len(tokens[-1].top)) for tokens in listed)
 
 
-async def write_json(request: Request, parts: Sequence[AnswerDelta], content: Callable[[], Any]) -> Response:
+async def write_json(request: Request, parts: Sequence[AnswerDelta], content: Callable[[], Any]) -> PartsResponse:
     """A response with `content`, made of `parts`, as JSON.  Large answers are written on a thread."""
-    if fits_inline(parts):
-        return JsonResponse(content())
-    size = SCORE_BYTES * sum(map(part_size, parts))
-    written = await answer_threads(request).run(size, lambda: dumps_sliced(content()))
-    return Response(written, media_type=JsonResponse.media_type)
+    if (cost := writing_cost(parts)) >= INLINE_SCORES:
+        return PartsResponse(await answer_threads(request).run(SCORE_BYTES * cost, lambda: dump_chunks(content())))
+    made = content()
+    size = json_weight(made, INLINE_BYTES)
+    if size <= INLINE_BYTES:
+        return PartsResponse([dumps(made)])
+    return PartsResponse(await answer_threads(request).run(size, partial(dump_chunks, made)))
 
 
-async def make_chunk(request: Request, part: AnswerDelta, content: Callable[[], ChunkT]) -> ChunkT:
-    """The `content` of a streamed `part`; if it is large, such as a prompt's tokens, it is made on a thread."""
-    if fits_inline([part]):
-        return content()
-    return await answer_threads(request).run(SCORE_BYTES * part_size(part), content)
-
-
-def fits_inline(parts: Sequence[AnswerDelta]) -> bool:
-    """Whether `parts` are small enough to be written on the event loop."""
+def writing_cost(parts: Sequence[AnswerDelta]) -> int:
+    """The cost of writing `parts`, in log-probabilities.  From INLINE_SCORES on it is estimated by the first parts."""
     size = 0
-    for part in parts:
+    for count, part in enumerate(parts, 1):
         size += part_size(part)
         if size >= INLINE_SCORES:
-            return False
-    return True
+            return size * len(parts) // count
+    return size
 
 
 def mean_logprob(piece: AnswerDelta) -> float:

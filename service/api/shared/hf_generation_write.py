@@ -8,6 +8,7 @@ from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
 from typing import Any
 
+from ...concurrency.time_slices import map_lazily
 from ...core.errors import BadRequest, Expired, Overloaded, PolyheadError, StepFailed, Stopped
 from ...core.model import Model
 from ...text.answer_delta import AnswerDelta, ScoredToken, TokenLogprobs, join_deltas
@@ -56,10 +57,12 @@ def write_details(parameters: GenerateParameters, model: Model, piece: AnswerDel
     top = (
         {"top_tokens": [write_top_tokens(model, token) for token in piece.logprobs]} if parameters.top_n_tokens else {}
     )
-    prefill = [
-        {"id": one.id, "text": decode_token(one.token), "logprob": one.token.logprob} for one in piece.prompt_logprobs
-    ]
+    prefill = map_lazily(write_prefill_token, piece.prompt_logprobs)
     return {**finish_fields(parameters, piece), "prefill": prefill, "tokens": list_tokens(model, piece), **top}
+
+
+def write_prefill_token(one: TokenLogprobs) -> dict[str, Any]:
+    return {"id": one.id, "text": decode_token(one.token), "logprob": one.token.logprob}
 
 
 def list_tokens(model: Model, piece: AnswerDelta) -> list[dict[str, Any]]:

@@ -7,9 +7,11 @@ cancelled, or the generator closed, which aborts the engine requests.
 import asyncio
 import math
 import time
-from collections.abc import AsyncGenerator, Callable, Coroutine, Iterator, Mapping, Sequence
+from collections.abc import AsyncGenerator, Callable, Coroutine, Iterable, Iterator, Mapping, Sequence
 from contextlib import aclosing
-from itertools import islice
+from dataclasses import dataclass
+from functools import partial
+from itertools import chain, islice
 from typing import Any, Self
 
 import numpy as np
@@ -20,7 +22,8 @@ from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from ...concurrency.outcome import as_exception, cancel_tasks
-from ...concurrency.time_slices import split_in_slices
+from ...concurrency.thread_pool import OwnerThreads
+from ...concurrency.time_slices import LazySequence, split_in_slices
 from ...core.errors import ClientGone, PolyheadError
 
 JSON_LINES = "application/x-ndjson"
@@ -28,15 +31,33 @@ NO_HEADERS: Mapping[str, str] = {}
 NUMPY_OPTION = orjson.OPT_SERIALIZE_NUMPY
 KEEPALIVE_S = 10
 SEND_BYTES = 1 << 18  # bytes of an answer that are sent at a time
-MAX_NUMBERS, MAX_OBJECTS = 1 << 12, 16  # that are serialized in one call, which blocks other threads
-CONTAINERS = (dict, list, tuple, np.ndarray, Iterator)  # of values that may be long
+MAX_NUMBERS, MAX_TEXTS, MAX_OBJECTS = 1 << 12, 256, 16  # that are serialized in one call, which blocks other threads
+LISTS = (list, np.ndarray, LazySequence)
+CONTAINERS = (dict, *LISTS, tuple, Iterator)  # of values that may be long
 MAX_CHARACTERS = 1 << 10  # of a text that is serialized in one call, for which orjson takes up to 64 bytes each
 MAX_INLINE_ITEMS = 64  # of a list inside an object that is serialized in one call
+Frame = Callable[[Any], tuple[bytes, bytes]]
+CHUNK_BYTES = 1 << 16  # of a long text that are copied in one call
+INLINE_BYTES = 1 << 16  # of an event that is written on the event loop; more are written on a thread
+LAZY_ITEM_BYTES = 1 << 10  # of an item of a lazy sequence as JSON, such as a token and the likeliest in its place
+NUMBER_BYTES = 8  # of a number as JSON
 
 
 def as_float32(values: Sequence[float] | memoryview) -> NDArray[np.float32]:
     """As float32, which JSON writes with half of the digits of a double; it is parsed in half the time."""
     return np.asarray(values, np.float32)
+
+
+def list_items(content: Any) -> list[Any]:
+    """The items of an iterator or of a lazy sequence, which orjson writes as a list."""
+    if isinstance(content, Iterator | LazySequence):
+        return list(content)
+    raise TypeError(f"{type(content).__name__} is not JSON")
+
+
+def dumps(content: Any) -> bytes:
+    """Serialize in one call, which blocks all other threads."""
+    return orjson.dumps(content, default=list_items, option=NUMPY_OPTION)
 
 
 class JsonResponse(Response):
@@ -45,7 +66,7 @@ class JsonResponse(Response):
     media_type = "application/json"
 
     def render(self, content: Any) -> bytes:
-        return orjson.dumps(content, option=NUMPY_OPTION)
+        return dumps(content)
 
 
 class PartsResponse(Response):
@@ -69,35 +90,112 @@ class PartsResponse(Response):
 
 
 def dumps_sliced(content: Any) -> bytes:
-    """Serialize in small parts, since orjson blocks all other threads while it runs.
+    """Serialize in small parts, since orjson blocks all other threads while it runs."""
+    return b"".join(gather_parts(dump_parts(content)))
 
-    An iterator is written as a list; each of its items is dropped once it is written.
+
+def dump_chunks(content: Any, before: bytes = b"", after: bytes = b"") -> list[bytes]:
+    """The same between `before` and `after`, in chunks of about CHUNK_BYTES: a copy of a long text as a whole would
+    block other threads, too.
+    """
+    return list(gather_parts(chain((before,), dump_parts(content), (after,))))
+
+
+def gather_parts(parts: Iterable[bytes]) -> Iterator[bytes]:
+    """Join neighbouring `parts` to chunks of about CHUNK_BYTES."""
+    gathered, size = list[bytes](), 0
+    for part in parts:
+        gathered.append(part)
+        size += len(part)
+        if size >= CHUNK_BYTES:
+            yield b"".join(gathered)
+            gathered, size = [], 0
+    if size:
+        yield b"".join(gathered)
+
+
+def dump_parts(content: Any) -> Iterator[bytes]:
+    """The JSON of `content` in small parts.
+
+    An iterator or a lazy sequence is written as a list; each of its items is dropped once it is written.
     """
     match content:
         case Iterator():
-            parts = iter(lambda: list(islice(content, MAX_OBJECTS)), [])
-            return b"[%s]" % b",".join(orjson.dumps(each, option=NUMPY_OPTION)[1:-1] for each in parts)
+            yield from dump_items(iter(lambda: list(islice(content, MAX_OBJECTS)), []))
+        case LazySequence():
+            items = iter(content)
+            some = list(islice(items, 1))
+            is_nested = any(is_long(each) or isinstance(each, LISTS) for each in some)
+            yield from (dump_each if is_nested else dump_parts)(chain(some, items))
         case str() if len(content) > MAX_CHARACTERS:
-            texts = (content[start : start + MAX_CHARACTERS] for start in range(0, len(content), MAX_CHARACTERS))
-            return b"".join((b'"', *(orjson.dumps(each)[1:-1] for each in texts), b'"'))
-        case dict() if len(content) <= MAX_NUMBERS and is_flat(content):
-            return orjson.dumps(content, option=NUMPY_OPTION)
-        case dict():
-            return b"{%s}" % b",".join(orjson.dumps(key) + b":" + dumps_sliced(value) for key, value in content.items())
-        case np.ndarray(ndim=2) if content.size > MAX_NUMBERS:
-            return dumps_sliced(list(content))
+            yield b'"'
+            for start in range(0, len(content), MAX_CHARACTERS):
+                yield dumps(content[start : start + MAX_CHARACTERS])[1:-1]
+            yield b'"'
+        case dict() if len(content) > MAX_NUMBERS or not is_flat(content):
+            before = b"{"
+            for key, value in content.items():
+                yield before + dumps(key) + b":"
+                yield from dump_parts(value)
+                before = b","
+            yield b"}"
+        case np.ndarray() if content.ndim > 1 and content.size > MAX_NUMBERS:
+            yield from dump_each(content)
         case np.ndarray(ndim=1) if content.size > MAX_NUMBERS:
-            pieces = (content[start : start + MAX_NUMBERS] for start in range(0, content.size, MAX_NUMBERS))
-            return b"[%s]" % b",".join(orjson.dumps(each, option=NUMPY_OPTION)[1:-1] for each in pieces)
-        case [list() | np.ndarray(), *_]:
-            return b"[%s]" % b",".join(map(dumps_sliced, content))
+            starts = range(0, content.size, MAX_NUMBERS)
+            yield from dump_items(content[start : start + MAX_NUMBERS] for start in starts)
+        case [first, *_] if isinstance(first, LISTS):
+            yield from dump_each(content)
         case [dict() | str(), *_] if any(map(is_long, content)):
-            return b"[%s]" % b",".join(map(dumps_sliced, content))
+            yield from dump_each(content)
         case [first, *_]:
-            some = split_in_slices(content, MAX_OBJECTS if isinstance(first, dict) else MAX_NUMBERS)
-            return b"[%s]" % b",".join(orjson.dumps(each, option=NUMPY_OPTION)[1:-1] for each in some)
+            size = MAX_OBJECTS if isinstance(first, dict) else MAX_TEXTS if isinstance(first, str) else MAX_NUMBERS
+            yield from dump_items(split_in_slices(content, size))
         case _:
-            return orjson.dumps(content, option=NUMPY_OPTION)
+            yield dumps(content)
+
+
+def dump_each(content: Iterable[Any]) -> Iterator[bytes]:
+    """A list whose items are written one by one."""
+    before = b"["
+    for each in content:
+        yield before
+        yield from dump_parts(each)
+        before = b","
+    yield b"]" if before == b"," else b"[]"
+
+
+def dump_items(slices: Iterable[Any]) -> Iterator[bytes]:
+    """A list of the items of all `slices`, each of which is written in one call."""
+    before = b"["
+    for each in slices:
+        yield before + dumps(each)[1:-1]
+        before = b","
+    yield b"]" if before == b"," else b"[]"
+
+
+def json_weight(content: Any, most: int) -> int:
+    """Approximate bytes of `content` as JSON.  Counting ends once there are more than `most`.
+
+    Called for every event of a stream, so it compares types: `isinstance` takes ten times as long for a sequence.
+    """
+    kind = type(content)
+    if kind is str:
+        return len(content)
+    size = NUMBER_BYTES
+    if kind is dict:
+        for key, value in content.items():
+            size += len(key) + json_weight(value, most - size)
+            if size > most:
+                break
+    elif kind is list or kind is tuple:
+        for value in content:
+            size += json_weight(value, most - size)
+            if size > most:
+                break
+    elif kind is LazySequence:
+        size += LAZY_ITEM_BYTES * len(content)
+    return size
 
 
 def is_flat(content: Mapping[str, Any]) -> bool:
@@ -112,7 +210,7 @@ def is_long(content: Any) -> bool:
             return len(content) > MAX_CHARACTERS
         case dict():
             return any(map(is_long, content.values()))
-        case list() | tuple():
+        case list() | tuple() | LazySequence():
             return len(content) > MAX_INLINE_ITEMS or any(map(is_long, content))
         case _:
             return False
@@ -142,28 +240,51 @@ async def wait_disconnect(receive: Receive) -> None:
         pass
 
 
-def encode_event(content: Any) -> bytes:
-    """One server-sent event.  JSON has no line breaks, so it is one line of data."""
-    return b"data: " + orjson.dumps(content) + b"\n\n"
+def frame_event(content: Any) -> tuple[bytes, bytes]:  # noqa: ARG001
+    """What stands before and after the JSON of a server-sent event.  JSON has no line breaks, so it is one line."""
+    return b"data: ", b"\n\n"
 
 
-def encode_named_event(content: Any) -> bytes:
+def frame_named_event(content: Any) -> tuple[bytes, bytes]:
     """The same with a line `event:` that repeats its `type`, for clients that use it."""
-    return f"event: {content['type']}\n".encode() + encode_event(content)
+    return f"event: {content['type']}\ndata: ".encode(), b"\n\n"
 
 
-def encode_line(content: Any) -> bytes:
-    """One JSON line; bytes are JSON already."""
-    return (content if isinstance(content, bytes) else orjson.dumps(content, option=NUMPY_OPTION)) + b"\n"
+def frame_line(content: Any) -> tuple[bytes, bytes]:  # noqa: ARG001
+    """The same of a JSON line."""
+    return b"", b"\n"
 
 
-async def encode_events(
-    items: AsyncGenerator[Any, None],
-    error: Callable[[PolyheadError], Mapping[str, Any]],
-    last: bytes = b"",
-    encode: Callable[[Any], bytes] = encode_event,
-) -> AsyncGenerator[bytes, None]:
-    """Encode `items`, by default as server-sent events, then send `last`.
+def encode_item(content: Any, frame: Frame) -> bytes:
+    """One event or line of a stream."""
+    before, after = frame(content)
+    return before + dumps(content) + after
+
+
+@dataclass(frozen=True)
+class StreamWriter:
+    """How a dialect writes the items of a stream, and an `error` after the first of them.
+
+    `threads` write items of more than INLINE_BYTES.  `last` is sent at the end.
+    """
+
+    threads: OwnerThreads
+    error: Callable[[PolyheadError], Mapping[str, Any]]
+    frame: Frame = frame_event
+    last: bytes = b""
+
+    async def encode(self, item: Any) -> Sequence[bytes]:
+        """An item in parts.  A list of bytes was written before."""
+        if isinstance(item, list):
+            return item
+        size = json_weight(item, INLINE_BYTES)
+        if size <= INLINE_BYTES:
+            return (encode_item(item, self.frame),)
+        return await self.threads.run(size, partial(dump_chunks, item, *self.frame(item)))
+
+
+async def encode_events(items: AsyncGenerator[Any, None], writer: StreamWriter) -> AsyncGenerator[bytes, None]:
+    """Encode `items` as events or lines.
 
     An error after the first item is sent in the stream and ends it.  An error before that is raised, so that the
     response can still have its status.
@@ -173,13 +294,15 @@ async def encode_events(
         try:
             async for item in items:
                 has_begun = True
-                yield encode(item)
+                for part in await writer.encode(item):
+                    yield part
         except PolyheadError as failure:
             if not has_begun:
                 raise
-            yield encode(error(failure))
+            for part in await writer.encode(writer.error(failure)):
+                yield part
             return
-    yield last
+    yield writer.last
 
 
 class EventStream(Response):

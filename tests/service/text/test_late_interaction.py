@@ -75,7 +75,8 @@ def test_scores_are_sums_of_the_largest_products(colbert: Model) -> None:
     answers = [TokenVectors(memoryview(table), Usage(1)) for table in tables]
     products = [tables[0] @ table.T for table in tables[1:]]
     wanted = [float(product.max(axis=1).sum()) for product in products]
-    assert late_similarities(colbert.late, answers) == pytest.approx(wanted, rel=1e-6)
+    query, *documents = answers
+    assert late_similarities(colbert.late, query, documents) == pytest.approx(wanted, rel=1e-6)
     averaged = replace(colbert.late, averages=True)
-    assert late_similarities(averaged, answers) == pytest.approx([score / 4 for score in wanted], rel=1e-6)
-    assert late_similarities(colbert.late, answers[:1]) == []
+    assert late_similarities(averaged, query, documents) == pytest.approx([score / 4 for score in wanted], rel=1e-6)
+    assert late_similarities(colbert.late, query, []) == []

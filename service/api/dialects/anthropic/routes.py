@@ -10,6 +10,7 @@ from ....text.answer_stream import collect_deltas
 from ....text.generation_request import ChatMessages
 from ...shared.dialect import (
     Dialect,
+    answer_threads,
     authorized_models,
     read_terms,
     record_model,
@@ -19,7 +20,7 @@ from ...shared.dialect import (
 from ...shared.generation_calls import fit_conversation, start_answers, write_json
 from ...shared.output_items import stream_items
 from ...shared.post_routes import add_post_routes
-from ...shared.streaming import EventStream, JsonResponse, encode_events, encode_named_event
+from ...shared.streaming import EventStream, JsonResponse, StreamWriter, encode_events, encode_item, frame_named_event
 from .read import read_count, read_messages
 from .wire import CountRequest, MessagesRequest
 from .write import PING, MessageEvents, MessageInfo, write_anthropic_error, write_count, write_message
@@ -35,8 +36,10 @@ async def answer_messages(request: Request, wire: MessagesRequest) -> Response:
     if wire.stream:
         message_events = stream_items(MessageEvents(call, answers.requests[0].prompt_tokens), answers)
         return await EventStream.open(
-            encode_events(message_events, write_anthropic_error, encode=encode_named_event),
-            keepalive=encode_named_event(PING),
+            encode_events(
+                message_events, StreamWriter(answer_threads(request), write_anthropic_error, frame_named_event)
+            ),
+            keepalive=encode_item(PING, frame_named_event),
         )
     [deltas] = await collect_deltas(answers)
     return await write_json(request, deltas, lambda: write_message(call, deltas))

@@ -9,7 +9,7 @@ from fastapi import APIRouter, Request
 from starlette.responses import Response
 
 from ....resources.request_memory import BYTES_PER_NUMBER
-from ...shared.decision_calls import answer_questions, find_decision_model
+from ...shared.decision_calls import answer_numbers, answer_questions, find_decision_model
 from ...shared.dialect import Dialect, authorized_models, request_context
 from ...shared.encoding_calls import json_response
 from ...shared.openai_errors import write_openai_error
@@ -25,9 +25,7 @@ router = APIRouter(tags=["decisions"])
 async def answer_decisions(request: Request, wire: DecisionsRequest) -> Response:
     model = find_decision_model(request, authorized_models(request), wire.model)
     found = await answer_questions(request, wire, model, read_decisions(wire))
-    return await json_response(
-        request, sum(len(scores.probabilities) for scores in found), lambda: write_decisions(wire, found)
-    )
+    return await json_response(request, answer_numbers(found), lambda: write_decisions(wire, found))
 
 
 @router.get("/v1/decisions/calibration", summary="The calibration of the only model that answers questions.")

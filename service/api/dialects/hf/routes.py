@@ -24,12 +24,13 @@ from ....text.answer_delta import Usage
 from ....text.encoder_inputs import EncoderInput, EncodingRequest, is_text
 from ....text.encoder_outputs import EncoderOutput, ScoreOutput
 from ...shared import generation_calls, pipeline_outputs
-from ...shared.dialect import Dialect, authorized_models, describe_body, record_model, server
+from ...shared.dialect import Dialect, answer_threads, authorized_models, describe_body, record_model, server
 from ...shared.encoding_calls import (
     INLINE_NUMBERS,
     Replies,
     ReplyWriter,
     check_reply,
+    compare_replies,
     reply_response,
     run_off_loop,
     start_replies,
@@ -38,7 +39,14 @@ from ...shared.encoding_calls import (
 from ...shared.explain_calls import ExplainCall, check_explain_enabled, explain_input
 from ...shared.hf_generation_write import stream_events, write_hf_error
 from ...shared.json_body import receive_json
-from ...shared.streaming import EventStream, PartsResponse, dumps_sliced, encode_events, run_while_connected
+from ...shared.streaming import (
+    EventStream,
+    PartsResponse,
+    StreamWriter,
+    dump_chunks,
+    encode_events,
+    run_while_connected,
+)
 from ...shared.task_names import TASK_HEADS, TEXT2TEXT_FIELDS, TEXT_GENERATION, ZERO_SHOT, model_tasks
 from . import wire as hf_wire
 from . import write as hf_write
@@ -104,21 +112,23 @@ async def batch_replies(answers: Replies, *counts: int) -> AsyncGenerator[list[E
             group, size = [], next(sizes)
 
 
-async def score_similarity(wire: Any, model: Model, answers: Replies) -> Replies:  # noqa: ARG001
+async def score_similarity(request: Request, answers: Replies) -> Replies:
     """The cosine of the first vector and each other one; all have length one."""
-    async with aclosing(answers):
-        replies = [check_reply(one, ScoreOutput) async for one in answers]
-    yield ScoreOutput(similarity.cosine_similarities(replies), sum((one.usage for one in replies), Usage()))
+    scores, tokens = await compare_replies(request, answers, ScoreOutput, similarity.cosine_similarities)
+    yield ScoreOutput(scores, Usage(tokens))
 
 
 @dataclass(frozen=True)
 class Pipeline:
-    """A task of encoders: its wire object, its request, the transformation of the replies, and its writer."""
+    """A task of encoders: its wire object, its request, the transformation of the replies, and its writer.  With
+    `compares` the replies are compared with the first one.
+    """
 
     wire: type[hf_wire.PipelineRequest]
     read: Callable[[Any], EncodingRequest]
     write: Callable[[Any, Model], ReplyWriter]
     transform: ReplyTransform = keep_replies
+    compares: bool = False
 
 
 PIPELINES: Mapping[str, Pipeline] = {
@@ -134,7 +144,7 @@ PIPELINES: Mapping[str, Pipeline] = {
     "fill-mask": Pipeline(hf_wire.FillMaskRequest, hf_wire.read_fill_mask, hf_write.fill_mask_writer),
     "feature-extraction": Pipeline(hf_wire.FeatureRequest, hf_wire.read_feature, hf_write.feature_writer),
     "sentence-similarity": Pipeline(
-        hf_wire.SentenceSimilarityRequest, hf_wire.read_sentence_similarity, hf_write.feature_writer, score_similarity
+        hf_wire.SentenceSimilarityRequest, hf_wire.read_sentence_similarity, hf_write.feature_writer, compares=True
     ),
 }
 
@@ -272,7 +282,8 @@ async def answer_pipeline(
     answers, writing = await start_replies(request, wire, model, encoding), pipeline.write(wire, model)
     if options is None:
         count = len(wire.inputs) if isinstance(wire.inputs, list) else 1
-        return await reply_response(request, pipeline.transform(wire, model, answers), writing, count)
+        replies = score_similarity(request, answers) if pipeline.compares else pipeline.transform(wire, model, answers)
+        return await reply_response(request, replies, writing, count)
     result = await anext(answers)
     [given] = encoding.inputs
     explanation = await explain_input(ExplainCall(request, wire, model, options), as_text(given))
@@ -285,8 +296,8 @@ def add_explanation(
 ) -> Response:
     """The answer to the one input together with its explanation."""
     items = write_items(writing, 0, [result])
-    before = b'{"result":%s,"explanation":' % (items if writing.is_single else b"[%s]" % items)
-    return PartsResponse([before, dumps_sliced(explanation), b"}"])
+    result_items = items if writing.is_single else [b"[", *items, b"]"]
+    return PartsResponse([b'{"result":', *result_items, *dump_chunks(explanation, b',"explanation":', b"}")])
 
 
 def as_text(given: EncoderInput) -> str | tuple[str, str]:
@@ -318,7 +329,7 @@ async def answer_generation(request: Request, wire: hf_wire.HfGenerateRequest, m
     answers = await generation_calls.start_answers(request, wire, model, generation, call)
     if isinstance(wire.inputs, str) and wire.stream:
         parts = stream_events(wire.parameters, model, wire.inputs, answers, generation.token_limit)
-        return await EventStream.open(encode_events(parts, write_hf_error))
+        return await EventStream.open(encode_events(parts, StreamWriter(answer_threads(request), write_hf_error)))
     found = await generation_calls.collect_answers(request, generation, answers)
     return await generation_calls.write_json(request, found, lambda: hf_write.write_hf_generate(wire, model, found))
 

@@ -22,6 +22,7 @@ from ...operations import health
 from ...shared import generation_calls
 from ...shared.dialect import (
     Dialect,
+    answer_threads,
     authorized_models,
     check_path_model,
     describe_body,
@@ -32,7 +33,14 @@ from ...shared.dialect import (
 )
 from ...shared.encoding_calls import Replies, answer_size, reply_size, run_off_loop, start_replies
 from ...shared.json_body import open_json, receive_body
-from ...shared.streaming import EventStream, JsonResponse, PartsResponse, encode_events, run_while_connected
+from ...shared.streaming import (
+    EventStream,
+    JsonResponse,
+    PartsResponse,
+    StreamWriter,
+    encode_events,
+    run_while_connected,
+)
 from .tensors import LENGTH_HEADER, TensorBody, split_body
 from .wire import (
     HEAD_INPUTS,
@@ -186,7 +194,9 @@ async def answer_generation(request: Request, wire: TextRequest, *, stream: bool
     generation, work = read_text_request(wire, stream=stream), wire.options.engine_request
     answers = await generation_calls.start_answers(request, work, model, generation, call)
     if stream:
-        return await EventStream.open(encode_events(stream_text(wire, model, answers), write_oip_error))
+        return await EventStream.open(
+            encode_events(stream_text(wire, model, answers), StreamWriter(answer_threads(request), write_oip_error))
+        )
     pieces = await generation_calls.collect_answers(request, generation, answers)
     return await generation_calls.write_json(request, pieces, lambda: write_text_response(wire, model, pieces))
 
@@ -252,9 +262,9 @@ async def collect_encoder_rows(
 
 def tensor_response(body: TensorBody) -> Response:
     if not body.binary:
-        return PartsResponse([body.content])
+        return PartsResponse(body.parts)
     return PartsResponse(
-        [body.content], media_type="application/octet-stream", headers={LENGTH_HEADER: str(body.json_bytes)}
+        body.parts, media_type="application/octet-stream", headers={LENGTH_HEADER: str(body.json_bytes)}
     )
 
 

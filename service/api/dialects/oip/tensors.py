@@ -6,8 +6,9 @@ names the tensor.
 
 import math
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import chain
 from typing import Any, Literal
 
 import numpy as np
@@ -15,10 +16,11 @@ from numpy.typing import NDArray
 
 from ....core.errors import BadRequest
 from ...shared.dialect import quote_json
-from ...shared.streaming import dumps_sliced
+from ...shared.streaming import dump_chunks, gather_parts
 
 LENGTH_HEADER = "Inference-Header-Content-Length"  # bytes of JSON in a body; the rest are tensors
 BYTE_COUNT = re.compile("[0-9]{1,12}")  # a number of bytes
+RAW_NUMBERS = 1 << 16  # of a tensor that are copied as binary data at a time
 LENGTH_BYTES = 4  # bytes of the length before each string, little-endian
 
 Datatype = Literal["BYTES", "FP32"]
@@ -45,10 +47,12 @@ class OutputTensor:
     values: Sequence[float] | Sequence[str] | NDArray[np.float64]
 
     @property
-    def raw(self) -> bytes:
+    def raw(self) -> list[bytes]:
+        """The binary data in chunks."""
         if self.datatype == "FP32":
-            return np.asarray(self.values, "<f4").tobytes()
-        return b"".join(prefix_length(str(value).encode()) for value in self.values)
+            numbers = np.asarray(self.values, "<f4")
+            return [numbers[start : start + RAW_NUMBERS].tobytes() for start in range(0, len(numbers), RAW_NUMBERS)]
+        return list(gather_parts(prefix_length(str(value).encode()) for value in self.values))
 
 
 def prefix_length(value: bytes) -> bytes:
@@ -143,9 +147,9 @@ def tensor_error(tensor: InputTensor, message: str, index: int = -1) -> BadReque
 
 @dataclass(frozen=True, slots=True)
 class TensorBody:
-    """The response body: JSON, and the `binary` tensors after it."""
+    """The parts of the response body: JSON, and the `binary` tensors after it."""
 
-    content: bytes
+    parts: list[bytes]
     json_bytes: int
     binary: bool
 
@@ -153,15 +157,13 @@ class TensorBody:
 def write_tensors(envelope: dict[str, Any], tensors: Sequence[OutputTensor], binary: frozenset[str]) -> TensorBody:
     """The body with `tensors`; those in `binary` follow the JSON."""
     raws = {tensor.name: tensor.raw for tensor in tensors if tensor.name in binary}
-    outputs = [write_output(tensor, raws) for tensor in tensors]
-    described = b",".join(map(dumps_sliced, outputs))  # one at a time: each may be large
-    text = b'%s,"outputs":[%s]}' % (dumps_sliced(envelope)[:-1], described)
-    return TensorBody(b"".join((text, *raws.values())), len(text), bool(raws))
+    text = dump_chunks(envelope | {"outputs": [write_output(tensor, raws) for tensor in tensors]})
+    return TensorBody([*text, *chain(*raws.values())], sum(map(len, text)), bool(raws))
 
 
-def write_output(tensor: OutputTensor, raws: dict[str, bytes]) -> dict[str, Any]:
+def write_output(tensor: OutputTensor, raws: Mapping[str, Sequence[bytes]]) -> dict[str, Any]:
     assert math.prod(tensor.shape) == len(tensor.values), "a tensor is as large as its shape"
     described = {"name": tensor.name, "datatype": tensor.datatype, "shape": tensor.shape}
     if tensor.name in raws:
-        return described | {"parameters": {"binary_data_size": len(raws[tensor.name])}}
+        return described | {"parameters": {"binary_data_size": sum(map(len, raws[tensor.name]))}}
     return described | {"data": tensor.values}

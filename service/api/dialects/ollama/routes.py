@@ -16,11 +16,28 @@ from ....text.answer_stream import collect_deltas
 from ....text.encoder_inputs import EncodingRequest
 from ....text.encoder_outputs import ScoreOutput
 from ....text.generation_request import GenerationRequest
-from ...shared.dialect import Dialect, authorized_models, describe_body, read_body, record_model, request_context
+from ...shared.dialect import (
+    Dialect,
+    answer_threads,
+    authorized_models,
+    describe_body,
+    read_body,
+    record_model,
+    request_context,
+    turn_taker,
+)
 from ...shared.encoding_calls import JsonListBody, ReplyWriter, max_vector_bytes, start_replies, write_body
 from ...shared.generation_calls import ScoreClaim, start_answers, write_json
 from ...shared.output_items import stream_items
-from ...shared.streaming import JsonResponse, LineStream, as_float32, encode_events, encode_line, run_while_connected
+from ...shared.streaming import (
+    JsonResponse,
+    LineStream,
+    StreamWriter,
+    as_float32,
+    encode_events,
+    frame_line,
+    run_while_connected,
+)
 from .read import read_chat, read_embed, read_embeddings, read_generate
 from .wire import (
     OllamaChatRequest,
@@ -82,12 +99,14 @@ async def answer(
     answers = await start_answers(request, wire, model, generation, f"ollama-{uuid.uuid4().hex}")
     if wire.stream:
         parts = stream_items(OllamaEvents(call), answers)
-        return await LineStream.open(encode_events(parts, write_ollama_error, encode=encode_line))
-    claim = ScoreClaim(request_context(request).claim)
+        return await LineStream.open(
+            encode_events(parts, StreamWriter(answer_threads(request), write_ollama_error, frame_line))
+        )
+    claim = ScoreClaim(request_context(request).claim, take_turn=turn_taker(request))
 
-    def keep(delta: AnswerDelta) -> None:
+    async def keep(delta: AnswerDelta) -> None:
         call.mark()
-        claim.add(delta)
+        await claim.add(delta)
 
     [deltas] = await collect_deltas(answers, keep)
     return await write_json(request, deltas, lambda: write_answer(call, deltas))

@@ -8,7 +8,7 @@ from typing import Any, Literal
 from ....core.errors import PolyheadError
 from ....core.model import Model
 from ....text.answer_delta import AnswerDelta, TokenLogprobs
-from ...shared.openai_errors import write_scored_token
+from ...shared.openai_errors import write_logprobs
 from ...shared.output_items import (
     ItemDelta,
     ItemEnded,
@@ -93,12 +93,8 @@ def write_part(call: AnswerInfo, fields: Mapping[str, Any], tokens: Sequence[Tok
     else:
         text = {"response": fields.get("content", "")}
         text |= {name: value for name, value in fields.items() if name != "content"}
-    logprobs = {"logprobs": [write_token(token) for token in tokens]} if tokens else {}
+    logprobs = {"logprobs": write_logprobs(tokens)} if tokens else {}
     return {**common, **text, "done": False, **logprobs}
-
-
-def write_token(token: TokenLogprobs) -> dict[str, Any]:
-    return write_scored_token(token.token) | {"top_logprobs": [write_scored_token(one) for one in token.top]}
 
 
 def write_call(item: OutputItem) -> dict[str, Any]:

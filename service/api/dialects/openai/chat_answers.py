@@ -13,7 +13,7 @@ from ....text.answer_delta import (
     ToolCallStart,
     Usage,
 )
-from ...shared.openai_errors import write_scored_token
+from ...shared.openai_errors import write_logprobs
 from .write import CompletionInfo, add_null_usage, write_completion_object, write_openai_usage, write_prompt_logprobs
 
 UNFINISHED: Mapping[str, Any] = {"finish_reason": None}
@@ -24,7 +24,7 @@ def write_chat(call: CompletionInfo, answers: Sequence[AnswerDelta]) -> dict[str
         {
             "index": index,
             "message": write_message_object(answer.parts),
-            "logprobs": write_logprobs(answer.logprobs),
+            "logprobs": write_chat_logprobs(answer.logprobs),
             **finish_fields(answer),
         }
         for index, answer in enumerate(answers)
@@ -85,7 +85,7 @@ def write_chunk(
     tokens: Sequence[TokenLogprobs] = (),
     ending: Mapping[str, Any] = UNFINISHED,
 ) -> dict[str, Any]:
-    choice = {"index": index, "delta": fields, "logprobs": write_logprobs(tokens), **ending}
+    choice = {"index": index, "delta": fields, "logprobs": write_chat_logprobs(tokens), **ending}
     return add_null_usage(call, write_completion_object(call, "chat.completion.chunk", [choice]))
 
 
@@ -98,16 +98,8 @@ def prompt_fields(answer: AnswerDelta) -> dict[str, Any]:
     return {"prompt_logprobs": write_prompt_logprobs(answer.prompt_logprobs)}
 
 
-def write_logprobs(tokens: Sequence[TokenLogprobs]) -> dict[str, Any] | None:
-    if not tokens:
-        return None
-    return {
-        "content": [
-            write_scored_token(each.token) | {"top_logprobs": [write_scored_token(one) for one in each.top]}
-            for each in tokens
-        ],
-        "refusal": None,
-    }
+def write_chat_logprobs(tokens: Sequence[TokenLogprobs]) -> dict[str, Any] | None:
+    return {"content": write_logprobs(tokens), "refusal": None} if tokens else None
 
 
 def chat_usage(cost: Usage, reasoning: int) -> dict[str, Any]:

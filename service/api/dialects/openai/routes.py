@@ -5,7 +5,6 @@ import uuid
 from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, replace
-from functools import partial
 from operator import attrgetter
 from typing import Any, Literal, get_args
 
@@ -17,18 +16,20 @@ from ....core.errors import PolyheadError
 from ....core.model import Model
 from ....core.request import OutputForm, Task
 from ....resources.request_memory import BYTES_PER_WRITTEN_BYTE, json_size
-from ....text.answer_delta import AnswerDelta, TokenLogprobs, Usage
+from ....text.answer_delta import TokenLogprobs, Usage
 from ....text.answer_stream import AnswerStream
 from ....text.encoder_outputs import EncoderOutput, SeveralOutputs
 from ....text.tokenization import Decoding
 from ...shared import generation_calls
 from ...shared.dialect import (
     Dialect,
+    answer_threads,
     authorized_models,
     normalize_inputs,
     record_model,
     request_context,
     server,
+    turn_taker,
 )
 from ...shared.encoding_calls import (
     INLINE_NUMBERS,
@@ -40,11 +41,11 @@ from ...shared.encoding_calls import (
     write_body,
 )
 from ...shared.explain_calls import ExplainCall, check_explain_enabled, explain_completion
-from ...shared.generation_calls import make_chunk
+from ...shared.generation_calls import ScoreClaim
 from ...shared.openai_errors import write_openai_error
 from ...shared.openai_sampling import SampledRequest
 from ...shared.post_routes import add_post_routes
-from ...shared.streaming import EventStream, JsonResponse, encode_events
+from ...shared.streaming import EventStream, JsonResponse, StreamWriter, encode_events
 from .chat_answers import chat_usage, write_chat, write_chat_chunks
 from .wire import (
     EMBEDDING_FIELDS,
@@ -83,9 +84,7 @@ async def answer_completion(request: Request, wire: CompletionRequest) -> Respon
     call = replace(make_info("cmpl", wire, model), echoes=echo_texts, echo_logprobs=wire.logprobs >= 0)
     answers = await generation_calls.start_answers(request, wire, model, generation, call.id)
     if wire.stream:
-        return await EventStream.open(
-            encode_events(stream_completion(request, call, answers), write_openai_error, DONE)
-        )
+        return await EventStream.open(encode_events(stream_completion(request, call, answers), stream_writer(request)))
     pieces = await generation_calls.collect_answers(request, generation, answers, wire.n)
 
     def write() -> dict[str, Any]:
@@ -123,7 +122,7 @@ async def answer_chat(request: Request, wire: ChatRequest) -> Response:
     generation = read_chat(wire)
     answers = await generation_calls.start_answers(request, wire, model, generation, call.id)
     if wire.stream:
-        return await EventStream.open(encode_events(stream_chat(request, call, answers), write_openai_error, DONE))
+        return await EventStream.open(encode_events(stream_chat(request, call, answers), stream_writer(request)))
     pieces = await generation_calls.collect_answers(request, generation, answers)
     return await generation_calls.write_json(request, pieces, lambda: write_chat(call, pieces))
 
@@ -141,22 +140,25 @@ def make_info(kind: str, wire: SampledRequest, model: Model) -> CompletionInfo:
     )
 
 
+def stream_writer(request: Request) -> StreamWriter:
+    return StreamWriter(answer_threads(request), write_openai_error, last=DONE)
+
+
 async def stream_completion(
     request: Request, call: CompletionInfo, answers: AnswerStream
 ) -> AsyncGenerator[dict[str, Any], None]:
     cost, started = Usage(), set[int]()
+    claim = ScoreClaim(request_context(request).claim, take_turn=turn_taker(request))
     prompts: dict[int, tuple[TokenLogprobs, ...]] = {}  # later answers to a prompt take it from the first
     async with aclosing(answers):
         async for index, piece in answers:
             cost += piece.usage
-            prompt = prompts[index // call.answers_per_prompt] = piece.prompt_logprobs or prompts.get(
-                index // call.answers_per_prompt, ()
-            )
-            first = index not in started
-            chunk_piece = replace(piece, prompt_logprobs=prompt if first else ())
-            yield await make_chunk(
-                request, chunk_piece, partial(write_completion_chunk, call, index, chunk_piece, first=first)
-            )
+            first, number = index not in started, index // call.answers_per_prompt
+            if piece.prompt_logprobs:
+                await claim.add(piece)
+                prompts[number] = piece.prompt_logprobs
+            scored = replace(piece, prompt_logprobs=prompts.get(number, ()) if first else ())
+            yield write_completion_chunk(call, index, scored, first=first)
             started.add(index)
     if call.include_usage:
         yield write_usage_chunk(call, "text_completion", write_openai_usage(cost))
@@ -166,12 +168,14 @@ async def stream_chat(
     request: Request, call: CompletionInfo, answers: AnswerStream
 ) -> AsyncGenerator[dict[str, Any], None]:
     cost, reasoning, started = Usage(), 0, set[int]()
+    claim = ScoreClaim(request_context(request).claim, take_turn=turn_taker(request))
     async with aclosing(answers):
         async for index, delta in answers:
             cost += delta.usage
             reasoning += delta.reasoning_tokens
-            write = partial(list_chat_chunks, call, index, delta, first=index not in started)
-            for chunk in await make_chunk(request, delta, write):
+            if delta.prompt_logprobs:
+                await claim.add(delta)
+            for chunk in write_chat_chunks(call, index, delta, first=index not in started):
                 yield chunk
             started.add(index)
     if call.include_usage:
@@ -207,10 +211,6 @@ def embedding_envelope(model: str, tokens: int) -> tuple[bytes, bytes]:
     usage = {"prompt_tokens": tokens, "total_tokens": tokens}
     after = orjson.dumps({"model": model, "usage": usage})[1:]
     return b'{"object":"list","data":[', b"]," + after
-
-
-def list_chat_chunks(call: CompletionInfo, index: int, delta: AnswerDelta, *, first: bool) -> list[dict[str, Any]]:
-    return list(write_chat_chunks(call, index, delta, first=first))
 
 
 @add_post_routes(router, "/v1/embeddings", EmbeddingRequest, "Texts as vectors.")

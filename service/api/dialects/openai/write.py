@@ -10,6 +10,7 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
+from ....concurrency.time_slices import map_lazily
 from ....core.model import Model
 from ....core.version import VERSION
 from ....text.answer_delta import AnswerDelta, TokenLogprobs, Usage
@@ -101,10 +102,10 @@ def write_text_logprobs(tokens: Sequence[TokenLogprobs]) -> dict[str, Any] | Non
     if not tokens:
         return None
     return {
-        "tokens": [each.token.text for each in tokens],
-        "token_logprobs": [each.token.logprob for each in tokens],
-        "top_logprobs": [write_top_logprobs(each) for each in tokens],
-        "text_offset": [each.offset for each in tokens],
+        "tokens": map_lazily(lambda each: each.token.text, tokens),
+        "token_logprobs": map_lazily(lambda each: each.token.logprob, tokens),
+        "top_logprobs": map_lazily(write_top_logprobs, tokens),
+        "text_offset": map_lazily(lambda each: each.offset, tokens),
     }
 
 
@@ -115,15 +116,16 @@ def write_top_logprobs(token: TokenLogprobs) -> dict[str, float | None] | None:
     return {one.text: one.logprob for one in (*token.top, token.token)}
 
 
-def write_prompt_logprobs(prompt: Sequence[TokenLogprobs]) -> list[dict[str, Any] | None]:
+def write_prompt_logprobs(prompt: Sequence[TokenLogprobs]) -> Sequence[dict[str, Any] | None]:
     """The prompt's log-probabilities as vLLM writes them: for each token an object keyed by token id."""
-    return [
-        None
-        if each.token.logprob is None
-        else {str(each.id): {"logprob": each.token.logprob, "decoded_token": each.token.text}}
-        | {str(one.id): {"logprob": one.logprob, "decoded_token": one.text} for one in each.top}
-        for each in prompt
-    ]
+    return map_lazily(write_vllm_logprobs, prompt)
+
+
+def write_vllm_logprobs(each: TokenLogprobs) -> dict[str, Any] | None:
+    if each.token.logprob is None:
+        return None
+    scored = {str(each.id): {"logprob": each.token.logprob, "decoded_token": each.token.text}}
+    return scored | {str(one.id): {"logprob": one.logprob, "decoded_token": one.text} for one in each.top}
 
 
 def total_usage(answers: Sequence[AnswerDelta]) -> Usage:

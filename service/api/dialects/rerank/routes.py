@@ -6,6 +6,7 @@
 
 import uuid
 from dataclasses import replace
+from functools import partial
 from operator import attrgetter
 from typing import Annotated, Any, ClassVar, Literal
 
@@ -32,7 +33,7 @@ from ...shared.dialect import (
     must_be,
     record_model,
 )
-from ...shared.encoding_calls import collect_replies, json_response, reply_size, start_replies
+from ...shared.encoding_calls import collect_replies, compare_replies, json_response, start_replies
 from ...shared.post_routes import add_post_routes
 
 TASKS: tuple[Task, ...] = ("rank", "embed")
@@ -108,18 +109,14 @@ async def answer_rerank(request: Request, wire: RerankRequest) -> Response:
     model = record_model(request, authorized_models(request).resolve(wire.model, TASKS))
     started = await start_replies(request, wire, model, read_rerank(wire, model))
     if (late := model.late) is not None:
-        vectors = await collect_replies(started, TokenVectors)
-        tokens = sum(found.usage.prompt_tokens for found in vectors)
-        return await json_response(
-            request, sum(map(reply_size, vectors)), lambda: write_rerank(wire, late_similarities(late, vectors), tokens)
-        )
-    answers = await collect_replies(started, ScoreOutput)
-
-    def write() -> dict[str, Any]:
-        values = [found.values[0] for found in answers] if model.task == "rank" else cosine_similarities(answers)
-        return write_rerank(wire, values, sum(found.usage.prompt_tokens for found in answers))
-
-    return await json_response(request, sum(map(reply_size, answers)), write)
+        compare = partial(late_similarities, late)
+        scores, tokens = await compare_replies(request, started, TokenVectors, compare)
+    elif model.task == "rank":
+        answers = await collect_replies(started, ScoreOutput)
+        scores, tokens = [found.values[0] for found in answers], sum(found.usage.prompt_tokens for found in answers)
+    else:
+        scores, tokens = await compare_replies(request, started, ScoreOutput, cosine_similarities)
+    return await json_response(request, len(scores), lambda: write_rerank(wire, scores, tokens))
 
 
 DIALECT = Dialect(

@@ -52,14 +52,14 @@ class Turn:
 class StoredResponse:
     id: str
     owner: str
-    content: bytes  # the response, as JSON
+    content: Sequence[bytes]  # the response, as JSON in chunks
     turn: Turn
     kept_at: float = 0.0  # by the store's clock
 
     @property
     def size(self) -> int:
         """The bytes that it takes without its turns."""
-        return RESPONSE_BYTES + len(self.content)
+        return RESPONSE_BYTES + sum(map(len, self.content))
 
     def input_items(self) -> list[bytes]:
         """The items from which it was generated: the conversation before it, and its request's."""

@@ -22,13 +22,24 @@ from ...shared.dialect import (
     record_model,
     request_context,
     server,
+    turn_taker,
 )
-from ...shared.generation_calls import ScoreClaim, score_memory, start_answers, write_json
+from ...shared.generation_calls import ScoreClaim, start_answers, write_json
 from ...shared.json_body import open_json
 from ...shared.openai_errors import write_openai_error
 from ...shared.output_items import OutputItem, collect_items, stream_items
 from ...shared.post_routes import add_post_routes
-from ...shared.streaming import EventStream, JsonResponse, dumps_sliced, encode_events, encode_named_event
+from ...shared.streaming import (
+    INLINE_BYTES,
+    EventStream,
+    JsonResponse,
+    PartsResponse,
+    StreamWriter,
+    dump_chunks,
+    encode_events,
+    frame_named_event,
+    json_weight,
+)
 from .read import echo_request, read_response
 from .response_store import NO_MEMORY, ResponseStore, StoredResponse, Turn
 from .stored_items import count_characters, dump_input, dump_output, read_items
@@ -39,7 +50,6 @@ router = APIRouter(tags=["OpenAI responses"])
 MAX_LISTED_ITEMS, LISTED_ITEMS = 100, 20  # that a client may ask for, and gets
 WRITTEN_BYTES = 6  # of a byte of text as JSON, at most
 T = TypeVar("T")
-INLINE_BYTES = 1 << 16  # of items that are written or searched on the event loop; more are on a thread
 
 
 def responses(request: Request) -> ResponseStore:
@@ -61,22 +71,24 @@ async def answer_response(request: Request, wire: ResponseRequest) -> Response:
     stored = is_stored(request, wire)
     before = find_previous(request, wire)
     earlier = await read_conversation(request, before) if before else []
-    echo = echo_request(wire, model, stored=stored)
-    call = ResponseInfo(id=f"resp_{uuid.uuid4().hex}", created=int(time.time()), request_fields=echo)
-    answers = await start_answers(request, wire, model, read_response(wire, earlier), call.id)
+    id, created = f"resp_{uuid.uuid4().hex}", int(time.time())
+    answers = await start_answers(request, wire, model, read_response(wire, earlier), id)
+    echo = echo_request(wire, model, stored=stored)  # tools are not longer than the context any more
+    call = ResponseInfo(id=id, created=created, request_fields=echo)
+    claim = ScoreClaim(request_context(request).claim, take_turn=turn_taker(request))
     kept = KeptCall(request, call, wire.input, before)
     if wire.stream:
         response_events = ResponseEvents(call)
-        items = stream_items(response_events, answers)
+        items = stream_items(response_events, answers, claim.add)
         if stored:
             items = keep_at_end(items, lambda response: keep_streamed(kept, response_events.items.items, response))
-        chunks = encode_events(items, response_events.failure_event, encode=encode_named_event)
-        return await EventStream.open(chunks)
-    [deltas] = await collect_deltas(answers, ScoreClaim(request_context(request).claim).add)
+        writer = StreamWriter(answer_threads(request), response_events.failure_event, frame_named_event)
+        return await EventStream.open(encode_events(items, writer))
+    [deltas] = await collect_deltas(answers, claim.add)
     response = await write_json(request, deltas, lambda: write_response(call, deltas))
     if stored:
         status = "incomplete" if deltas[-1].finish == "length" else "completed"
-        await keep_response(kept, lambda: collect_items(deltas), status, bytes(response.body))
+        await keep_response(kept, lambda: collect_items(deltas), status, response.parts)
     return response
 
 
@@ -133,26 +145,31 @@ async def keep_at_end(
 
 
 async def keep_streamed(kept: KeptCall, items: Sequence[OutputItem], response: dict[str, Any]) -> None:
-    size = WRITTEN_BYTES * sum(len(item.text) for item in items) + sum(score_memory(item.logprobs) for item in items)
+    size = WRITTEN_BYTES * sum(len(item.text) for item in items)  # memory for log-probabilities is claimed already
     context = request_context(kept.request)
     try:
         context.claim.grow(size, "the response")
     except (BodyTooLarge, Overloaded):
         responses(kept.request).note_removed(kept.info.id, context.owner, NO_MEMORY)
         return
-    content = await run_sized(kept.request, size, partial(dumps_sliced, response))
+    size = json_weight(response, INLINE_BYTES)
+    content = await run_sized(kept.request, size, partial(dump_chunks, response))
     await keep_response(kept, lambda: items, response["status"], content)
 
 
-async def keep_response(kept: KeptCall, items: Callable[[], Sequence[OutputItem]], status: str, content: bytes) -> None:
-    """Keep a response with its conversation.  `content` is the response as JSON; `status` is that of its last item."""
+async def keep_response(
+    kept: KeptCall, items: Callable[[], Sequence[OutputItem]], status: str, content: Sequence[bytes]
+) -> None:
+    """Keep a response with its conversation.  `content` is the response as JSON, in chunks; `status` is that of its
+    last item.
+    """
 
     def write_turn() -> Turn:
         return Turn(dump_input(kept.info, kept.inputs), dump_output(kept.info, items(), status), kept.before)
 
-    turn = await run_sized(kept.request, count_characters(kept.inputs) + len(content), write_turn)
+    turn = await run_sized(kept.request, count_characters(kept.inputs) + sum(map(len, content)), write_turn)
     owner = request_context(kept.request).owner
-    responses(kept.request).keep(StoredResponse(kept.info.id, owner, content, turn))
+    responses(kept.request).keep(StoredResponse(kept.info.id, owner, tuple(content), turn))
 
 
 async def run_sized(request: Request, size: int, function: Callable[[], T]) -> T:
@@ -165,7 +182,7 @@ async def show_response(request: Request, response_id: str, *, stream: bool = Fa
     found = find_response(request, response_id)
     if stream:
         raise BadRequest("stream: true is not supported for a response that has ended", param="stream")
-    return Response(found.content, media_type=JsonResponse.media_type)
+    return PartsResponse(found.content)
 
 
 @router.delete("/v1/responses/{response_id}", summary="Delete a response that is kept.")

@@ -4,10 +4,10 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import Annotated, Any
 
-import orjson
 from pydantic import TypeAdapter
 
 from ...shared.output_items import OutputItem
+from ...shared.streaming import dumps_sliced
 from .wire import (
     ITEM_UNION,
     FunctionCall,
@@ -25,13 +25,13 @@ ITEMS = TypeAdapter(list[Annotated[InputItem, ITEM_UNION]])
 def dump_input(call: ResponseInfo, items: Sequence[InputItem]) -> list[bytes]:
     """Items of a request.  Those without an id get one."""
     number = call.id.partition("_")[2]
-    return [orjson.dumps(write_input_item(item, f"{number}_in{index}")) for index, item in enumerate(items)]
+    return [dumps_sliced(write_input_item(item, f"{number}_in{index}")) for index, item in enumerate(items)]
 
 
 def dump_output(call: ResponseInfo, items: Sequence[OutputItem], status: str) -> list[bytes]:
     """Items of an answer, without log-probabilities."""
     plain = [replace(item, logprobs=[]) for item in items]
-    return [orjson.dumps(item) for item in write_items_list(call, plain, status)]
+    return [dumps_sliced(item) for item in write_items_list(call, plain, status)]
 
 
 def read_items(values: Any) -> list[InputItem]:

@@ -8,8 +8,8 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from ....core.errors import PolyheadError
-from ....text.answer_delta import AnswerDelta, TokenLogprobs, Usage
-from ...shared.openai_errors import write_scored_token
+from ....text.answer_delta import AnswerDelta, Usage
+from ...shared.openai_errors import write_logprobs
 from ...shared.output_items import ItemBegun, ItemDelta, ItemEnded, ItemEvent, OutputItem, OutputItems, collect_items
 
 ITEM_ID_PREFIXES = {"reasoning": "rs", "text": "msg", "call": "fc"}
@@ -151,13 +151,6 @@ def write_part(item: OutputItem) -> dict[str, Any]:
 
 def item_id(call: ResponseInfo, item: OutputItem) -> str:
     return f"{ITEM_ID_PREFIXES[item.kind]}_{call.id.partition('_')[2]}_{item.index}"
-
-
-def write_logprobs(tokens: Sequence[TokenLogprobs]) -> list[dict[str, Any]]:
-    return [
-        write_scored_token(each.token) | {"top_logprobs": [write_scored_token(one) for one in each.top]}
-        for each in tokens
-    ]
 
 
 def write_usage(cost: Usage, reasoning: int) -> dict[str, Any]:

@@ -12,11 +12,11 @@ from starlette.responses import Response
 
 from ....core.errors import BadRequest, Overloaded, PolyheadError
 from ...shared.bulk_calls import Line, LineWork, answer_lines, receive_lines
-from ...shared.decision_calls import answer_questions, check_batch, find_decision_model
+from ...shared.decision_calls import answer_numbers, answer_questions, check_batch, find_decision_model
 from ...shared.dialect import authorized_models, fill_model, quote_json
 from ...shared.encoding_calls import run_off_loop
 from ...shared.json_body import JsonText, open_json
-from ...shared.streaming import LineStream, dumps_sliced, encode_line, run_while_connected
+from ...shared.streaming import LineStream, dumps_sliced, encode_item, frame_line, run_while_connected
 from .wire import StateLine, SystemOneBatch, read_questions, read_state
 from .write import write_error, write_systemone
 
@@ -41,15 +41,14 @@ async def answer_batch(request: Request) -> Response:
             named = {"id": given.id} if given.id != "" else {}
             decision = replace(questions, state=read_state(given.state))
             found = await answer_questions(part, wire, model, decision)
-            size = sum(len(scores.probabilities) for scores in found)
             written = partial(write_systemone, wire.model or model.name, decision, found)
             return await run_off_loop(
-                part, size, lambda: encode_line(dumps_sliced({"index": line.index, **written(), **named}))
+                part, answer_numbers(found), lambda: dumps_sliced({"index": line.index, **written(), **named}) + b"\n"
             )
         except Overloaded:
             raise
         except PolyheadError as error:
-            return encode_line({"index": line.index, **named, "status": error.status, **write_error(error)})
+            return encode_item({"index": line.index, **named, "status": error.status, **write_error(error)}, frame_line)
 
     work = LineWork(answer, lambda line: len(first) + len(questions.questions) * len(line.content))
     return await run_while_connected(request, LineStream.open(answer_lines(request, lines, work)))

@@ -1,12 +1,13 @@
 """POST /v1/systemone: typed questions about a state."""
 
+from functools import partial
 from operator import attrgetter
 
 from fastapi import APIRouter, Request
 from starlette.responses import Response
 
 from ...shared.bulk_calls import sends_lines
-from ...shared.decision_calls import answer_questions, find_decision_model
+from ...shared.decision_calls import answer_numbers, answer_questions, find_decision_model
 from ...shared.dialect import Dialect, authorized_models, read_model_body
 from ...shared.encoding_calls import json_response
 from ...shared.post_routes import RouteDescription, add_model_routes
@@ -29,8 +30,8 @@ async def answer_systemone(request: Request, wire: SystemOneRequest) -> Response
     model = find_decision_model(request, authorized_models(request), wire.model)
     decision = read_systemone(wire)
     found = await answer_questions(request, wire, model, decision)
-    size = sum(len(scores.probabilities) for scores in found)
-    return await json_response(request, size, lambda: write_systemone(wire.model or model.name, decision, found))
+    written = partial(write_systemone, wire.model or model.name, decision, found)
+    return await json_response(request, answer_numbers(found), written)
 
 
 SUMMARY = "Probabilities of the answers to questions."

@@ -5,7 +5,7 @@ Each route also exists below a model's name, /models/{name}/...; without a name 
 
 from collections.abc import Collection
 from functools import partial
-from typing import Any, get_args
+from typing import get_args
 
 from fastapi import APIRouter, Request
 from starlette.responses import Response
@@ -24,7 +24,7 @@ from ...shared.dialect import (
     request_context,
     server,
 )
-from ...shared.encoding_calls import collect_replies, json_response, reply_response, reply_size, start_replies
+from ...shared.encoding_calls import collect_replies, compare_replies, json_response, reply_response, start_replies
 from ...shared.json_body import receive_json
 from ...shared.post_routes import add_post_routes
 from ...shared.streaming import JsonResponse, PartsResponse, run_while_connected
@@ -125,28 +125,23 @@ async def rerank(request: Request, wire: TeiRerankRequest) -> Response:
     model = find_model(request, rerank_tasks(request))
     if (late := model.late) is not None:
         started = await start_replies(request, wire, model, read_late_rerank(wire))
-        vectors = await collect_replies(started, TokenVectors)
-        return await json_response(
-            request, sum(map(reply_size, vectors)), lambda: write_ranks(wire, late_similarities(late, vectors))
-        )
-    encoding = read_rerank_pairs(wire) if model.task == "rank" else read_rerank_query(wire)
-    answers = await collect_replies(await start_replies(request, wire, model, encoding), ScoreOutput)
-
-    def write() -> Any:
-        ranks = [answer.values[0] for answer in answers] if model.task == "rank" else cosine_similarities(answers)
-        return write_ranks(wire, ranks)
-
-    return await json_response(request, sum(map(reply_size, answers)), write)
+        scores, _ = await compare_replies(request, started, TokenVectors, partial(late_similarities, late))
+    elif model.task == "rank":
+        started = await start_replies(request, wire, model, read_rerank_pairs(wire))
+        scores = [answer.values[0] for answer in await collect_replies(started, ScoreOutput)]
+    else:
+        started = await start_replies(request, wire, model, read_rerank_query(wire))
+        scores, _ = await compare_replies(request, started, ScoreOutput, cosine_similarities)
+    return await json_response(request, len(scores), lambda: write_ranks(wire, scores))
 
 
 @add_post_routes(
     router, "/similarity", SimilarityRequest, "How alike a text and others are: the cosine of their vectors."
 )
 async def similarity(request: Request, wire: SimilarityRequest) -> Response:
-    answers = await collect_replies(
-        await start_replies(request, wire, find_model(request, EMBEDDERS), read_similarity(wire)), ScoreOutput
-    )
-    return await json_response(request, sum(map(reply_size, answers)), lambda: cosine_similarities(answers))
+    started = await start_replies(request, wire, find_model(request, EMBEDDERS), read_similarity(wire))
+    scores, _ = await compare_replies(request, started, ScoreOutput, cosine_similarities)
+    return await json_response(request, len(scores), lambda: scores)
 
 
 TOKEN_ENTRY_BYTES = 600  # bytes of each listed token: in the tokenizer's result, as a Python object, and as JSON

@@ -28,7 +28,7 @@ from ...shared.encoding_calls import ReplyWriter, max_label_bytes, max_vector_by
 from ...shared.head_options import MAX_STOPS
 from ...shared.hf_generation import MAX_BEST_OF
 from ...shared.pipeline_outputs import rank_labels
-from ...shared.streaming import as_float32, dumps_sliced
+from ...shared.streaming import as_float32, dump_chunks
 from .wire import PredictRequest, TeiRerankRequest, is_single
 
 
@@ -88,7 +88,7 @@ def write_tokenize(
     for text, encoding in zip(texts, encodings, strict=True):
         special = [id for id, is_special in zip(encoding.ids, encoding.special, strict=True) if is_special]
         names = dict(zip(special, spell_tokens(model, special, claim, "inputs"), strict=True))
-        parts += (b"," if parts else b"[", dumps_sliced(write_tokens(text, encoding, names)))
+        parts += dump_chunks(write_tokens(text, encoding, names), before=b"," if parts else b"[")
     return [*parts, b"]"] if parts else [b"[]"]
 
 

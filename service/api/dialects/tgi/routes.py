@@ -14,11 +14,19 @@ from starlette.responses import Response
 from ....core.errors import BadRequest, Expired, PolyheadError, StepFailed, Stopped
 from ....core.model import Model
 from ...shared import generation_calls
-from ...shared.dialect import Dialect, EngineRequest, authorized_models, describe_body, read_body, record_model
+from ...shared.dialect import (
+    Dialect,
+    EngineRequest,
+    answer_threads,
+    authorized_models,
+    describe_body,
+    read_body,
+    record_model,
+)
 from ...shared.hf_generation import PARAMETERS_PREFIX, GenerateParameters, read_hf_parameters
 from ...shared.hf_generation_write import stream_events, write_answers, write_hf_error
 from ...shared.sampling_options import option_error
-from ...shared.streaming import EventStream, encode_events, run_while_connected
+from ...shared.streaming import EventStream, StreamWriter, encode_events, run_while_connected
 
 router = APIRouter(tags=["text-generation-inference"])
 
@@ -57,7 +65,7 @@ async def answer_generation(request: Request, wire: TgiGenerateRequest, *, strea
     answers = await generation_calls.start_answers(request, wire, model, generation, call)
     if stream:
         parts = stream_events(wire.parameters, model, wire.inputs, answers, generation.token_limit)
-        return await EventStream.open(encode_events(parts, write_hf_error))
+        return await EventStream.open(encode_events(parts, StreamWriter(answer_threads(request), write_hf_error)))
     pieces = await generation_calls.collect_answers(request, generation, answers)
     return await generation_calls.write_json(
         request, pieces, lambda: write_answers(wire.parameters, model, wire.inputs, pieces)[0]

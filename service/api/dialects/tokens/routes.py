@@ -31,7 +31,7 @@ from ...shared.dialect import (
     server,
 )
 from ...shared.generation_calls import fit_conversation
-from ...shared.streaming import PartsResponse, dumps_sliced, run_while_connected
+from ...shared.streaming import PartsResponse, dump_chunks, run_while_connected
 from ..openai.wire import ChatRequest, read_chat
 
 ALL_TASKS = get_args(Task)
@@ -100,7 +100,7 @@ def find_model(request: Request, name: str) -> Model:
 async def write_response(request: Request, count: int, content: Callable[[], dict[str, Any]]) -> Response:
     """A response with `content`, which lists `count` tokens or their text, written on a thread."""
     size = BYTES_PER_LISTED_TOKEN * count
-    return PartsResponse([await answer_threads(request).run(size, lambda: dumps_sliced(content()))])
+    return PartsResponse(await answer_threads(request).run(size, lambda: dump_chunks(content())))
 
 
 def write_tokens(model: Model, wire: TokenizeInput, ids: list[int], claim: MemoryClaim) -> dict[str, Any]:

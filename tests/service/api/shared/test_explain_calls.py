@@ -1,9 +1,11 @@
 """The cost of an explanation: the threads on which its text is tokenised, and the memory that is claimed."""
 
 import asyncio
+import base64
 import threading
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import httpx
@@ -12,6 +14,7 @@ import orjson
 import pytest
 
 from polyhead.models.tokenizer import Tokenizer
+from polyhead.service.api.shared import streaming
 from polyhead.service.api.shared.streaming import SEND_BYTES
 from polyhead.service.core.model import Model
 from polyhead.service.core.request import (
@@ -25,6 +28,7 @@ from polyhead.service.core.request import (
     GeneratedToken,
     Request,
 )
+from polyhead.service.explain import explain_response
 from polyhead.service.resources.request_memory import ALLOCATOR_BYTES, UNBOUNDED_HEADROOM, Headroom
 from tests.support import scripted
 
@@ -91,6 +95,49 @@ def test_no_text_is_tokenised_on_the_event_loop(
     assert answer.status_code == 200, answer.text
     assert any(name.startswith("text") for name in names), names
     assert threading.main_thread().name not in names
+
+
+@pytest.mark.parametrize(
+    "asked", [{"top_k": 2}, {"encoding": "base64"}, {"encoding": "base64", "dtype": "float16"}, {}]
+)
+def test_an_explanation_is_made_and_written_on_a_thread_in_parts(
+    tiny_classifier: Path, asked: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Weights are chosen, encoded and written a bounded number at a time."""
+    aside, encoded, written = list[bool](), list[int](), list[int]()
+
+    def record(original: Callable[..., Any]) -> Callable[..., Any]:
+        def recorded(*given: Any, **others: Any) -> Any:
+            aside.append(threading.current_thread() is not threading.main_thread())
+            return original(*given, **others)
+
+        return recorded
+
+    for name in ("explanation_object", "weights_object", "largest_weights"):
+        monkeypatch.setattr(explain_response, name, record(getattr(explain_response, name)))
+
+    def b64encode(data: Any) -> bytes:
+        encoded.append(len(data))
+        return base64.b64encode(data)
+
+    def dumps(value: Any, **options: Any) -> bytes:
+        written.append(len(content := orjson.dumps(value, **options)))
+        return content
+
+    monkeypatch.setattr(explain_response, "base64", SimpleNamespace(b64encode=b64encode))
+    monkeypatch.setattr(streaming, "orjson", SimpleNamespace(dumps=dumps))
+    judge = scripted.model(tiny_classifier, "judge", "classify", max_tokens=512, labels=("0", "1"))
+    answer = ask(Registry([judge], script), "/v1/explain", {"model": "judge", "input": "a " * 150} | asked)
+    assert answer.status_code == 200, answer.text
+    rows = len(answer.json()["tokens"])
+    assert all(aside)
+    assert len(aside) == 2 + ("top_k" in asked) * LAYERS * HEADS * rows
+    if "encoding" in asked:
+        given = base64.b64decode(answer.json()["attention"][0]["values"]["data"])
+        width = np.dtype(asked.get("dtype", "float32")).itemsize
+        assert len(given) == sum(encoded) == LAYERS * HEADS * rows * rows * width
+        assert max(encoded) <= explain_response.BASE64_BYTES
+    assert max(written) <= 24 * streaming.MAX_NUMBERS
 
 
 @pytest.mark.parametrize(

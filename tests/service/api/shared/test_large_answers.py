@@ -10,6 +10,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import orjson
 import pytest
 
@@ -24,7 +25,7 @@ from polyhead.service.api.dialects.tgi import routes as tgi
 from polyhead.service.api.shared import generation_calls as generating
 from polyhead.service.api.shared import streaming as stream
 from polyhead.service.api.shared.encoding_calls import run_off_loop
-from polyhead.service.api.shared.openai_errors import write_scored_token
+from polyhead.service.api.shared.openai_errors import write_logprobs, write_scored_token
 from polyhead.service.api.shared.streaming import MAX_OBJECTS, dumps_sliced
 from polyhead.service.concurrency.thread_pool import ThreadPool
 from polyhead.service.concurrency.time_slices import SLICE_SIZE, TOKENS_PER_SLICE
@@ -35,7 +36,7 @@ from polyhead.service.engine.event_stream import Stream
 from polyhead.service.engine.worker import RequestTiming
 from polyhead.service.resources.request_memory import Headroom, MemoryClaim
 from polyhead.service.text import stop_strings
-from polyhead.service.text.answer_delta import AnswerDelta, ScoredToken, TokenLogprobs, text_parts
+from polyhead.service.text.answer_delta import AnswerDelta, ScoredToken, TokenLogprobs
 from polyhead.service.text.answer_stream import AnswerStream, collect_deltas
 from polyhead.service.text.detokenizer import Detokenizer
 from polyhead.service.text.event_source import EventReader
@@ -302,19 +303,128 @@ def test_large_answers_of_one_key_do_not_delay_the_answer_of_another() -> None:
     assert written.index("one") <= 2, "the thread finishes what it has begun; then it is the other key's turn"
 
 
-def test_a_large_chunk_of_a_stream_is_written_on_a_thread() -> None:
-    async def run() -> list[bool]:
-        def inline() -> bool:
-            return threading.current_thread() is threading.main_thread()
+class ThreadedJson:
+    """Stands for orjson; notes the bytes of each call on the main thread, and on others."""
 
-        parts = (
-            AnswerDelta(text_parts("a"), drawn(1, 20)),
-            AnswerDelta(prompt_logprobs=drawn(generating.INLINE_SCORES // 21 + 1, 20)),
-        )
-        threads = ThreadPool(1, "requests", math.inf)
-        return [await generating.make_chunk(request_of("", threads), part, inline) for part in parts]
+    def __init__(self) -> None:
+        self.inline, self.aside = list[int](), list[int]()
 
-    assert asyncio.run(run()) == [True, False]
+    def dumps(self, value: Any, **options: Any) -> bytes:
+        written = orjson.dumps(value, **options)
+        is_main = threading.current_thread() is threading.main_thread()
+        (self.inline if is_main else self.aside).append(len(written))
+        return written
+
+
+STREAMS: dict[str, tuple[str, dict[str, Any]]] = {
+    "completions": ("/v1/completions", {"prompt": PROMPT * 60, "n": 4, "prompt_logprobs": 5, "max_tokens": 1}),
+    "chat": (
+        "/v1/chat/completions",
+        {"messages": [{"role": "user", "content": "fox " * 60}], "n": 2, "prompt_logprobs": 5, "max_tokens": 1},
+    ),
+    "responses": (
+        "/v1/responses",
+        {"input": "The fox", "max_output_tokens": 200, "top_logprobs": 5, "include": ["message.output_text.logprobs"]},
+    ),
+    "echoed fields": (
+        "/v1/responses",
+        {"input": "The fox", "max_output_tokens": 16, "metadata": {"text": "\0" * stream.INLINE_BYTES}},
+    ),
+}
+
+
+@pytest.mark.parametrize("call", STREAMS)
+def test_a_large_event_of_a_stream_is_written_on_a_thread_in_small_parts(
+    tiny_generator: Path, monkeypatch: pytest.MonkeyPatch, call: str
+) -> None:
+    """The scores of a prompt, and the last events of a response, which repeat the whole answer."""
+    path, body = STREAMS[call]
+    json = ThreadedJson()
+
+    async def act(client: Client) -> None:
+        monkeypatch.setattr(stream, "orjson", json)
+        answer = await client.ask("POST", path, body | MODEL | {"stream": True, "temperature": 0})
+        assert answer.status_code == 200, answer.text[:300]
+        assert "error" not in answer.text[-300:]
+
+    served(act, {"chat": tiny_generator})
+    assert max(json.inline) <= 6 * stream.INLINE_BYTES // 10
+    assert sum(json.aside) > stream.INLINE_BYTES // 2
+    assert max(json.aside) <= 20_000
+
+
+def test_the_log_probabilities_of_a_stream_claim_memory(tiny_generator: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of a prompt, which are kept for all answers, and of a response, which are kept for its last events."""
+    monkeypatch.setattr(generating, "CLAIM_STEP", 10)
+    taken, real = list[int](), MemoryClaim.grow
+
+    def noted(self: MemoryClaim, size: int, what: str) -> None:
+        real(self, size, what)
+        taken.append(size if what == "the answer" else 0)
+
+    sums = dict[str, int]()
+
+    async def act(client: Client) -> None:
+        monkeypatch.setattr(MemoryClaim, "grow", noted)
+        for call in ("completions", "chat", "responses"):
+            path, body = STREAMS[call]
+            taken.clear()
+            answer = await client.ask("POST", path, body | MODEL | {"stream": True, "temperature": 0})
+            assert answer.status_code == 200, answer.text[:300]
+            sums[call] = sum(taken)
+
+    served(act, {"chat": tiny_generator})
+    assert all(total > 100 * 6 * generating.SCORE_BYTES for total in sums.values()), sums
+
+
+def test_a_stream_that_takes_more_memory_than_there_is_ends_with_an_error(
+    tiny_generator: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(generating, "CLAIM_STEP", 100)
+    real = MemoryClaim.grow
+
+    def refuse(self: MemoryClaim, size: int, what: str) -> None:
+        if what == "the answer":
+            raise Overloaded("there is no memory", retry_after=1)
+        real(self, size, what)
+
+    async def act(client: Client) -> None:
+        monkeypatch.setattr(MemoryClaim, "grow", refuse)
+        path, body = STREAMS["responses"]
+        answer = await client.ask("POST", path, body | MODEL | {"stream": True, "temperature": 0})
+        *_, (_, data) = (event.split("\ndata: ") for event in answer.text.strip().split("\n\n"))
+        last = orjson.loads(data)
+        assert last["type"] == "response.failed"
+        assert "ask for fewer of them" in last["response"]["error"]["message"]
+        assert last["response"]["output"][0]["content"][0]["logprobs"]
+
+    served(act, {"chat": tiny_generator})
+
+
+def test_memory_of_many_scores_is_counted_in_slices(monkeypatch: pytest.MonkeyPatch) -> None:
+    turns, call = list[int](), CallWithMemory()
+
+    async def run() -> None:
+        async def take_turn() -> None:
+            turns.append(0)
+
+        claim = generating.ScoreClaim(call.claim, take_turn=take_turn)
+        await claim.add(AnswerDelta(prompt_logprobs=drawn(5 * generating.CLAIM_TOKENS, 1)))
+
+    asyncio.run(run())
+    assert len(turns) == 4
+
+
+def test_a_long_text_is_never_copied_as_a_whole(monkeypatch: pytest.MonkeyPatch) -> None:
+    content = {"one": ["a" * 50] * 20_000, "more": [{"inner": [[1.5] * 3000] * 100}]}
+    chunks = stream.dump_chunks(content, b"before", b"after")
+    assert max(map(len, chunks)) <= 2 * stream.CHUNK_BYTES
+    assert b"".join(chunks) == b"before%safter" % orjson.dumps(content)
+    table = np.ones((5, 5, 60, 60), np.float32)
+    sizes = ThreadedJson()
+    monkeypatch.setattr(stream, "orjson", sizes)
+    stream.dump_chunks({"values": table})
+    assert max(sizes.inline) <= 5 * stream.MAX_NUMBERS
 
 
 def test_one_large_object_is_not_written_as_json_in_one_go(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -427,7 +537,7 @@ def list_scores(tokens: Sequence[TokenLogprobs]) -> list[Any]:
 
 
 @pytest.mark.parametrize("data", [b"\x80" * 400, b"\0" * 400, b'"' * 400, "語".encode() * 100, b"a"])
-@pytest.mark.parametrize("write", [list_scores, write_text_logprobs])
+@pytest.mark.parametrize("write", [list_scores, write_logprobs, write_text_logprobs])
 def test_log_probabilities_take_no_more_than_is_claimed_whatever_their_tokens_spell(
     data: bytes, write: Callable[[Sequence[TokenLogprobs]], Any]
 ) -> None:

@@ -168,7 +168,8 @@ def test_invalid_tensors_are_rejected(wrong: InputTensor, said: str) -> None:
 def test_outputs_in_json_and_beside_it() -> None:
     found = [OutputTensor("score", "FP32", (2,), [0.5, 2.0]), OutputTensor("label", "BYTES", (2,), ["é", ""])]
     body = write_tensors({"model_name": "m"}, found, frozenset(("score",)))
-    head = json.loads(body.content[: body.json_bytes])
+    content = b"".join(body.parts)
+    head = json.loads(content[: body.json_bytes])
     assert head["outputs"][0] == {
         "name": "score",
         "datatype": "FP32",
@@ -176,8 +177,8 @@ def test_outputs_in_json_and_beside_it() -> None:
         "parameters": {"binary_data_size": 8},
     }
     assert head["outputs"][1]["data"] == ["é", ""]
-    assert np.frombuffer(body.content[body.json_bytes :], "<f4").tolist() == [0.5, 2.0]
-    assert write_tensors({}, found[1:], frozenset(("label",))).content.endswith(b"\x02\0\0\0\xc3\xa9\0\0\0\0")
+    assert np.frombuffer(content[body.json_bytes :], "<f4").tolist() == [0.5, 2.0]
+    assert write_tensors({}, found[1:], frozenset(("label",))).parts[-1] == b"\x02\0\0\0\xc3\xa9\0\0\0\0"
 
 
 # Outputs of each head

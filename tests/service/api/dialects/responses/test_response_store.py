@@ -32,7 +32,7 @@ SIZE = 4000  # bytes of a response below, with its turn
 def kept(name: str, owner: str = "", parent: Turn | None = None) -> StoredResponse:
     """A response of SIZE bytes with its turn."""
     item = b"x" * (1000 - response_store.TURN_BYTES - response_store.ITEM_BYTES)
-    return StoredResponse(name, owner, b"y" * (3000 - response_store.RESPONSE_BYTES), Turn([item], [], parent))
+    return StoredResponse(name, owner, [b"y" * (3000 - response_store.RESPONSE_BYTES)], Turn([item], [], parent))
 
 
 def opened(count: float, **changes: Any) -> ResponseStore:
@@ -116,7 +116,7 @@ def test_a_conversation_shares_its_turns_and_outlives_its_responses() -> None:
 def test_what_fits_nowhere_is_not_kept_and_removes_nothing() -> None:
     store = opened(8)
     store.keep(kept("1", "a"))
-    store.keep(StoredResponse("2", "a", b"y" * (4 * SIZE), Turn([], [], None)))
+    store.keep(StoredResponse("2", "a", [b"y" * (4 * SIZE)], Turn([], [], None)))
     assert why_not(store, "2", "a") == f"the response '2' {response_store.TOO_LARGE}"
     assert found(store, "a", "12") == "1"
 
