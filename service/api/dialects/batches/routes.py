@@ -79,7 +79,7 @@ def owner(request: Request) -> str:
 
 @router.post("/v1/files", openapi_extra=UPLOAD, summary="Upload a file of requests.")
 async def upload_file(request: Request) -> Response:
-    store, upload = files(request), await read_upload(request)
+    store, upload = files(request), await read_upload(request, turn_taker(request))
     return JsonResponse(write_file(await store.add(owner(request), upload.filename, upload.content, upload.seconds)))
 
 
