@@ -42,6 +42,7 @@ from ...metrics import Metrics
 from ...runtime.model_resolver import is_placeholder
 from ...text.event_source import EventSource, Submit, SubmitCall
 from ...text.tokenization import TextProcessor
+from ..access.admission import Admission
 from ..access.authorized_models import AuthorizedModels
 from ..access.model_paths import is_below, path_below_model
 from ..access.request_context import MAX_TIMEOUT_S, MIN_TIMEOUT_S, RequestContext
@@ -87,6 +88,9 @@ class Server(Protocol):
 
     @property
     def metrics(self) -> Metrics: ...
+
+    @property
+    def admission(self) -> Admission: ...
 
     @property
     def request_threads(self) -> ThreadPool: ...

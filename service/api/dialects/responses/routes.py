@@ -160,11 +160,24 @@ async def run_sized(request: Request, size: int, function: Callable[[], T]) -> T
     return function() if size <= INLINE_BYTES else await answer_threads(request).run(size, function)
 
 
+def admit_reader(request: Request, size: int, what: str) -> None:
+    """Claim `size` bytes for `what`, which a GET sends: they stay in memory until the client has read them, also when
+    the response is deleted.  A large one takes a place in flight, so that a key's readers cannot claim all memory.
+
+    Raises BodyTooLarge, Overloaded and Unavailable.
+    """
+    context = request_context(request)
+    if size > INLINE_BYTES:
+        context.cleanup.enter_context(server(request).admission.admit(context.owner))
+    context.claim.grow(size, what)
+
+
 @router.get("/v1/responses/{response_id}", summary="A response that is kept.")
 async def show_response(request: Request, response_id: str, *, stream: bool = False) -> Response:
     found = find_response(request, response_id)
     if stream:
         raise BadRequest("stream: true is not supported for a response that has ended", param="stream")
+    admit_reader(request, len(found.content), "the response")
     return Response(found.content, media_type=JsonResponse.media_type)
 
 
@@ -185,7 +198,7 @@ async def list_input_items(
 ) -> Response:
     found = find_response(request, response_id)
     size = found.turn.total_size
-    request_context(request).claim.grow(BYTES_PER_BODY_BYTE * size, "the list")
+    admit_reader(request, BYTES_PER_BODY_BYTE * size, "the list")
     items = found.input_items() if order == "asc" else found.input_items()[::-1]
     content = await run_sized(request, size, lambda: write_page(items, after, limit))
     return Response(content, media_type=JsonResponse.media_type)

@@ -85,6 +85,31 @@ def test_lists_are_claimed(tmp_path: Path) -> None:
     asyncio.run(run())
 
 
+def test_a_batch_and_a_content_that_are_read_slowly_are_claimed(tmp_path: Path) -> None:
+    async def run() -> None:
+        runner, headroom = await open_runner(tmp_path), Headroom(1 << 30)
+        file = await runner.store.files.add("", "a", b"x" * (2 * PIECE_BYTES))
+        metadata = {str(number): "x" * 512 for number in range(16)}
+        batch = Batch(id=new_id("batch_"), owner="", created_at=1, endpoint="", input_file=file.id, metadata=metadata)
+        await runner.store.add(batch)
+        for show, name, least in (
+            (routes.show_batch, batch.id, 16 * 512),
+            (routes.send_content, file.id, 2 * PIECE_BYTES),
+        ):
+            request = ask(runner, headroom)
+            await show(request, name)
+            assert least < headroom.shortfall(int(headroom.total)) < 4 * PIECE_BYTES
+            request.state.context.cleanup.close()
+            request.state.context.claim.release()
+            headroom.reserve(int(headroom.total), "others")
+            with pytest.raises(Overloaded, match="takes about"):
+                await show(ask(runner, headroom), name)
+            headroom.release(int(headroom.total))
+        runner.store.files.close()
+
+    asyncio.run(run())
+
+
 def test_contents_and_errors_over_http(tmp_path: Path) -> None:
     async def run() -> None:
         app = application(Registry([], echo), files_dir=str(tmp_path))
