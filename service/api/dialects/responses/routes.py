@@ -61,9 +61,10 @@ async def answer_response(request: Request, wire: ResponseRequest) -> Response:
     stored = is_stored(request, wire)
     before = find_previous(request, wire)
     earlier = await read_conversation(request, before) if before else []
-    echo = echo_request(wire, model, stored=stored)
-    call = ResponseInfo(id=f"resp_{uuid.uuid4().hex}", created=int(time.time()), request_fields=echo)
-    answers = await start_answers(request, wire, model, read_response(wire, earlier), call.id)
+    call_id, created = f"resp_{uuid.uuid4().hex}", int(time.time())
+    answers = await start_answers(request, wire, model, read_response(wire, earlier), call_id)
+    echo = echo_request(wire, model, stored=stored)  # now that the sizes of tools and schema are checked
+    call = ResponseInfo(call_id, created, request_fields=echo)
     kept = KeptCall(request, call, wire.input, before)
     if wire.stream:
         response_events = ResponseEvents(call)
