@@ -14,7 +14,7 @@ from ...batches.batch import Batch
 from ...batches.batch_runner import BatchRunner
 from ...batches.file_store import PIECE_BYTES, FileStore, StoredFile
 from ...batches.record_folder import new_id
-from ...shared.dialect import Dialect, between, describe_body, read_body, request_context, turn_taker
+from ...shared.dialect import Dialect, admit_reader, between, describe_body, read_body, request_context, turn_taker
 from ...shared.openai_errors import write_openai_error
 from ...shared.streaming import EventStream, JsonResponse
 from .upload import read_upload
@@ -97,7 +97,7 @@ async def list_files(
     listed = files(request).list_files(context.owner, newest_first=order == "desc")
     found = (file for file in listed if purpose in ("", file.purpose))
     page, has_more = cut_page(found, after, min(limit, MAX_PAGE_FILES))
-    context.claim.grow(FILE_BYTES * len(page), "the list")
+    admit_reader(request, FILE_BYTES * len(page), "the list")
     return JsonResponse(write_list([write_file(file) for file in page], has_more=has_more))
 
 
@@ -147,14 +147,14 @@ async def list_batches(
     context = request_context(request)
     await turn_taker(request)()
     page, has_more = cut_page(runner(request).store.list_batches(context.owner), after, limit)
-    context.claim.grow(sum(map(written_bytes, page)), "the list")
+    admit_reader(request, sum(map(written_bytes, page)), "the list")
     return JsonResponse(write_list([write_batch(batch) for batch in page], has_more=has_more))
 
 
 @router.get("/v1/batches/{batch_id}", summary="How far a batch is.")
 async def show_batch(request: Request, batch_id: str) -> Response:
     batch = runner(request).store.find(batch_id, owner(request))
-    request_context(request).claim.grow(written_bytes(batch), "the batch")
+    admit_reader(request, written_bytes(batch), "the batch")
     return JsonResponse(write_batch(batch))
 
 

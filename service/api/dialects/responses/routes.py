@@ -17,6 +17,7 @@ from ....resources.request_memory import BYTES_PER_BODY_BYTE
 from ....text.answer_stream import collect_deltas
 from ...shared.dialect import (
     Dialect,
+    admit_reader,
     answer_threads,
     authorized_models,
     record_model,
@@ -159,18 +160,6 @@ async def keep_response(kept: KeptCall, items: Callable[[], Sequence[OutputItem]
 async def run_sized(request: Request, size: int, function: Callable[[], T]) -> T:
     """Run `function`, which reads or writes `size` bytes; if they are many, on a thread."""
     return function() if size <= INLINE_BYTES else await answer_threads(request).run(size, function)
-
-
-def admit_reader(request: Request, size: int, what: str) -> None:
-    """Claim `size` bytes for `what`, which a GET sends: they stay in memory until the client has read them, also when
-    the response is deleted.  A large one takes a place in flight, so that a key's readers cannot claim all memory.
-
-    Raises BodyTooLarge, Overloaded and Unavailable.
-    """
-    context = request_context(request)
-    if size > INLINE_BYTES:
-        context.cleanup.enter_context(server(request).admission.admit(context.owner))
-    context.claim.grow(size, what)
 
 
 @router.get("/v1/responses/{response_id}", summary="A response that is kept.")

@@ -11,7 +11,7 @@ from fastapi import FastAPI
 from starlette.types import Message
 
 from polyhead.service.api.access.app_state import AppState
-from polyhead.service.api.dialects.responses import response_store, routes
+from polyhead.service.api.dialects.responses import response_store
 from polyhead.service.api.dialects.responses.response_store import (
     NO_MEMORY,
     ResponseLimits,
@@ -19,6 +19,7 @@ from polyhead.service.api.dialects.responses.response_store import (
     StoredResponse,
     Turn,
 )
+from polyhead.service.api.shared import dialect
 from polyhead.service.core.errors import NotFound
 from polyhead.service.core.model import Model
 from polyhead.service.core.request import Done, Generate
@@ -303,7 +304,7 @@ def test_a_response_that_is_read_slowly_is_claimed_though_it_was_deleted(
     state: AppState = app.state.server
     size = 1000
     if large:
-        monkeypatch.setattr(routes, "INLINE_BYTES", size)
+        monkeypatch.setattr(dialect, "FREE_BYTES", size)
 
     async def act() -> None:
         async with httpx.AsyncClient(transport=httpx.ASGITransport(app=app), base_url="http://testserver") as client:
