@@ -47,10 +47,12 @@ def value_size(value: Any) -> int:
             total += 1 + each.bit_length() // 3 if each.bit_length() <= MAX_INTEGER_BITS else MAX_CHARACTERS + 1
         elif isinstance(each, dict):
             total += 2 * ITEM_SIZE * len(each)
-            rest.extend((*each.keys(), *each.values()))
+            if total <= MAX_CHARACTERS:
+                rest.extend((*each.keys(), *each.values()))
         elif isinstance(each, _ITEMS):
             total += ITEM_SIZE * len(each)
-            rest.extend(each)
+            if total <= MAX_CHARACTERS:
+                rest.extend(each)
         else:
             total += 1
     return total

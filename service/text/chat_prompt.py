@@ -54,12 +54,17 @@ def fit_chat(request: GenerationRequest, model: Model) -> GenerationRequest:
 
 def check_chat(request: GenerationRequest, chat: ChatMessages, model: Model) -> None:
     field, wanted = request.tools.field, request.reasoning.field
-    if value_size([tool.as_template_object for tool in request.tools.offered]) > MAX_TOOL_CHARACTERS:
-        raise BadRequest(f"{field}: may have at most {MAX_TOOL_CHARACTERS:,} characters", param=field)
+    check_tool_size([tool.as_template_object for tool in request.tools.offered], field)
     if request.reasoning.is_required and ignores_reasoning(request, model):
         raise BadRequest(f"{wanted}: the chat template of {model.name} knows no thinking", param=wanted)
     if chat.variables.get("documents") and not (model.chat and model.chat.uses_variable("documents")):
         raise BadRequest(f"documents: the chat template of {model.name} reads none", param="documents")
+
+
+def check_tool_size(tools: Sequence[Mapping[str, Any]], field: str) -> None:
+    """Raise BadRequest if tools, or their schemas, have more characters together than a prompt may have of them."""
+    if value_size(tools) > MAX_TOOL_CHARACTERS:
+        raise BadRequest(f"{field}: may have at most {MAX_TOOL_CHARACTERS:,} characters", param=field)
 
 
 def ignores_reasoning(request: GenerationRequest, model: Model) -> bool:

@@ -101,7 +101,7 @@ class AccessMiddleware:
     async def admit(self, context: RequestContext, scope: Scope, receive: Receive, send: Send) -> None:
         """Check what can be checked without the body, then run the application.
 
-        GET, HEAD and OPTIONS have no body, and need no permit.
+        GET, HEAD and OPTIONS have no body, and need no permit here.
         """
         try:
             headers, origins = Headers(scope=scope), self.server.origins

@@ -43,6 +43,7 @@ from ...runtime.model_resolver import is_placeholder
 from ...text.event_source import EventSource, Submit, SubmitCall
 from ...text.output_job import OutputJob
 from ...text.tokenization import TextProcessor
+from ..access.admission import Admission
 from ..access.authorized_models import AuthorizedModels
 from ..access.model_paths import is_below, path_below_model
 from ..access.request_context import MAX_TIMEOUT_S, MIN_TIMEOUT_S, RequestContext
@@ -50,6 +51,7 @@ from .json_body import receive_json
 from .streaming import JSON_LINES
 
 NeutralValues = Mapping[str, tuple[Any, ...]]  # by field, the values at which an unsupported field changes nothing
+FREE_BYTES = 1 << 16  # that a GET may claim without a place in flight: no more than a connection has in its buffers
 MAX_SUGGESTED_CHARS = 100  # characters of an unknown field for which a known one is suggested
 MAX_QUOTED_CHARS = 60  # characters of an offending value that a message repeats
 MAX_TEXTS = 100_000  # in one call; the setting max_batch_texts is smaller
@@ -88,6 +90,9 @@ class Server(Protocol):
 
     @property
     def metrics(self) -> Metrics: ...
+
+    @property
+    def admission(self) -> Admission: ...
 
     @property
     def request_threads(self) -> ThreadPool: ...
@@ -136,6 +141,18 @@ def answer_threads(request: Request) -> OwnerThreads:
 def turn_taker(request: Request) -> TakeTurn:
     """What lets others run between slices of a long call: in each turn of the event loop a key has one slice."""
     return partial(server(request).turns.take, request_context(request).owner)
+
+
+def admit_reader(request: Request, size: int, what: str) -> None:
+    """Claim `size` bytes for `what`, which a GET sends: they stay in memory until the client has read them, also when
+    it is deleted.  A large one takes a place in flight, so that a key's readers cannot claim all memory.
+
+    Raises BodyTooLarge, Overloaded and Unavailable.
+    """
+    context = request_context(request)
+    if size > FREE_BYTES:
+        context.cleanup.enter_context(server(request).admission.admit(context.owner))
+    context.claim.grow(size, what)
 
 
 def record_model(request: Request, model: Model) -> Model:

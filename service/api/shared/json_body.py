@@ -25,6 +25,9 @@ from ..access.app_state import AppState
 
 MAX_VALUES = 1 << 19  # in one body: numbers, strings, lists, objects
 MAX_ARGUMENT_VALUES = 1 << 16  # values in the arguments of all tool calls of one request, which are strings in its body
+# Lists, objects and members of objects in one body: a third of a microsecond and more each, in one call that holds the
+# interpreter's lock, while a number or a text takes a tenth of that.
+MAX_NODES = 1 << 18
 INLINE_VALUES = 1 << 11  # values that are parsed and validated on the event loop; more are parsed on a thread
 MAX_DEPTH = 64  # levels of nested lists and objects
 MIN_INTEGER, MAX_INTEGER = -(1 << 63), (1 << 64) - 1  # range of integers
@@ -65,7 +68,7 @@ async def open_json(request: Request, content: Bytes) -> "JsonText":
     work = WorkInfo("reading the body", threads, context.owner, max(len(content), 1))
     count = partial(count_json, content)
     seen = count() if len(content) <= SCAN_BYTES else await threads.run(count, work)
-    if len(content) > INLINE_VALUES and seen.values <= MAX_VALUES:
+    if len(content) > INLINE_VALUES and not seen.excess:
         context.claim.grow(seen.memory, "what the body contains")
     return JsonText(content, seen, threads, work)
 
@@ -83,6 +86,15 @@ class JsonCounts:
     def memory(self) -> int:
         """Bytes of the values, at most, without the characters of strings."""
         return BYTES_PER_VALUE * self.values + BYTES_PER_CONTAINER * self.containers + BYTES_PER_MEMBER * self.colons
+
+    @property
+    def excess(self) -> str:
+        """What there is too much of, and how much is read; empty if all of it is."""
+        if self.values > MAX_VALUES:
+            return f"more than {MAX_VALUES} values"
+        if (nodes := self.containers + self.colons) > MAX_NODES:
+            return f"{nodes} lists, objects and members of objects, more than {MAX_NODES}"
+        return ""
 
 
 @dataclass(frozen=True)
@@ -111,8 +123,8 @@ def parse_json(body: Bytes, what: str) -> Any:
 
 
 def parse_counted(body: Bytes, seen: JsonCounts, what: str) -> Any:
-    if seen.values > MAX_VALUES:
-        raise BadRequest(f"{what}: has more than {MAX_VALUES} values, at most so many are read")
+    if excess := seen.excess:
+        raise BadRequest(f"{what}: has {excess}, at most so many are read")
     try:
         value = orjson.loads(body)
     except orjson.JSONDecodeError as error:

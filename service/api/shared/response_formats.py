@@ -115,15 +115,15 @@ def convert_format(format: ResponseFormat | TextFormat | StructuredOutputs | Tgi
             if format.value is not None:
                 return value_grammar(format, f"{field}.value")
             place = f"{field}.json_schema.schema"
+            schema = schema_grammar(named.body, place, strict=named.strict) if named else None
             if named and says_strict(named):
                 check_strict_schema(named.body, place)
-            schema = schema_grammar(named.body, place, strict=named.strict) if named else None
             return convert_typed(format.type, schema, f"{field}.json_schema")
         case TextFormat():
             place = f"{field}.schema"
+            schema = schema_grammar(format.body, place, strict=format.strict) if format.body is not None else None
             if format.body and says_strict(format):
                 check_strict_schema(format.body, place)
-            schema = schema_grammar(format.body, place, strict=format.strict) if format.body is not None else None
             return convert_typed(format.type, schema, place)
         case StructuredOutputs():
             return convert_structured(format, field)
@@ -213,8 +213,9 @@ def says_strict(wire: StrictFields) -> bool:
 def check_strict_schema(schema: dict[str, Any], field: str) -> None:
     """Raises BadRequest, as OpenAI does, where a schema that is called strict allows keys that it does not name.
 
-    OpenAI also demands `additionalProperties: false` in each object, and all of its keys in `required`.  Without the
-    former an object is closed anyway, and the latter is not needed.
+    Its size is checked before, since all of it is looked through.  OpenAI also demands `additionalProperties: false` in
+    each object, and all of its keys in `required`.  Without the former an object is closed anyway, and the latter is
+    not needed.
     """
     left = [("", schema)]
     while left:

@@ -10,7 +10,7 @@ from tokenizers import Tokenizer as Backend
 from tokenizers import models as backends
 from transformers import PreTrainedTokenizerFast
 
-from polyhead.models.chat import ChatTemplate, template_sandbox
+from polyhead.models.chat import ChatTemplate, template_functions, template_sandbox
 from polyhead.models.core.errors import EncodingError, TemplateError
 
 CHATML = (
@@ -349,3 +349,22 @@ def test_threads_share_a_template() -> None:
     with ThreadPoolExecutor(4) as pool:
         for number, prompt in enumerate(pool.map(render, range(200))):
             assert f"user\n{number}<|im_end|>" in prompt
+
+
+class UnreadObject(dict[str, int]):
+    """An object whose items may not be looked at."""
+
+    def values(self) -> Any:
+        pytest.fail("its items are copied")
+
+
+class UnreadList(list[int]):
+    def __iter__(self) -> Any:
+        pytest.fail("its items are copied")
+
+
+def test_counting_the_size_of_a_value_stops_before_its_items_are_copied(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert template_functions.value_size({"a": [1, 2], "b": "cd"}) == 2 * 8 * 2 + 2 + 2 * 8 + 2 + 2
+    monkeypatch.setattr(template_functions, "MAX_CHARACTERS", 8 * 9)
+    for value in (UnreadObject(dict.fromkeys(map(str, range(10)), 1)), UnreadList(range(10))):
+        assert template_functions.value_size(value) > template_functions.MAX_CHARACTERS

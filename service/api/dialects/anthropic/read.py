@@ -11,6 +11,7 @@ from typing import Any, Literal
 from ....core.errors import BadRequest
 from ....core.grammar import Grammar
 from ....core.request import Sampling
+from ....text.chat_prompt import check_tool_size
 from ....text.generation_request import ChatMessages, GenerationRequest, ReasoningSettings, ToolOptions
 from ...shared.open_options import open_options
 from ...shared.response_formats import schema_grammar
@@ -79,6 +80,7 @@ def read_output_format(wire: Conversation) -> Grammar | None:
 
 
 def read_anthropic_tools(wire: Conversation) -> ToolOptions:
+    check_tool_size([each.input_schema for each in wire.tools], "tools")
     tools = (
         make_tool(each.name, each.description, each.input_schema, f"tools[{index}].input_schema", each)
         for index, each in enumerate(wire.tools)

@@ -12,9 +12,9 @@ from starlette.responses import Response
 from ....core.errors import BadRequest, NotFound
 from ...batches.batch import Batch
 from ...batches.batch_runner import BatchRunner
-from ...batches.file_store import FileStore, StoredFile
+from ...batches.file_store import PIECE_BYTES, FileStore, StoredFile
 from ...batches.record_folder import new_id
-from ...shared.dialect import Dialect, between, describe_body, read_body, request_context, turn_taker
+from ...shared.dialect import Dialect, admit_reader, between, describe_body, read_body, request_context, turn_taker
 from ...shared.openai_errors import write_openai_error
 from ...shared.streaming import EventStream, JsonResponse
 from .upload import read_upload
@@ -22,6 +22,7 @@ from .wire import MAX_KEPT_S, MIN_KEPT_S, BatchRequest, write_batch, write_file,
 
 MAX_LISTED_FILES, MAX_LISTED_BATCHES, LISTED_BATCHES = 10_000, 100, 20  # that a client may ask for, and gets
 MAX_PAGE_FILES = 1000  # in one answer; `has_more` says that there are more, and clients ask for the next page
+HELD_PIECES = 3  # of a content that is sent: the first, the one that is sent, and a copy of it in a buffer
 FILE_BYTES = 4096  # of a file in a list: the entry and its JSON, with a name of any 255 characters
 UPLOAD: dict[str, Any] = {
     "requestBody": {
@@ -79,7 +80,7 @@ def owner(request: Request) -> str:
 
 @router.post("/v1/files", openapi_extra=UPLOAD, summary="Upload a file of requests.")
 async def upload_file(request: Request) -> Response:
-    store, upload = files(request), await read_upload(request)
+    store, upload = files(request), await read_upload(request, turn_taker(request))
     return JsonResponse(write_file(await store.add(owner(request), upload.filename, upload.content, upload.seconds)))
 
 
@@ -96,7 +97,7 @@ async def list_files(
     listed = files(request).list_files(context.owner, newest_first=order == "desc")
     found = (file for file in listed if purpose in ("", file.purpose))
     page, has_more = cut_page(found, after, min(limit, MAX_PAGE_FILES))
-    context.claim.grow(FILE_BYTES * len(page), "the list")
+    admit_reader(request, FILE_BYTES * len(page), "the list")
     return JsonResponse(write_list([write_file(file) for file in page], has_more=has_more))
 
 
@@ -111,6 +112,7 @@ async def send_content(request: Request, file_id: str) -> Response:
     file = store.find(file_id, context.owner)
     store.hold(file.id)  # it is not deleted while it is sent
     context.cleanup.callback(store.release, file.id)
+    context.claim.grow(HELD_PIECES * min(file.bytes, PIECE_BYTES), "the content")
     return await FileStream.open_file(store, file)
 
 
@@ -145,13 +147,15 @@ async def list_batches(
     context = request_context(request)
     await turn_taker(request)()
     page, has_more = cut_page(runner(request).store.list_batches(context.owner), after, limit)
-    context.claim.grow(sum(2 * batch.kept_bytes for batch in page), "the list")
+    admit_reader(request, sum(map(written_bytes, page)), "the list")
     return JsonResponse(write_list([write_batch(batch) for batch in page], has_more=has_more))
 
 
 @router.get("/v1/batches/{batch_id}", summary="How far a batch is.")
 async def show_batch(request: Request, batch_id: str) -> Response:
-    return JsonResponse(write_batch(runner(request).store.find(batch_id, owner(request))))
+    batch = runner(request).store.find(batch_id, owner(request))
+    admit_reader(request, written_bytes(batch), "the batch")
+    return JsonResponse(write_batch(batch))
 
 
 @router.post("/v1/batches/{batch_id}/cancel", summary="Answer no more requests of a batch.")
@@ -159,6 +163,11 @@ async def cancel_batch(request: Request, batch_id: str) -> Response:
     async for _ in request.stream():  # clients send no body, or an empty one
         pass
     return JsonResponse(write_batch(await runner(request).cancel(batch_id, owner(request))))
+
+
+def written_bytes(batch: Batch) -> int:
+    """Bytes of a batch in an answer: what is made of it, and its JSON."""
+    return 2 * batch.kept_bytes
 
 
 def cut_page(items: Iterator[T], after: str, limit: int) -> tuple[list[T], bool]:

@@ -8,14 +8,17 @@ from typing import Any
 from fastapi import Request
 from starlette.datastructures import Headers, UploadFile
 from starlette.formparsers import MultiPartException, MultiPartParser
-from starlette.requests import ClientDisconnect
 
-from ....core.errors import BadRequest, ClientGone
+from ....concurrency.time_slices import TakeTurn
+from ....core.errors import BadRequest
+from ...shared.json_body import receive_body
 from .wire import KeptFor
 
 FIELDS = ("file", "purpose", "expires_after[anchor]", "expires_after[seconds]")
 MAX_FIELD_BYTES = 1024
 MAX_NAME_CHARS = 255
+MAX_LINES = len(FIELDS) + 1  # that are the boundary: one before each field, and the end
+PIECE_BYTES = 1 << 16  # of a form that are parsed in one turn of the event loop
 UNPRINTABLE = re.compile(r"[\x00-\x1f\x7f-\x9f\ud800-\udfff]")
 # Nothing else is given to the library: it parses parameters in quadratic time, and Python keeps each unknown charset.
 FORM_TYPE = re.compile(
@@ -26,34 +29,16 @@ FORM_TYPE = re.compile(
 
 
 class InMemoryParser(MultiPartParser):
-    """Keeps the file in memory, where the body is counted; its library would write it to a temporary file.
-
-    Raises MultiPartException for a form without an end, and for bytes behind it, which its library would ignore.
-    """
+    """Keeps the file in memory, where the body is counted; its library would write it to a temporary file."""
 
     spool_max_size = 1 << 40
+    has_ended = False
 
-    def __init__(self, headers: Headers, body: AsyncGenerator[bytes, None], boundary: str) -> None:
-        pieces, fields = self._check_end(body), len(FIELDS)
-        super().__init__(headers, pieces, max_files=1, max_fields=fields, max_part_size=MAX_FIELD_BYTES)
-        self._end, self._has_ended = f"\r\n--{boundary}--".encode(), False
+    def __init__(self, headers: Headers, pieces: AsyncGenerator[bytes, None]) -> None:
+        super().__init__(headers, pieces, max_files=1, max_fields=len(FIELDS), max_part_size=MAX_FIELD_BYTES)
 
     def on_end(self) -> None:
-        self._has_ended = True
-
-    async def _check_end(self, pieces: AsyncGenerator[bytes, None]) -> AsyncGenerator[bytes, None]:
-        """Yield `pieces`; the parser has read a piece when it asks for the next one."""
-        before = b"\r\n"  # where the end may begin
-        async for piece in pieces:
-            had_ended = self._has_ended
-            yield piece
-            if self._has_ended:
-                behind = piece if had_ended else (before + piece).partition(self._end)[2]
-                if behind.strip(b" \t\r\n"):
-                    raise MultiPartException("there are bytes behind the end of the form")
-            before = (before + piece)[-len(self._end) :]
-        if not self._has_ended:
-            raise MultiPartException("the form has no end")
+        self.has_ended = True
 
 
 @dataclass(frozen=True)
@@ -63,26 +48,58 @@ class Upload:
     seconds: int = 0  # for which it is kept; 0: until it is deleted
 
 
-async def read_upload(request: Request) -> Upload:
-    """Raises BadRequest, and ClientGone."""
+async def read_upload(request: Request, take_turn: TakeTurn) -> Upload:
+    """Receive and parse a form; `take_turn` is awaited between pieces of it.  Raises BadRequest, and ClientGone."""
     found = FORM_TYPE.fullmatch(request.headers.get("content-type", ""))
     if not found:
         expected = "multipart/form-data; boundary=... (1 to 70 letters, digits or signs)"
         raise BadRequest(f"the body: must be a form with file and purpose, of the type {expected}")
-    body = request.stream()
+    body = await receive_body(request)  # whether there is room for the request is known at its end
+    parser = InMemoryParser(request.headers, split_form(body, f"\r\n--{found['boundary']}".encode(), take_turn))
     try:
-        try:
-            form = await InMemoryParser(request.headers, body, found["boundary"]).parse()
-        except MultiPartException as error:
-            async for _ in body:  # whether there is room for the request is known at its end
-                pass
-            raise BadRequest(f"the body: {error.message}") from None
-    except ClientDisconnect:
-        raise ClientGone("the connection closed before the body was complete") from None
+        form = await parser.parse()
+    except MultiPartException as error:
+        raise BadRequest(f"the body: {error.message}") from None
     try:
+        if not parser.has_ended:
+            raise BadRequest("the body: the form has no end")
         return await read_form(form.multi_items())
     finally:
         await form.close()
+
+
+async def split_form(body: bytearray, boundary: bytes, take_turn: TakeTurn) -> AsyncGenerator[bytes, None]:
+    """Yield the form in `body` up to its end, in pieces.  `boundary` begins with the line break before it.
+
+    The parser takes long where a line begins with the boundary and goes on, which no form may have (RFC 2046), and
+    ignores what is behind the end: both raise MultiPartException, as do more such lines than there are fields.
+    """
+    lines = 0
+    for start in range(0, len(body), PIECE_BYTES):
+        await take_turn()
+        stop = start + PIECE_BYTES
+        found = count_starts(body, boundary, start, stop)
+        lines += found
+        if found != sum(count_starts(body, boundary + rest, start, stop) for rest in (b"\r\n", b"--")):
+            raise MultiPartException("a line begins with the boundary and goes on; choose another boundary")
+        if lines > MAX_LINES:
+            raise MultiPartException(f"more than {MAX_LINES} lines are the boundary; there are {len(FIELDS)} fields")
+        closing = boundary + b"--"
+        closed = body.find(closing, start, stop + len(closing) - 1)
+        if closed < 0:
+            yield bytes(body[start:stop])
+            continue
+        end = closed + len(closing)
+        behind = body[end : end + MAX_FIELD_BYTES + 1]
+        if len(behind) > MAX_FIELD_BYTES or behind.strip(b" \t\r\n"):
+            raise MultiPartException("there are bytes behind the end of the form")
+        yield bytes(body[start:end])
+        return
+
+
+def count_starts(body: bytearray, text: bytes, start: int, stop: int) -> int:
+    """How often `text` is in `body` with its first byte from `start` to `stop`."""
+    return body.count(text, start, stop + len(text) - 1)
 
 
 async def read_form(items: list[tuple[str, str | UploadFile]]) -> Upload:

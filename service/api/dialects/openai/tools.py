@@ -7,6 +7,7 @@ from pydantic import BeforeValidator, Field
 from pydantic_core import PydanticCustomError
 
 from ....core.errors import BadRequest
+from ....text.chat_prompt import check_tool_size
 from ....text.generation_request import ReasoningSettings, ToolDefinition, ToolOptions
 from ...shared.dialect import NeutralValues, Wire, between, max_items, must_be
 from ...shared.tagged_unions import read_type
@@ -75,6 +76,7 @@ AUTO_CHOICE = ChatToolChoice(type="auto")
 
 def read_tools(definitions: Sequence[FunctionTool], choice: ChatToolChoice, *, parallel: bool) -> ToolOptions:
     """Raises BadRequest for tools and choice that do not fit together."""
+    check_tool_size([each.function.parameters for each in definitions], "tools")
     tools = tuple(read_tool(each.function, f"tools[{index}].function") for index, each in enumerate(definitions))
     check_tool_names([each.name for each in tools], "tools[{}].function.name")
     if not tools and choice.type not in ("none", "auto"):

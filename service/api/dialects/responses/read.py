@@ -10,6 +10,7 @@ from typing import Any, Literal
 from ....core.errors import BadRequest
 from ....core.model import Model
 from ....core.request import Sampling
+from ....text.chat_prompt import check_tool_size
 from ....text.generation_request import ChatMessages, GenerationRequest, ReasoningSettings, ToolOptions
 from ....text.prompts import apply_suggestions
 from ...shared.dialect import Wire
@@ -61,6 +62,7 @@ def read_response_sampling(wire: ResponseRequest) -> Sampling:
 
 
 def read_response_tools(wire: ResponseRequest) -> ToolOptions:
+    check_tool_size([each.parameters for each in wire.tools], "tools")
     tools = (
         make_tool(each.name, each.description, each.parameters, f"tools[{index}].parameters", each)
         for index, each in enumerate(wire.tools)

@@ -17,6 +17,7 @@ from ....resources.request_memory import BYTES_PER_BODY_BYTE
 from ....text.answer_stream import collect_deltas
 from ...shared.dialect import (
     Dialect,
+    admit_reader,
     answer_threads,
     authorized_models,
     record_model,
@@ -73,7 +74,7 @@ async def answer_response(request: Request, wire: ResponseRequest) -> Response:
     earlier = await read_conversation(request, before) if before else []
     id, created = f"resp_{uuid.uuid4().hex}", int(time.time())
     answers = await start_answers(request, wire, model, read_response(wire, earlier), id)
-    echo = echo_request(wire, model, stored=stored)  # tools are not longer than the context any more
+    echo = echo_request(wire, model, stored=stored)  # now that the sizes of tools and schema are checked
     call = ResponseInfo(id=id, created=created, request_fields=echo)
     claim = ScoreClaim(request_context(request).claim, take_turn=turn_taker(request))
     kept = KeptCall(request, call, wire.input, before)
@@ -182,6 +183,7 @@ async def show_response(request: Request, response_id: str, *, stream: bool = Fa
     found = find_response(request, response_id)
     if stream:
         raise BadRequest("stream: true is not supported for a response that has ended", param="stream")
+    admit_reader(request, found.size, "the response")
     return PartsResponse(found.content)
 
 
@@ -202,7 +204,7 @@ async def list_input_items(
 ) -> Response:
     found = find_response(request, response_id)
     size = found.turn.total_size
-    request_context(request).claim.grow(BYTES_PER_BODY_BYTE * size, "the list")
+    admit_reader(request, BYTES_PER_BODY_BYTE * size, "the list")
     items = found.input_items() if order == "asc" else found.input_items()[::-1]
     content = await run_sized(request, size, lambda: write_page(items, after, limit))
     return Response(content, media_type=JsonResponse.media_type)

@@ -112,6 +112,37 @@ def test_members_of_all_objects_are_counted() -> None:
     assert count_members(value, 1) == 1, "the count went on beyond the limit"
 
 
+NODES = [
+    (b'{"a":1,"b":[1,2,[3]],"c":{}}', 7),
+    (b"[" + b"[]," * 9 + b"1]", 10),
+    (b"{" + b",".join(b'"%d":1' % number for number in range(9)) + b"}", 10),
+]
+
+
+@pytest.mark.parametrize(("content", "nodes"), NODES)
+def test_lists_objects_and_members_are_counted_before_they_are_made(
+    content: bytes, nodes: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A parser makes all of them in one call, during which no other thread runs."""
+    monkeypatch.setattr(body, "MAX_NODES", nodes)
+    assert parse_json(content, "the body") == json.loads(content)
+    monkeypatch.setattr(body, "MAX_NODES", nodes - 1)
+    monkeypatch.setattr(body.orjson, "loads", lambda _: pytest.fail("it is parsed"))
+    expected = f"has {nodes} lists, objects and members of objects, more than {nodes - 1}, at most so many are read"
+    assert error_message(content) == f"the body: {expected}"
+
+
+def test_a_body_of_many_members_is_refused_unread_and_unclaimed(
+    tiny_generator: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    headroom = Headroom(ALLOCATOR_BYTES + (64 << 20))  # less than they would take
+    members = b",".join(b'"%d":1' % number for number in range(body.MAX_NODES))
+    monkeypatch.setattr(body.orjson, "loads", lambda _: pytest.fail("it is parsed"))
+    app = application(Registry([model(tiny_generator, "talker", "generate")], echo), headroom)
+    reply = asyncio.run(post(app, "/v1/responses", b"{%s}" % members))
+    assert (reply.status_code, f"more than {body.MAX_NODES}" in reply.text) == (400, True), reply.text
+
+
 def test_bodies_of_any_size_are_read_in_the_same_way(app: FastAPI) -> None:
     """The large ones on a thread."""
     padding = b'"x": "%s", ' % (b"y" * 2 * body.SCAN_BYTES)
@@ -334,8 +365,8 @@ def test_values_take_no_more_memory_than_is_claimed(shape: str) -> None:
 
 def test_memory_for_values_is_claimed_before_they_are_made(tiny_classifier: Path) -> None:
     """Annotations are kept as they are, without an effect, as long as their answer takes."""
-    headroom = Headroom(ALLOCATOR_BYTES + (64 << 20))
-    nested = b",".join([b'{"a":' * 60 + b"1" + b"}" * 60] * 5000)
+    headroom = Headroom(ALLOCATOR_BYTES + (32 << 20))
+    nested = b",".join([b'{"a":' * 60 + b"1" + b"}" * 60] * 2000)
     content = b'{"model":"judge","input":[{"role":"assistant","content":[{"annotations":[%s]}]}]}' % nested
     judge = Registry([model(tiny_classifier, "judge", "classify")], echo)
     for path in ("/v1/responses", "/v1/embeddings", "/models/judge", "/v2/models/judge/infer", "/tokenize"):

@@ -10,6 +10,7 @@ import httpx
 import pytest
 from fastapi import Request
 
+from polyhead.service.api.access.admission import Admission, AdmissionLimits
 from polyhead.service.api.access.request_context import RequestContext
 from polyhead.service.api.batches.batch import Batch
 from polyhead.service.api.batches.batch_runner import BatchRunner
@@ -18,6 +19,7 @@ from polyhead.service.api.batches.file_store import PIECE_BYTES, FileStore, Stor
 from polyhead.service.api.batches.record_folder import new_id
 from polyhead.service.api.dialects.batches import routes
 from polyhead.service.api.dialects.batches.wire import read_line
+from polyhead.service.api.shared import dialect
 from polyhead.service.concurrency.time_slices import LoopTurns
 from polyhead.service.core.errors import Overloaded
 from polyhead.service.resources.request_memory import Headroom, MemoryClaim
@@ -35,7 +37,9 @@ async def open_runner(folder: Path) -> BatchRunner:
 
 def ask(runner: BatchRunner, headroom: Headroom) -> Request:
     context = RequestContext("id", claim=MemoryClaim(headroom))
-    app = SimpleNamespace(state=SimpleNamespace(batches=runner, server=SimpleNamespace(turns=LoopTurns())))
+    admission = Admission(AdmissionLimits(1, 1), SimpleNamespace(tokens=0, tokens_of=lambda _: 0))
+    server = SimpleNamespace(turns=LoopTurns(), admission=admission)
+    app = SimpleNamespace(state=SimpleNamespace(batches=runner, server=server))
     return Request({"type": "http", "app": app, "state": {"context": context}})
 
 
@@ -79,6 +83,55 @@ def test_lists_are_claimed(tmp_path: Path) -> None:
             headroom.reserve(int(headroom.total), "others")
             with pytest.raises(Overloaded, match="the list takes about"):
                 await list_some(ask(runner, headroom), after="", limit=100)
+            headroom.release(int(headroom.total))
+        runner.store.files.close()
+
+    asyncio.run(run())
+
+
+def test_large_lists_take_a_place_in_flight(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Lists need no permit otherwise, and a key could claim all memory with lists that it does not read."""
+
+    async def run() -> None:
+        runner = await open_runner(tmp_path)
+        file = await runner.store.files.add("", "a", b"x")
+        await runner.store.add(Batch(id=new_id("batch_"), owner="", created_at=1, endpoint="", input_file=file.id))
+        for free, taken in ((1 << 16, 0), (100, 1)):
+            monkeypatch.setattr(dialect, "FREE_BYTES", free)
+            for list_some in (routes.list_files, routes.list_batches):
+                request = ask(runner, Headroom())
+                await list_some(request, after="", limit=100)
+                admission: Admission = request.app.state.server.admission
+                assert admission.in_flight == taken
+                if taken:
+                    with pytest.raises(Overloaded, match="1 requests are in flight"):
+                        await list_some(request, after="", limit=100)
+                request.state.context.cleanup.close()
+                assert admission.in_flight == 0
+        runner.store.files.close()
+
+    asyncio.run(run())
+
+
+def test_a_batch_and_a_content_that_are_read_slowly_are_claimed(tmp_path: Path) -> None:
+    async def run() -> None:
+        runner, headroom = await open_runner(tmp_path), Headroom(1 << 30)
+        file = await runner.store.files.add("", "a", b"x" * (2 * PIECE_BYTES))
+        metadata = {str(number): "x" * 512 for number in range(16)}
+        batch = Batch(id=new_id("batch_"), owner="", created_at=1, endpoint="", input_file=file.id, metadata=metadata)
+        await runner.store.add(batch)
+        for show, name, least in (
+            (routes.show_batch, batch.id, 16 * 512),
+            (routes.send_content, file.id, 2 * PIECE_BYTES),
+        ):
+            request = ask(runner, headroom)
+            await show(request, name)
+            assert least < headroom.shortfall(int(headroom.total)) < 4 * PIECE_BYTES
+            request.state.context.cleanup.close()
+            request.state.context.claim.release()
+            headroom.reserve(int(headroom.total), "others")
+            with pytest.raises(Overloaded, match="takes about"):
+                await show(ask(runner, headroom), name)
             headroom.release(int(headroom.total))
         runner.store.files.close()
 

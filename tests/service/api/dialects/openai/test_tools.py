@@ -10,11 +10,12 @@ import pytest
 
 from polyhead.models.chat import ChatTemplate
 from polyhead.service.api.dialects.openai.wire import ChatRequest, read_chat
+from polyhead.service.api.shared import tool_options
 from polyhead.service.core.errors import BadRequest
 from polyhead.service.core.model import Model
 from polyhead.service.core.request import Done, Event, Generate, GeneratedToken, Request
 from tests.support.dialogue_templates import LLAMA31, QWEN3, R1, SMOLLM2
-from tests.support.scripted import Registry, application, ask, model, token_events
+from tests.support.scripted import Registry, application, ask, echo, model, token_events
 
 PATH = "/v1/chat/completions"
 CITY = {"type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"]}
@@ -298,6 +299,34 @@ def test_reasoning_that_the_template_does_not_know_is_ignored_and_named_in_a_hea
     _, [response] = answer_with("x", TALK | {"reasoning_effort": effort}, template=SMOLLM2)
     assert response.status_code == 200
     assert response.headers.get("X-Polyhead-Ignored") == ("reasoning_effort" if is_named else None)
+
+
+@pytest.mark.parametrize("path", ["/v1/chat/completions", "/v1/responses", "/v1/messages"])
+def test_schemas_that_are_too_large_together_are_not_looked_through(
+    tiny_generator: Path, path: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A schema that is called strict is searched for objects that are open, all of it in one turn of the event loop."""
+    searched = list[str]()
+    monkeypatch.setattr(tool_options, "check_strict_schema", lambda _, place: searched.append(place))
+    asked: dict[str, Any] = {"model": "talker", "max_tokens": 1, "messages": [{"role": "user", "content": "a"}]}
+    if path == "/v1/responses":
+        asked = {"model": "talker", "input": "a"}
+
+    def tools(size: int) -> list[dict[str, Any]]:
+        schema = {"type": "object", "properties": {"a": {"enum": ["a" * size]}}}
+        found: list[dict[str, Any]] = [{"name": name, "strict": True} for name in "ab"]
+        if path == "/v1/messages":
+            return [each | {"input_schema": schema} for each in found]
+        named = [each | {"parameters": schema} for each in found]
+        return [{"type": "function"} | (each if "responses" in path else {"function": each}) for each in named]
+
+    app = application(Registry([model(tiny_generator, "talker", "generate", max_tokens=4000)], echo))
+    [large] = ask(app, (path, asked | {"tools": tools(1 << 17)}))
+    assert large.status_code == 400
+    assert large.json()["error"]["message"] == "tools: may have at most 262,144 characters"
+    assert searched == []
+    ask(app, (path, asked | {"tools": tools(10)}))
+    assert len(searched) == 2
 
 
 def test_requests_that_the_template_does_not_support_are_rejected(answer_with: Answering) -> None:

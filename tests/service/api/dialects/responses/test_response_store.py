@@ -8,7 +8,9 @@ import httpx
 import openai
 import pytest
 from fastapi import FastAPI
+from starlette.types import Message
 
+from polyhead.service.api.access.app_state import AppState
 from polyhead.service.api.dialects.responses import response_store
 from polyhead.service.api.dialects.responses.response_store import (
     NO_MEMORY,
@@ -17,10 +19,11 @@ from polyhead.service.api.dialects.responses.response_store import (
     StoredResponse,
     Turn,
 )
+from polyhead.service.api.shared import dialect
 from polyhead.service.core.errors import NotFound
 from polyhead.service.core.model import Model
 from polyhead.service.core.request import Done, Generate
-from polyhead.service.resources.request_memory import Headroom
+from polyhead.service.resources.request_memory import UNBOUNDED_HEADROOM, Headroom
 from tests.service.api.access.test_auth import keys_file
 from tests.service.api.dialects.responses.test_routes import ASK, CALL, TOOL, sse
 from tests.support.scripted import Registry, application, ask, model, token_events
@@ -160,14 +163,16 @@ def served(talker: Model) -> tuple[FastAPI, Registry]:
     return serving(talker, "A fox.")
 
 
-def serving(talker: Model, text: str, **settings: Any) -> tuple[FastAPI, Registry]:
+def serving(
+    talker: Model, text: str, request_headroom: Headroom = UNBOUNDED_HEADROOM, **settings: Any
+) -> tuple[FastAPI, Registry]:
     tokens = token_events(text, talker.tokenizer)
 
     def answer(model: Model, request: Generate) -> list[Any]:
         return [*tokens, Done("length" if request.max_tokens == 7 else "stop", 9, len(tokens), 4)]
 
     registry = Registry([talker], answer)
-    return application(registry, **({"responses_mib": 1} | settings)), registry
+    return application(registry, request_headroom, **({"responses_mib": 1} | settings)), registry
 
 
 def prompt_of(registry: Registry, talker: Model) -> str:
@@ -267,6 +272,72 @@ def test_a_long_conversation_takes_room(talker: Model) -> None:
     [second] = ask(app, (PATH, ASK | {"input": "a" * 500, "previous_response_id": first.json()["id"]}))
     assert second.json()["error"]["param"] == "previous_response_id"
     assert "max_body_bytes" in second.json()["error"]["message"]
+
+
+async def send_unread(app: FastAPI, path: str) -> "asyncio.Task[None]":
+    """A request whose answer is written, and whose client reads nothing of it."""
+    written = asyncio.Event()
+
+    async def receive() -> Message:
+        await asyncio.Event().wait()
+        raise AssertionError
+
+    async def send(message: Message) -> None:
+        if message["type"] == "http.response.body":
+            written.set()
+            await asyncio.Event().wait()
+
+    url = httpx.URL(f"http://testserver{path}")
+    scope = {"type": "http", "method": "GET", "path": url.path, "query_string": url.query, "headers": [], "state": {}}
+    task = asyncio.create_task(app(scope | {"raw_path": url.raw_path, "client": None}, receive, send))
+    await written.wait()
+    return task
+
+
+@pytest.mark.parametrize(("below", "factor"), [("", 1), ("/input_items?order=asc", 3)])
+@pytest.mark.parametrize("large", [False, True])
+def test_a_response_that_is_read_slowly_is_claimed_though_it_was_deleted(
+    talker: Model, below: str, factor: int, monkeypatch: pytest.MonkeyPatch, *, large: bool
+) -> None:
+    """A large one has a place in flight, too, of which a key has a share."""
+    app, _ = serving(talker, "A", max_requests=1, request_headroom=Headroom(1 << 30))
+    state: AppState = app.state.server
+    size = 1000
+    if large:
+        monkeypatch.setattr(dialect, "FREE_BYTES", size)
+
+    async def act() -> None:
+        async with httpx.AsyncClient(transport=httpx.ASGITransport(app=app), base_url="http://testserver") as client:
+            answer = await client.post(PATH, json=ASK | {"input": "a" * size, "user": "b" * size})
+            shown = f"{PATH}/{answer.json()['id']}"
+            whole = (await client.get(shown + below)).content
+            kept = claimed(state)
+            reader = await send_unread(app, shown + below)
+            assert claimed(state) - kept >= (factor * size if below else len(whole))
+            assert state.admission.in_flight == large
+            other = await client.get(shown + below)
+            assert other.status_code == (429 if large else 200), other.text
+            app.state.responses.delete(shown.rpartition("/")[2], "")
+            assert claimed(state) >= size, "it is still in memory"
+            reader.cancel()
+            await asyncio.wait({reader})
+            assert claimed(state) == state.admission.in_flight == 0
+
+    asyncio.run(act())
+
+
+@pytest.mark.parametrize("below", ["", "/input_items"])
+def test_a_response_is_not_sent_without_memory(talker: Model, below: str) -> None:
+    app, _ = serving(talker, "A", request_headroom=Headroom(1 << 30))
+    headroom = app.state.server.headroom
+    [answer] = ask(app, (PATH, ASK))
+    headroom.reserve(int(headroom.total - claimed(app.state.server)), "others")
+    [refused] = ask(app, (f"{PATH}/{answer.json()['id']}{below}", None))
+    assert (refused.status_code, "takes about" in refused.text) == (429, True), refused.text
+
+
+def claimed(state: AppState) -> float:
+    return state.headroom.shortfall(int(state.headroom.total))
 
 
 def test_the_official_client_and_another_key(talker: Model, tmp_path: Path) -> None:

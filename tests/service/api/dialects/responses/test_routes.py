@@ -9,8 +9,10 @@ import pytest
 from fastapi import FastAPI
 
 from polyhead.models.chat import ChatTemplate
+from polyhead.service.api.dialects.responses import read as responses_read
 from polyhead.service.api.dialects.responses.read import read_response
 from polyhead.service.api.dialects.responses.wire import ResponseRequest
+from polyhead.service.api.shared import response_formats
 from polyhead.service.core.errors import BadRequest, Overloaded, StepFailed
 from polyhead.service.core.model import Model
 from polyhead.service.core.request import Done, Failed, Generate, Sampling
@@ -284,6 +286,32 @@ def test_fields_of_the_request_are_repeated_in_the_response(generator: Model) ->
     [response] = ask(app, ("/v1/responses", ASK | asked | {"tool_choice": "none"}))
     said = response.json()
     assert (said["tools"], said["tool_choice"], said["text"]["format"]) == ([TOOL], "none", form)
+
+
+@pytest.mark.parametrize(
+    ("change", "sentence"),
+    [
+        ({"tools": [TOOL | {"parameters": {"x": ["a" * (1 << 18)]}}]}, "tools: may have at most 262,144 characters"),
+        ({"tools": [TOOL | {"description": "a" * (1 << 18)}]}, "tools: may have at most 262,144 characters"),
+        (
+            {"text": {"format": {"type": "json_schema", "schema": {"x": "a" * (1 << 16)}, "strict": True}}},
+            "text.format.schema: must have at most 65536 characters, has 65544",
+        ),
+    ],
+)
+def test_what_is_too_large_is_refused_before_it_is_repeated_or_looked_through(
+    generator: Model, change: Any, sentence: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Both take as long as the body is large, on the event loop."""
+
+    def refused(*_: Any) -> None:
+        pytest.fail("it is read")
+
+    monkeypatch.setattr(responses_read, "dump_set_fields", refused)
+    monkeypatch.setattr(response_formats, "subschemas", refused if "text" in change else response_formats.subschemas)
+    app, _ = application_with_answer(generator, "x")
+    [answer] = ask(app, ("/v1/responses", ASK | change))
+    assert (answer.status_code, answer.json()["error"]["message"]) == (400, sentence)
 
 
 def test_an_answer_that_was_cut_is_incomplete(generator: Model) -> None:
