@@ -24,6 +24,7 @@ from . import patterns
 from . import tokenizer_files as folder
 from .fill_in_middle import FillMarks, find_fill_marks
 from .panics import TokenizerError, encoding_failure, load_failure, run_library, text_failure
+from .regular_expression import Expression
 from .special_token_escape import ESCAPE_MARK, SpecialTokenEscape, check_control_tokens
 from .token_text import TokenSpelling, TokenStream
 from .vocabulary import Vocabulary, run_build
@@ -203,6 +204,10 @@ class Tokenizer:
         backend = tokenizers.Tokenizer.from_str(self._backend.to_str())
         backend.post_processor = tokenizers.processors.Sequence([])
         return type(self)(replace(self._vocabulary, backend=backend))
+
+    def expressions(self) -> list[Expression]:
+        """The regular expressions of its steps."""
+        return list(patterns.read_expressions(self._backend).values())
 
     @property
     def boundary_tokens(self) -> tuple[list[int], list[int]]:

@@ -1,22 +1,22 @@
 """Checks that a tokenizer's patterns and replacements are safe to run on every client's text.
 
-A tokenizer.json has regular expressions and replacements. The library gives up a runaway search by a panic, after a
-fraction of a second. Patterns that do so on a few short texts are refused when the checkpoint is loaded, and so are
-replacements that make long texts of short ones.
+A tokenizer.json has regular expressions and replacements. Expressions that may take very long are refused when the
+checkpoint is loaded, and so are those on which the library gives up a runaway search, by a panic, on a few short texts,
+and replacements that make long texts of short ones.
 """
 
-import base64
 import json
 from collections.abc import Collection, Iterator
 from contextlib import suppress
 from functools import partial
-from math import prod
 from typing import Any
 
 from tokenizers import Tokenizer
 
 from ..core.errors import CheckpointError, EncodingError
 from .panics import encoding_failure, load_failure, run_library
+from .regular_expression import Expression
+from .text_growth import CharacterWeights
 from .vocabulary import MAX_PIECE_LENGTH, MAX_VOCABULARY_TEXT
 
 HARD_TEXTS = tuple(
@@ -39,12 +39,11 @@ def check_growth(backend: Tokenizer) -> float:
     if len(unknown) > MAX_UNKNOWN_LENGTH:
         message = f"its unknown token, {unknown[:40]!r}..., has {len(unknown)} characters"
         raise CheckpointError(f"{message}; {MAX_UNKNOWN_LENGTH} are the most")
-    growth = 1.0
-    for part in PARTS:
-        grown = _part_growth(backend, part)
-        growth *= grown if part != "decoder" else 1.0  # the decoder runs on one token at a time
-        if max(growth, grown) > MAX_GROWTH:
-            raise CheckpointError(f"its {part} makes more than {MAX_GROWTH} characters of one")
+    expressions = read_expressions(backend)
+    weights = CharacterWeights()
+    for part in ("pre_tokenizer", "normalizer"):
+        read_part(weights, backend, part, expressions)
+    read_part(CharacterWeights(), backend, "decoder", expressions)  # which runs on one token at a time
     for kind, pair in (("text", None), ("pair", "")):  # a panic here is no fault of a pattern
         encoded = run_library(lambda pair=pair: backend.encode("", pair), load_failure(), load_failure())  # type: ignore[misc]
         if len(encoded) > MAX_BOUNDARY_TOKENS:
@@ -57,16 +56,20 @@ def check_growth(backend: Tokenizer) -> float:
         failure = CheckpointError(f"a pattern of its tokenizer takes too long on a text as short as {text!r}")
         with suppress(EncodingError):  # if it cannot encode the text
             run_library(partial(backend.encode, text), lambda _, failure=failure: failure, encoding_failure)  # type: ignore[misc]
-    return growth
+    return weights.most
 
 
 def check_piece_lengths(backend: Tokenizer, pieces: Collection[str]) -> int:
     """An upper bound of the characters of all pieces, added tokens included. CheckpointError for a vocabulary in which
     the text of a piece, or of all pieces, is or becomes too long."""
     longest = max(pieces, key=len, default="")
-    decoder = backend.decoder
-    steps = _steps(json.loads(decoder.__getstate__()), PARTS["decoder"]) if decoder else ()
-    grown = prod(_step_growth(step) for step in steps if step.get("type") == "Replace")  # other steps add no text
+    weights = CharacterWeights()
+    for step in reversed(part_steps(backend, "decoder")):
+        if step.get("type") == "Replace":  # other steps add no text
+            weights.read_step(step, lambda _: 0)
+            if weights.most > MAX_GROWTH:
+                break
+    grown = weights.most
     if len(longest) * grown > MAX_PIECE_LENGTH:
         message = (
             f"its vocabulary has a piece of {len(longest)} characters, {longest[:40]!r}..., which the decoder makes"
@@ -101,15 +104,32 @@ def _check_templates(backend: Tokenizer) -> None:
                 raise CheckpointError(f"its post_processor's {key!r} template {message}")
 
 
-def _part_growth(backend: Tokenizer, part: str) -> float:
-    """How many characters one character may become in all steps of a part."""
-    made, grown = getattr(backend, part), 1.0
+def read_expressions(backend: Tokenizer) -> dict[str, Expression]:
+    """The regular expressions of a tokenizer. CheckpointError for one that may take very long."""
+    found = dict[str, Expression]()
+    for part in PARTS:
+        for step in part_steps(backend, part):
+            match step:
+                case {"pattern": {"Regex": str(text)}} if text not in found:
+                    found[text] = Expression(text)
+    return found
+
+
+def part_steps(backend: Tokenizer, part: str) -> list[dict[str, Any]]:
+    """The steps of a part; CheckpointError for too many."""
+    made = getattr(backend, part)
     steps = list(_steps(json.loads(made.__getstate__()), PARTS[part])) if made else []
     if len(steps) > MAX_STEPS:
         raise CheckpointError(f"its {part} has {len(steps)} steps; {MAX_STEPS} are the most")
-    for step in steps:
-        grown *= _step_growth(step)
-    return grown
+    return steps
+
+
+def read_part(weights: CharacterWeights, backend: Tokenizer, part: str, expressions: dict[str, Expression]) -> None:
+    """Read the steps of a part. CheckpointError if a character may become too many."""
+    for step in reversed(part_steps(backend, part)):
+        weights.read_step(step, lambda text: expressions[text].least)
+        if weights.most > MAX_GROWTH:
+            raise CheckpointError(f"its {part} makes more than {MAX_GROWTH} characters of one")
 
 
 def _steps(step: Any, inside: str) -> Iterator[dict[str, Any]]:
@@ -118,25 +138,3 @@ def _steps(step: Any, inside: str) -> Iterator[dict[str, Any]]:
             yield from _steps(each, inside)
     else:
         yield step
-
-
-def _step_growth(step: dict[str, Any]) -> float:
-    """How many characters one character may become in a step; a prefix of the whole text counts as if it were before
-    each character."""
-    match step:
-        case {"type": "Replace", "pattern": {"String": str(found)}, "content": str(content)}:
-            return max(1.0, len(content) / len(found)) if found else len(content) + 1.0
-        case {"type": "Replace", "content": str(content)}:
-            return len(content) + 1.0
-        case {"type": "Prepend", "prepend": str(prepended)}:
-            return 1.0 if len(prepended) <= MAX_GROWTH else len(prepended)
-        case {"type": "ByteLevel"}:
-            return 4.0  # the bytes of a character, of which each becomes one
-        case {"type": "Metaspace"}:
-            return 2.0  # a space before each of the pieces there are
-        case {"type": "Precompiled", "precompiled_charsmap": str(encoded_map)}:
-            # The size of an index, the index, then the replacements, each followed by a zero byte.
-            raw = base64.b64decode(encoded_map)
-            texts = raw[4 + int.from_bytes(raw[:4], "little") :]
-            return max(1.0, *map(len, texts.split(b"\0")))
-    return 1.0

@@ -21,8 +21,9 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
-from polyhead.models.core.errors import CheckpointError, EncodingError, UnsupportedError
+from polyhead.models.core.errors import CheckpointError, EncodingError, UnsupportedError, show_value
 from polyhead.models.tokenizer import Tokenizer, TokenizerError
+from polyhead.models.tokenizer.regular_expression import remove_matches
 
 from ..concurrency.child_limits import limit_memory, limit_processor_time
 from ..concurrency.child_process import exchange_lines, kill_child, start_child
@@ -210,6 +211,8 @@ def try_tokenizer(request: dict[str, Any]) -> CheckpointError | None:
     if watch.longest > (most := request["call_seconds"]):
         cost = f"takes {watch.longest:.1f} s of a processor in one call, while no other thread runs"
         return tokenizer_error(source, f"reading the tokenizer {cost}; {most:g} s are the most")
+    if slow := try_expressions(tokenizer, request["text_seconds"]):
+        return tokenizer_error(source, slow)
     for piece in (*TEXT_PIECES, *vocabulary_pieces(tokenizer)):
         text = (piece[:TEXT_CHARACTERS] * (TEXT_CHARACTERS // len(piece) + 1))[:TEXT_CHARACTERS]
         began = time.process_time()
@@ -223,6 +226,28 @@ def try_tokenizer(request: dict[str, Any]) -> CheckpointError | None:
             )
             return tokenizer_error(source, f"the tokenizer takes {cost}")
     return None
+
+
+def try_expressions(tokenizer: Tokenizer, limit: float) -> str:
+    """Search texts of the characters that each regular expression distinguishes; return what is wrong, if anything.
+
+    A search may be quadratic, as some published ones are. `limit` is the CPU time of the slowest texts of all together.
+    """
+    total = 0.0
+    for expression in tokenizer.expressions():
+        slowest, name = 0.0, f"its regular expression {show_value(expression.text)}"
+        for text in expression.probes():
+            began = time.process_time()
+            try:
+                remove_matches(expression.text, text)
+            except CheckpointError:
+                return f"{name} takes too long on {show_value(text[0])}, repeated"
+            slowest = max(slowest, time.process_time() - began)
+            if total + slowest > limit:
+                cost = f"{total + slowest:.1f} s of a processor for {len(text)} characters as {show_value(text[0])}"
+                return f"{name}, with those before it, takes {cost}; {limit:g} s are the most"
+        total += slowest
+    return ""
 
 
 def vocabulary_pieces(tokenizer: Tokenizer) -> list[str]:

@@ -91,6 +91,7 @@ FAMILY_WORDS = {
     "models/tokenizer/gguf_vocabulary.py": "GGUF names its kinds of vocabulary after families",
     "models/tokenizer/gguf_splits.py": "a table of data: GGUF names the ways to split text after families",
     "models/tokenizer/vocabulary.py": "the ways to split text that several formats have, named after families",
+    "models/tokenizer/text_growth.py": "BertNormalizer and BertPreTokenizer are what the library calls two steps",
     "service/config/setting_types.py": "an example of a model's name, for people",
 }
 

@@ -375,6 +375,7 @@ def long_added_token(values: dict[str, Any]) -> None:
     values["added_tokens"].append({"id": number, "content": "x" * 1_000_000, **flags})
 
 
+BERT_OPTIONS = {"clean_text": True, "handle_chinese_chars": True, "strip_accents": None, "lowercase": False}
 BYTES: dict[str, Any] = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True, "use_regex": False}
 SPLIT: dict[str, Any] = {"type": "Split", "behavior": "Isolated", "invert": False}
 TOKENIZERS: dict[str, Callable[[dict[str, Any]], object]] = {
@@ -385,6 +386,14 @@ TOKENIZERS: dict[str, Callable[[dict[str, Any]], object]] = {
     "a million steps that are short": normalized(*[{"type": "Lowercase"}] * 300_000),
     "many long beginnings": normalized(*[{"type": "Prepend", "prepend": "x" * 256}] * 5000),
     "a normalizer that multiplies within bounds": normalized(*[replacing("a", "aa")] * 8),
+    "a ligature of 18 letters that is replaced by itself": normalized(
+        *[{"type": "NFKC"}, replacing("\u0644", "\ufdfa")] * 30
+    ),
+    "spaces around a sign that are replaced by it": normalized(
+        *[{"type": "BertNormalizer"} | BERT_OPTIONS, replacing(" ", "\u4e2d")] * 30
+    ),
+    "a pattern that is cubic on a letter": cut(SPLIT | {"pattern": {"Regex": "\u0436+\u0436+[xy]"}}),
+    "a pattern that is exponential on a letter": cut(SPLIT | {"pattern": {"Regex": "(?:\u0436+)+\u0449"}}),
     "three thousand patterns": cut(*[SPLIT | {"pattern": {"Regex": "(?=a)"}}] * 3000),
     "a pattern that looks back at every space": cut(SPLIT | {"pattern": {"Regex": r"\s+$|(\s*[^\s]\s*)+#"}}),
     "a pattern of many brackets": cut(SPLIT | {"pattern": {"Regex": "(" * 200 + "q" + "*)" * 200}}),

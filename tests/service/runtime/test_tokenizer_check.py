@@ -3,6 +3,7 @@
 import asyncio
 import json
 import os
+import re
 import shutil
 import signal
 import subprocess
@@ -106,6 +107,21 @@ def test_a_call_that_keeps_the_interpreter_is_measured_whole() -> None:
         sum(range(20_000_000))  # one call, in which no other thread runs
         spent = time.process_time() - before
     assert watch.longest >= spent / 2
+
+
+def test_an_expression_is_tried_on_its_own_characters(
+    checker: TokenizerCheck, tiny_classifier: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its letter is in none of the fixed texts, and a search in its runs gives up."""
+    folder = tmp_path / "runs"
+    shutil.copytree(tiny_classifier, folder)
+    split = {"type": "Split", "behavior": "Isolated", "invert": False}
+    hostile.vocabulary(folder, hostile.cut(split | {"pattern": {"Regex": "(?:\u0436{1,2}){1,16}\u0449"}}))
+    monkeypatch.setattr(vetting, "CPU_SECONDS", 60)
+    monkeypatch.setattr(vetting, "CPU_SECONDS_PER_TEXT", 0.05)
+    said = re.escape("its regular expression '(?:\u0436{1,2}){1,16}\u0449', with those before it, takes ")
+    with pytest.raises(CheckpointError, match=said):
+        checker.check_folder(folder, {})
 
 
 def test_texts_of_pieces_of_the_vocabulary_are_checked_too(
