@@ -1,24 +1,25 @@
 """A pool of a few threads for work that may be slow or may never return.
 
 Work that runs for longer than `replace_after` seconds keeps its thread, and the pool starts another thread in its
-place.  So a text on which a user's tokenizer is slow costs a processor, but does not delay other models.  One source
-(the tokenizer of a model) has at most as many slow pieces of work as there are threads; further ones wait for them.
-Work that runs for longer than `abandon_after` seconds is abandoned, and no more work of its source is started until it
-returns.  The order of waiting work is that of `service.concurrency.work_queue`.
+place.  So a text on which a user's tokenizer is slow costs a processor, but does not delay other models.  An owner with
+slow work of one source (the tokenizer of a model) has at most as many pieces of it under way as there are threads;
+further ones wait for them, and a thread is left to other owners.  Work that runs for longer than `abandon_after`
+seconds is abandoned, and no more work of its owner and source is started until it returns.  The order of waiting work
+is that of `service.concurrency.work_queue`.
 """
 
 import asyncio
 import logging
 import math
+import sys
 import threading
 import time
-from collections import Counter
 from collections.abc import Callable, Hashable
 from contextlib import suppress
 from contextvars import copy_context
 from dataclasses import dataclass
 from functools import partial
-from itertools import count
+from itertools import count, islice
 from typing import TypeVar, cast
 
 from ..core.errors import TooComplex, Unavailable
@@ -103,17 +104,16 @@ class ThreadPool:
         )
         self._waiting: WorkQueue[WorkItem] = WorkQueue(per_owner)
         self._thread_numbers, self._thread_count = count(), 0
-        self._running: set[WorkItem] = set()  # this and the next three are used by all threads, under the lock
-        self._slow: Counter[Hashable] = Counter()  # by source: work whose threads were replaced
-        self._abandoned: Counter[Hashable] = Counter()  # by source: work that was abandoned
-        self._blocked: dict[Hashable, dict[WorkItem, None]] = {}  # by source: work that waits for its slow work
+        self._running: set[WorkItem] = set()  # this and the next one are used by all threads, under the lock
+        # By source and owner: work that waits for their slow work.
+        self._blocked: dict[tuple[Hashable, str], dict[WorkItem, None]] = {}
         self._lock = threading.Lock()
 
     async def run(self, function: Callable[[], T], piece: WorkInfo) -> T:
         """Run `function` on a thread of the pool, in the caller's context.  Returns what it returns, raises what it
         raises.
 
-        Raises TooComplex where it takes too long, Unavailable where other work of the same source already does.
+        Raises TooComplex where it takes too long, Unavailable where other work of the same source and owner does.
         """
         work = self.start(function, piece)
         try:
@@ -124,7 +124,8 @@ class ThreadPool:
         finally:
             self._waiting.discard(work)
             with self._lock:
-                self._blocked.get(work.source, {}).pop(work, None)
+                self._blocked.get((work.source, work.owner), {}).pop(work, None)
+                self._release_blocked(work.source)
 
     def start(self, function: Callable[[], object], piece: WorkInfo) -> WorkItem:
         """Queue `function` like `run`, without waiting for it."""
@@ -155,15 +156,13 @@ class ThreadPool:
             ]
             for work in replaced:
                 work.replaced = True
-                self._slow[work.source] += 1
             late = [
                 each for each in self._running if not each.abandoned and now - each.started_at > self._abandon_after
             ]
             unstarted = list[WorkItem]()
             for work in late:
                 work.abandoned = True
-                self._abandoned[work.source] += 1
-                unstarted += self._blocked.pop(work.source, {})
+                unstarted += self._blocked.pop((work.source, work.owner), {})
         for _ in replaced:
             self._thread_count -= 1
             self._start_thread()
@@ -186,22 +185,37 @@ class ThreadPool:
     def _run_work(self, work: WorkItem) -> bool:
         """Run `work`.  Returns whether the thread goes on: False if it was replaced meanwhile."""
         with self._lock:
-            if self._abandoned[work.source]:
+            if any(each.abandoned for each in self._list_running(work.source, work.owner)):
                 work.resolve(self._refusal(work))
                 return True
-            if self._slow[work.source] >= self._max_threads:
-                self._blocked.setdefault(work.source, {})[work] = None
+            if self._count_places(work.source, work.owner) <= 0:
+                self._blocked.setdefault((work.source, work.owner), {})[work] = None
                 return True
             work.started_at = time.monotonic()
             self._running.add(work)
         work.run()
         with self._lock:
             self._running.discard(work)
-            self._abandoned[work.source] -= work.abandoned
-            self._slow[work.source] -= work.replaced
-            for blocked in self._blocked.pop(work.source, {}):
-                self._waiting.put(blocked, blocked.owner, blocked.size)
+            self._release_blocked(work.source)
             return not work.replaced
+
+    def _count_places(self, source: Hashable, owner: str) -> int:
+        """How many more pieces of the owner's work of this source may begin now.  The caller has the lock."""
+        own = self._list_running(source, owner)
+        return self._max_threads - len(own) if any(each.replaced for each in own) else sys.maxsize
+
+    def _list_running(self, source: Hashable, owner: str) -> list[WorkItem]:
+        return [each for each in self._running if (each.source, each.owner) == (source, owner)]
+
+    def _release_blocked(self, source: Hashable) -> None:
+        """Queue the blocked work of this source that may begin now.  The caller has the lock."""
+        for its_source, owner in [key for key in self._blocked if key[0] == source]:
+            blocked = self._blocked[its_source, owner]
+            for work in list(islice(blocked, max(self._count_places(source, owner), 0))):
+                del blocked[work]
+                self._waiting.put(work, owner, work.size)
+            if not blocked:
+                del self._blocked[its_source, owner]
 
     def _refusal(self, work: WorkItem) -> Failure:
         message = f"{work.label} is not begun: another of the same model has not returned for {self._abandon_after:g} s"
