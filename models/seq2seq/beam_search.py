@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 IMPOSSIBLE = float("-inf")
+MAX_STOP_PLACES = 7  # stop tokens that are counted when the candidates of a step are: a request may have a thousand
 MAX_LOG_POWER = 600.0  # natural logarithm of the largest divisor of a score
 
 
@@ -51,11 +52,17 @@ class BeamRules:
     def advance(self, logprobs: Tensor, scores: Sequence[float], length: int, full: bool) -> BeamStep:
         """The step for [K, V] log-probabilities of the token at place `length` of K beams with `scores`. If there are
         enough answers already (`full`), none may end early any more."""
-        choices = self._best_continuations(logprobs, scores)
-        ends = [length == self.max_tokens or choice.token in self.stop_tokens for choice in choices]
-        going = [choice for choice, over in zip(choices, ends, strict=True) if not over][: self.beams]
-        ended = [choice for choice, over in list(zip(choices, ends, strict=True))[: self.beams] if over]
-        return BeamStep(going, [] if self.early_stopping and full else ended)
+        before = torch.tensor(scores, dtype=logprobs.dtype, device=logprobs.device)
+        totals, is_last = logprobs + before[:, None], length == self.max_tokens
+        count = min(max(2, 1 + min(len(self.stop_tokens), MAX_STOP_PLACES)) * self.beams, totals.numel())
+        choices = find_best(totals, count)
+        ended = [choice for choice in choices[: self.beams] if is_last or choice.token in self.stop_tokens]
+        going = [choice for choice in choices if not is_last and choice.token not in self.stop_tokens]
+        if not is_last and len(going) < self.beams and len(choices) == count < totals.numel():
+            # More stop tokens than were counted are likelier than the other tokens.
+            stops = torch.tensor([*self.stop_tokens], device=totals.device)
+            going = find_best(totals.index_fill(1, stops, IMPOSSIBLE), self.beams)
+        return BeamStep(going[: self.beams], [] if self.early_stopping and full else ended)
 
     def normalize_score(self, score: float, length: int) -> float:
         """The score divided by `length` ** `length_penalty`, by which answers are compared.
@@ -77,11 +84,13 @@ class BeamRules:
         expected = self.max_tokens if self.never_stop_early and self.length_penalty > 0 else length
         return self.early_stopping or self.normalize_score(going[0].score, expected) <= kept[-1]
 
-    def _best_continuations(self, logprobs: Tensor, scores: Sequence[float]) -> list[Continuation]:
-        before = torch.tensor(scores, dtype=logprobs.dtype, device=logprobs.device)
-        flat, vocab_size = (logprobs + before[:, None]).flatten(), logprobs.size(1)
-        best, places = flat.topk(min(max(2, 1 + len(self.stop_tokens)) * self.beams, len(flat)))
-        found = zip(best.tolist(), places.tolist(), strict=True)
-        return [
-            Continuation(value, place // vocab_size, place % vocab_size) for value, place in found if value > IMPOSSIBLE
-        ]
+
+def find_best(totals: Tensor, count: int) -> list[Continuation]:
+    """The `count` best continuations of K beams, the best first, by their scores [K, V]; fewer if others are
+    impossible.
+    """
+    best, places = totals.flatten().topk(count)
+    found, vocab_size = zip(best.tolist(), places.tolist(), strict=True), totals.size(1)
+    return [
+        Continuation(value, place // vocab_size, place % vocab_size) for value, place in found if value > IMPOSSIBLE
+    ]

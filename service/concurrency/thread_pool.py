@@ -1,25 +1,25 @@
 """A pool of a few threads for work that may be slow or may never return.
 
 Work that runs for longer than `replace_after` seconds keeps its thread, and the pool starts another thread in its
-place.  So a text on which a user's tokenizer is slow costs a processor, but does not delay other models.  One source
-(the tokenizer of a model) has few slow pieces of work: none is begun beside twice as many as there are threads, nor
-beside half as many of the same owner.  Work that runs for longer than `abandon_after` seconds is abandoned, and no more
-work of its owner and source is started until it returns, nor any of its source once so much of it was abandoned.  The
-order of waiting work is that of `service.concurrency.work_queue`.
+place.  So a text on which a user's tokenizer is slow costs a processor, but does not delay other models.  An owner with
+slow work of one source (the tokenizer of a model) has at most as many pieces of it under way as there are threads;
+further ones wait for them, and a thread is left to other owners.  Work that runs for longer than `abandon_after`
+seconds is abandoned, and no more work of its owner and source is started until it returns.  The order of waiting work
+is that of `service.concurrency.work_queue`.
 """
 
 import asyncio
 import logging
 import math
+import sys
 import threading
 import time
-from collections import Counter
 from collections.abc import Callable, Hashable
 from contextlib import suppress
 from contextvars import copy_context
 from dataclasses import dataclass
 from functools import partial
-from itertools import count
+from itertools import count, islice
 from typing import TypeVar, cast
 
 from ..core.errors import TooComplex, Unavailable
@@ -71,11 +71,6 @@ class WorkItem:
         self._loop = asyncio.get_running_loop()
         self.future: asyncio.Future[object] = self._loop.create_future()
 
-    @property
-    def lines(self) -> tuple[Hashable, Hashable]:
-        """What its thread is counted for while it is slow."""
-        return self.source, (self.owner, self.source)
-
     def run(self) -> None:
         self.resolve(self._function())
 
@@ -109,17 +104,16 @@ class ThreadPool:
         )
         self._waiting: WorkQueue[WorkItem] = WorkQueue(per_owner)
         self._thread_numbers, self._thread_count = count(), 0
-        self._running: set[WorkItem] = set()  # this and the next three are used by all threads, under the lock
-        self._slow: Counter[Hashable] = Counter()  # by source, and by owner and source: work on replaced threads
-        self._abandoned: Counter[Hashable] = Counter()  # the same of work that was abandoned
-        self._blocked: dict[Hashable, dict[WorkItem, None]] = {}  # by source: work that waits for its slow work
+        self._running: set[WorkItem] = set()  # this and the next one are used by all threads, under the lock
+        # By source and owner: work that waits for their slow work.
+        self._blocked: dict[tuple[Hashable, str], dict[WorkItem, None]] = {}
         self._lock = threading.Lock()
 
     async def run(self, function: Callable[[], T], piece: WorkInfo) -> T:
         """Run `function` on a thread of the pool, in the caller's context.  Returns what it returns, raises what it
         raises.
 
-        Raises TooComplex where it takes too long, Unavailable where other work of the same source already does.
+        Raises TooComplex where it takes too long, Unavailable where other work of the same source and owner does.
         """
         work = self.start(function, piece)
         try:
@@ -130,7 +124,8 @@ class ThreadPool:
         finally:
             self._waiting.discard(work)
             with self._lock:
-                self._blocked.get(work.source, {}).pop(work, None)
+                self._blocked.get((work.source, work.owner), {}).pop(work, None)
+                self._release_blocked(work.source)
 
     def start(self, function: Callable[[], object], piece: WorkInfo) -> WorkItem:
         """Queue `function` like `run`, without waiting for it."""
@@ -161,18 +156,13 @@ class ThreadPool:
             ]
             for work in replaced:
                 work.replaced = True
-                self._slow.update(work.lines)
             late = [
                 each for each in self._running if not each.abandoned and now - each.started_at > self._abandon_after
             ]
             unstarted = list[WorkItem]()
             for work in late:
                 work.abandoned = True
-                self._abandoned.update(work.lines)
-                blocked = self._blocked.get(work.source, {})
-                for other in [other for other in blocked if self._is_refused(other)]:
-                    del blocked[other]
-                    unstarted.append(other)
+                unstarted += self._blocked.pop((work.source, work.owner), {})
         for _ in replaced:
             self._thread_count -= 1
             self._start_thread()
@@ -195,36 +185,37 @@ class ThreadPool:
     def _run_work(self, work: WorkItem) -> bool:
         """Run `work`.  Returns whether the thread goes on: False if it was replaced meanwhile."""
         with self._lock:
-            if self._is_refused(work):
+            if any(each.abandoned for each in self._list_running(work.source, work.owner)):
                 work.resolve(self._refusal(work))
                 return True
-            if self._is_blocked(work):
-                self._blocked.setdefault(work.source, {})[work] = None
+            if self._count_places(work.source, work.owner) <= 0:
+                self._blocked.setdefault((work.source, work.owner), {})[work] = None
                 return True
             work.started_at = time.monotonic()
             self._running.add(work)
         work.run()
         with self._lock:
             self._running.discard(work)
-            if work.abandoned:
-                self._abandoned -= Counter(work.lines)
-            if work.replaced:
-                self._slow -= Counter(work.lines)
-            for blocked in self._blocked.pop(work.source, {}):
-                self._waiting.put(blocked, blocked.owner, blocked.size)
+            self._release_blocked(work.source)
             return not work.replaced
 
-    def _is_blocked(self, work: WorkItem) -> bool:
-        """Whether work waits until slow work of the same source returns.
+    def _count_places(self, source: Hashable, owner: str) -> int:
+        """How many more pieces of the owner's work of this source may begin now.  The caller has the lock."""
+        own = self._list_running(source, owner)
+        return self._max_threads - len(own) if any(each.replaced for each in own) else sys.maxsize
 
-        Before work is found to be slow, one owner's may be on all threads: so all owners' has twice as many.
-        """
-        of_owner, of_all = self._slow[work.owner, work.source], self._slow[work.source]
-        return of_owner >= max(self._max_threads // 2, 1) or of_all >= 2 * self._max_threads
+    def _list_running(self, source: Hashable, owner: str) -> list[WorkItem]:
+        return [each for each in self._running if (each.source, each.owner) == (source, owner)]
 
-    def _is_refused(self, work: WorkItem) -> bool:
-        """Whether work is not begun, since work of the same source was abandoned."""
-        return bool(self._abandoned[work.owner, work.source]) or self._abandoned[work.source] >= 2 * self._max_threads
+    def _release_blocked(self, source: Hashable) -> None:
+        """Queue the blocked work of this source that may begin now.  The caller has the lock."""
+        for its_source, owner in [key for key in self._blocked if key[0] == source]:
+            blocked = self._blocked[its_source, owner]
+            for work in list(islice(blocked, max(self._count_places(source, owner), 0))):
+                del blocked[work]
+                self._waiting.put(work, owner, work.size)
+            if not blocked:
+                del self._blocked[its_source, owner]
 
     def _refusal(self, work: WorkItem) -> Failure:
         message = f"{work.label} is not begun: another of the same model has not returned for {self._abandon_after:g} s"

@@ -10,7 +10,7 @@ from polyhead.models.core.decision_prompt import LabelSchemaPrompt
 
 from ..core.model import Model
 from ..core.request import Encode, Terms
-from ..resources.request_memory import BYTES_PER_SHARED_TOKEN, BYTES_PER_TEXT
+from ..resources.request_memory import BYTES_PER_SHARED_TOKEN, BYTES_PER_TEXT, BYTES_PER_TOKEN
 from ..text.answer_delta import NO_USAGE, Usage
 from ..text.decision_prompts import EncodedDecision, QuestionedText, QuestionText, count_characters, read_decision
 from ..text.zero_shot import softmax
@@ -78,10 +78,12 @@ def read_deciders(
 def request_bytes(model: Model, asked: QuestionedText) -> int:
     """Bytes of the requests for questions, with a token for each character. Each has the text, unless all are read in
     one sequence."""
-    sizes = [len(asked.text) + count_characters(question) for question in asked.questions]
+    sizes = [count_characters(question) for question in asked.questions]
     is_joint = asked.is_joint and isinstance(model.decision_prompt, LabelSchemaPrompt)
     sizes = [sum(sizes)] if is_joint else sizes
-    return sum(BYTES_PER_TEXT + BYTES_PER_SHARED_TOKEN * min(size, model.max_tokens) for size in sizes)
+    own = sum(min(size, model.max_tokens) for size in sizes)
+    slots = sum(min(len(asked.text) + size, model.max_tokens) for size in sizes)
+    return BYTES_PER_TEXT * len(sizes) + BYTES_PER_SHARED_TOKEN * slots + BYTES_PER_TOKEN * own
 
 
 def find_model_option(question: Question, option: int) -> int:

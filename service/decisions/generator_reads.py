@@ -13,7 +13,7 @@ from ..core.errors import BadRequest, TooMany
 from ..core.model import Model
 from ..core.request import Generate, Sampling, Terms
 from ..core.text_limits import check_characters, check_token_ids
-from ..resources.request_memory import BYTES_PER_SHARED_TOKEN, BYTES_PER_TEXT
+from ..resources.request_memory import BYTES_PER_SHARED_TOKEN, BYTES_PER_TEXT, BYTES_PER_TOKEN
 from ..text.answer_delta import Usage
 from ..text.chat_prompt import template_variables
 from ..text.generation_request import ChatMessages, ReasoningSettings
@@ -84,7 +84,8 @@ def read_labels(
             if total > MAX_CALL_TOKENS:
                 message = f"the questions, each with the text before it, have more than {MAX_CALL_TOKENS} tokens"
                 raise TooMany(f"questions: {message}; ask fewer in a call", param="questions")
-            claim((BYTES_PER_TEXT + BYTES_PER_SHARED_TOKEN * len(prompt)) * len(tree.reads))
+            own = BYTES_PER_TOKEN * (len(prompt) - prompts.shared_tokens)
+            claim((BYTES_PER_TEXT + BYTES_PER_SHARED_TOKEN * len(prompt)) * len(tree.reads) + own)
             common = replace(shared, id=f"{call}-{number}-{place}")
             orders.append(LabelRead(question, order, tree, build_reads(common, model, prompt, tree)))
         reads.append(orders)
@@ -146,6 +147,11 @@ class QuestionPrompts:
         before, _, self._after = written.partition(mark)
         self._before = [*begin, *self._encode(before, request.field)]
         check_length(model, len(self._before) + 1, request.field)
+
+    @property
+    def shared_tokens(self) -> int:
+        """How many tokens all prompts have in common."""
+        return len(self._before)
 
     def encode(self, question: Question, order: Order) -> list[int]:
         """The tokens of the prompt that ends where the label of an option follows."""

@@ -12,6 +12,8 @@ PROMPT_VERSION = 1  # of the texts that models read for a question: a calibratio
 MAX_QUESTIONS = 400  # of one call
 MAX_OPTIONS = 255  # of one question
 MAX_PERMUTATIONS = 24  # orders of the options of one question
+CHARACTERS_PER_OPTION = 16  # cost of each option beside its characters, in characters that are tokenised
+COPIED_CHARACTERS = 16  # characters of a text whose tokens are copied at the cost of one that is tokenised
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,6 +104,12 @@ class OptionScores:
     def mean_level(self) -> float:
         """The expected level of a score, from 0."""
         return sum(level * probability for level, probability in enumerate(self.probabilities))
+
+
+def count_reading(question: Question, orders: int, state: int) -> int:
+    """The cost of writing a question in so many orders after a text of `state` characters, in characters."""
+    options = sum(CHARACTERS_PER_OPTION + len(option.name) + len(option.description) for option in question.options)
+    return orders * (len(question.instructions) + options + state // COPIED_CHARACTERS)
 
 
 def average_orders(orders: Sequence[OptionScores]) -> OptionScores:

@@ -1,7 +1,7 @@
 """Tokenisation: templates, tokenizers and grammars run on threads of their own, which clients share fairly.
 
 A long prompt therefore never blocks the event loop. The longest texts have a thread of their own, so they delay only
-each other; so do grammars that are compiled. Threads are shared between clients by characters
+each other; so do grammars that are compiled. Threads are shared between clients by what texts cost
 (`service.concurrency.work_queue`). The way back, from tokens to text, is `service.text.detokenizer`.
 """
 
@@ -50,7 +50,8 @@ from .generation_request import ChatMessages, FillInMiddle, GenerationRequest, P
 from .label_prompts import read_labelled_inputs
 from .prompts import encode_chat, read_prompts, remaining_thinking, render_chat
 
-LONG_CHARACTERS = 1 << 18  # characters of a call that runs on the thread for long texts
+LONG_CHARACTERS = 1 << 18  # cost of a call that runs on the thread for long texts
+CHARACTERS_PER_TEXT = 64  # cost of each text of a call beside its characters, in characters
 HOLD_SECONDS = 1.0  # seconds of one call until another thread replaces its thread in the pool
 CALL_SECONDS = 60.0  # time limit of one call, in seconds; the longest body, of 8 MiB, takes about ten
 GRAMMAR_CHARACTERS = 1 << 14  # cost of a small grammar, in characters of text; its own characters are added
@@ -61,12 +62,21 @@ T = TypeVar("T")
 
 @dataclass(slots=True)
 class TokenizerJob:
-    """One call of the tokenizer: the field of its texts in the request, their length, their client and deadline."""
+    """One call of the tokenizer: the field of its texts in the request, the characters of them that are in memory at
+    once, their client and deadline, their number, and the characters of all that are `written` one after another.
+    """
 
     field: str
     characters: int
     terms: Terms
+    texts: int = 1
+    written: int = 0
     is_abandoned: bool = False  # its request no longer waits for it
+
+    @property
+    def cost(self) -> int:
+        """What the call costs its client, in characters."""
+        return max(self.characters, self.written) + CHARACTERS_PER_TEXT * self.texts
 
     def check(self) -> None:
         """Raise Expired if the result is no longer needed. Called between texts, on any thread."""
@@ -116,7 +126,8 @@ class TextProcessor:
         with name_model_in_errors(model):
             self._check_count(request.field, len(request.prompts))
             self._check_attempts(request)
-            work = TokenizerJob(request.field, sum(map(text_length, request.prompts)), terms)
+            characters = sum(map(text_length, request.prompts)) + sum(map(len, request.bad_words))
+            work = TokenizerJob(request.field, characters, terms, len(request.prompts) + len(request.bad_words))
             requests = await self._run(model, work, lambda: read_prompts(model, request, call, terms, work.check))
             thinking = remaining_thinking(model, request, requests[0].tokens)
             guide = await self.find_guide(model, request.grammar, thinking, terms)
@@ -149,7 +160,7 @@ class TextProcessor:
             characters = sum(text_length(given) + prompt_length(model, request, given) for given in request.inputs)
             characters += len(request.inputs) * sum(map(len, request.labels))
             read = read_inputs if model.label_prompt is None else read_labelled_inputs
-            work = TokenizerJob(request.field, characters, terms)
+            work = TokenizerJob(request.field, characters, terms, len(request.inputs))
             bounded = replace(request, max_window_tokens=self._window_limit)
             return await self._run(model, work, lambda: read(model, bounded, call, terms, work.check))
 
@@ -159,7 +170,7 @@ class TextProcessor:
         """Return the tokens of the texts, which are `inputs` in the request. Raises the errors of `read_prompts`."""
         with name_model_in_errors(model):
             self._check_count("inputs", len(texts))
-            work = TokenizerJob("inputs", sum(map(len, texts)), terms)
+            work = TokenizerJob("inputs", sum(map(len, texts)), terms, len(texts))
             return await self._run(model, work, lambda: tokenize_texts(model, texts, work.check, special=special))
 
     async def render_prompt(
@@ -178,7 +189,7 @@ class TextProcessor:
         """
         with name_model_in_errors(model):
             self._check_count(request.field, len(request.rows))
-            work = TokenizerJob(request.field, sum(map(len, request.rows)), terms)
+            work = TokenizerJob(request.field, sum(map(len, request.rows)), terms, len(request.rows))
             return await self._run(model, work, lambda: decode_texts(model, request, claim, work.check))
 
     async def run(self, model: Model, job: TokenizerJob, function: Callable[[], T]) -> T:
@@ -238,11 +249,9 @@ class TextProcessor:
                 return function()
 
         began = time.perf_counter()
-        pool = self._long if job.characters > LONG_CHARACTERS else self._short
+        pool = self._long if job.cost > LONG_CHARACTERS else self._short
         try:
-            piece = WorkInfo(
-                f"{job.field}: making its text tokens", model.tokenizer, job.terms.owner, max(job.characters, 1)
-            )
+            piece = WorkInfo(f"{job.field}: making its text tokens", model.tokenizer, job.terms.owner, job.cost)
             return await wait_until(job.terms.deadline, pool.run(run, piece), TOKENISING_PHRASE)
         except (EncodingError, TemplateError) as error:
             raise BadRequest(f"{job.field}: {error}", param=job.field) from None

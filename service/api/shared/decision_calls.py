@@ -4,6 +4,7 @@ import uuid
 from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
+from operator import attrgetter
 
 from fastapi import Request
 
@@ -23,6 +24,7 @@ from ...decisions.encoder_reads import (
     count_written_characters,
     read_heads,
 )
+from ...decisions.encoder_reads import count_orders as count_head_orders
 from ...decisions.explained_option import (
     build_decider_subject,
     build_head_encoding,
@@ -31,7 +33,16 @@ from ...decisions.explained_option import (
     check_explained,
 )
 from ...decisions.generator_reads import LabelRead, check_read_count, read_labels
-from ...decisions.question import DecisionRequest, OptionScores, Question, average_orders
+from ...decisions.generator_reads import count_orders as count_label_orders
+from ...decisions.option_orders import count_different
+from ...decisions.question import (
+    COPIED_CHARACTERS,
+    DecisionRequest,
+    OptionScores,
+    Question,
+    average_orders,
+    count_reading,
+)
 from ...explain.explain_request import ExplainSubject
 from ...resources.request_memory import BYTES_PER_NUMBER, BYTES_PER_TEXT
 from ...text.answer_delta import NO_USAGE, Usage
@@ -100,6 +111,22 @@ async def check_batch(request: Request, wire: EngineRequest, model: Model, decis
         check_read_count(decision)
 
 
+async def build_job(
+    request: Request, decision: DecisionRequest, terms: Terms, count_orders: Callable[[Question], int]
+) -> TokenizerJob:
+    """The call of the tokenizer for the questions, each in `count_orders` orders of its options if it has so many.
+
+    Its cost is that of all texts that are written, of which one is in memory at a time.
+    """
+    state = len(decision.instructions) + len(decision.state)
+    texts, written, longest = 0, state, 0
+    async for question in iterate_in_slices(decision.questions, QUESTIONS_PER_SLICE, turn_taker(request)):
+        orders = count_different(len(question.options), count_orders(question))
+        texts, written = texts + orders, written + count_reading(question, orders, state)
+        longest = max(longest, count_reading(question, 1, 0))
+    return TokenizerJob(decision.field, state + longest, terms, texts, written)
+
+
 def settle_scores(model: Model, question: Question, orders: Sequence[OptionScores]) -> OptionScores:
     """The calibrated mean of the scores of a question in several orders of its options."""
     return apply_calibration(model.calibration, question, average_orders(orders))
@@ -137,7 +164,8 @@ async def write_head_texts(
     check_read_size(model, decision)
     size = CHARACTER_BYTES * count_written_characters(model, decision)
     request_context(request).claim.grow(size, "the questions")
-    job = TokenizerJob(decision.field, len(decision.state), terms)
+    job = await build_job(request, decision, terms, partial(count_head_orders, model))
+    job.written += size // (CHARACTER_BYTES * COPIED_CHARACTERS)
     work = partial(read_heads, model, decision, job.check)
     return await server(request).text.run(model, job, work)
 
@@ -217,7 +245,8 @@ async def place_label(
     explain_call: ExplainCall, decision: DecisionRequest, read: LabelRead, scores: OptionScores
 ) -> ExplainSubject:
     """The prompt with the label of the chosen option, with positions in the text; computed on a thread."""
-    job = TokenizerJob(decision.field, len(decision.state), explain_call.terms)
+    characters = len(decision.state) + count_reading(read.question, 1, 0)
+    job = TokenizerJob(decision.field, characters, explain_call.terms)
     work = partial(build_label_subject, explain_call.model, decision.state, read, scores)
     with request_context(explain_call.request).time_tokenising():
         return await server(explain_call.request).text.run(explain_call.model, job, work)
@@ -227,8 +256,7 @@ async def tokenize_questions(
     request: Request, model: Model, decision: DecisionRequest, terms: Terms
 ) -> list[list[LabelRead]]:
     salted = replace(decision, salt=cache_salt(request, decision.salt))
-    characters = len(decision.state) + sum(len(question.instructions) for question in decision.questions)
-    job = TokenizerJob(decision.field, characters, terms)
+    job = await build_job(request, decision, terms, count_label_orders)
     work = partial(read_labels, model, salted, f"decision-{uuid.uuid4().hex}", terms, claim_reads(request, job))
     return await server(request).text.run(model, job, work)
 
@@ -281,8 +309,7 @@ async def ask_deciders(
     request: Request, wire: EngineRequest, model: Model, decision: DecisionRequest
 ) -> list[OptionScores]:
     context, terms = request_context(request), read_terms(request, wire)
-    characters = len(decision.state) + sum(len(question.instructions) for question in decision.questions)
-    job = TokenizerJob(decision.field, characters, terms)
+    job = await build_job(request, decision, terms, attrgetter("permutations"))
     work = partial(read_deciders, model, decision, f"decision-{uuid.uuid4().hex}", terms, claim_reads(request, job))
     with context.time_tokenising():
         reads = await server(request).text.run(model, job, work)
@@ -311,7 +338,8 @@ async def place_option(
     """What the score of the chosen option comes from, with positions in the text; computed on a thread. `read` is the
     first one, which has all questions.
     """
-    job = TokenizerJob(decision.field, len(decision.state), explain_call.terms)
+    characters = len(decision.state) + count_reading(decision.questions[index], 1, 0)
+    job = TokenizerJob(decision.field, characters, explain_call.terms)
     work = partial(build_decider_subject, explain_call.model, decision, index, read, scores)
     with request_context(explain_call.request).time_tokenising():
         return await server(explain_call.request).text.run(explain_call.model, job, work)

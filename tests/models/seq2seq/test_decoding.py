@@ -11,7 +11,8 @@ import torch
 from torch import Tensor
 
 from polyhead.models.network.ragged import RaggedBatch
-from polyhead.models.seq2seq.beam_search import BeamRules
+from polyhead.models.seq2seq import beam_search
+from polyhead.models.seq2seq.beam_search import MAX_STOP_PLACES, BeamRules, Continuation
 from polyhead.models.seq2seq.decoding import DecodingConfig, GeneratedSequence, generate, search_beams
 
 START, END, WORDS = 0, 1, 6
@@ -138,6 +139,33 @@ def test_a_finished_answer_outside_of_the_best_candidates_is_dropped() -> None:
         torch.tensor([[-1.0, -1.5, -2.0, -4.0]]), [0.0], 1, full=False
     )
     assert ([choice.token for choice in step.continued], [choice.token for choice in step.ended]) == ([0, 2], [END])
+
+
+@pytest.mark.parametrize("stops_are_likely", [False, True])
+@pytest.mark.parametrize("count", [0, 2, 20, 59])
+def test_a_step_takes_the_best_continuations_however_many_stop_tokens_there_are(
+    count: int, stops_are_likely: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The number of candidates that are looked at does not grow with the stop tokens."""
+    logits = torch.randn(4, 60, generator=torch.Generator().manual_seed(count))
+    logits[:, :count] += 9.0 * stops_are_likely
+    logprobs, scores, made = logits.log_softmax(dim=-1), [-1.0, -1.5, -2.0, -2.5], list[Continuation]()
+
+    def make(score: float, beam: int, token: int) -> Continuation:
+        made.append(Continuation(score, beam, token))
+        return made[-1]
+
+    monkeypatch.setattr(beam_search, "Continuation", make)
+    rule = BeamRules(beams=4, stop_tokens=frozenset(range(count)), max_tokens=10)
+    step = rule.advance(logprobs, scores, 3, full=False)
+    totals = (logprobs + torch.tensor(scores)[:, None]).tolist()
+    cells = [(score, beam, token) for beam, row in enumerate(totals) for token, score in enumerate(row)]
+    best = [Continuation(*cell) for cell in sorted(cells, reverse=True)]
+    assert step.continued == [choice for choice in best if choice.token >= count][:4]
+    assert step.ended == [choice for choice in best[:4] if choice.token < count]
+    assert len(made) <= (1 + MAX_STOP_PLACES) * 4 + 4
+    last = rule.advance(logprobs, scores, 10, full=False)
+    assert (last.continued, last.ended) == ([], best[:4])
 
 
 def test_sampling_follows_the_probabilities_and_the_seed() -> None:

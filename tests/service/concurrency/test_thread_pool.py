@@ -123,7 +123,7 @@ def test_slow_work_of_one_source_holds_up_no_other_source(stuck: threading.Event
         async with asyncio.timeout(PATIENCE_S):
             for _ in range(20):
                 assert await pool.run(lambda: 5, WorkInfo("it", "other")) == 5
-            await until(lambda: "hostile" in pool._blocked)
+            await until(lambda: ("hostile", "") in pool._blocked)
             most = len(at_work)
             dropped = pieces.pop()
             dropped.cancel()
@@ -138,48 +138,78 @@ def test_slow_work_of_one_source_holds_up_no_other_source(stuck: threading.Event
     asyncio.run(run())
 
 
-@pytest.mark.parametrize("count", [1, 2, 4])
-def test_slow_work_of_one_owner_holds_up_no_other_owner_of_the_same_source(stuck: threading.Event, count: int) -> None:
-    """Other owners' work of the source is done while it is slow, and after it was abandoned."""
+@pytest.mark.parametrize("threads_there_are", [1, 2])
+def test_slow_work_of_one_owner_holds_up_no_other_owner_of_its_source(
+    stuck: threading.Event, threads_there_are: int
+) -> None:
+    """Others have their turn however much of one owner's work waits, and may have slow work themselves."""
 
     async def run() -> None:
-        pool = ThreadPool(count, "few", abandon_after=0.3, replace_after=0.02)
-        evil = [asyncio.create_task(pool.run(stuck.wait, WorkInfo("it", "m", "evil"))) for _ in range(8)]
+        pool = ThreadPool(threads_there_are, "few", PATIENCE_S, replace_after=0.05)
+
+        def hold(owner: str) -> list[asyncio.Task[bool]]:
+            return [asyncio.create_task(pool.run(stuck.wait, WorkInfo("it", "model", owner))) for _ in range(20)]
+
+        slow = hold("evil")
         async with asyncio.timeout(PATIENCE_S):
-            while not all(task.done() for task in evil):
-                assert await pool.run(lambda: 5, WorkInfo("it", "m", "good")) == 5
-                await asyncio.sleep(0.001)
-            with pytest.raises(Unavailable, match="another of the same model has not returned"):
-                await pool.run(lambda: 5, WorkInfo("it", "m", "evil"))
-            assert await pool.run(lambda: 5, WorkInfo("it", "m", "good")) == 5
-        errors = [type(task.exception()) for task in evil]
-        assert 1 <= errors.count(TooComplex) < count + max(count // 2, 1), "all threads, and those in their places"
-        assert errors.count(Unavailable) == len(evil) - errors.count(TooComplex)
-        stuck.set()
-        async with asyncio.timeout(PATIENCE_S):
-            await until(lambda: not (pool._slow or pool._abandoned))
+            await until(lambda: len(pool._blocked.get(("model", "evil"), ())) == 20 - threads_there_are)
+            for _ in range(20):
+                assert await pool.run(lambda: 5, WorkInfo("it", "model", "good")) == 5
+            slow += hold("slow")
+            await until(lambda: len(pool._blocked.get(("model", "slow"), ())) == 20 - threads_there_are)
+            assert await pool.run(lambda: 5, WorkInfo("it", "model", "good")) == 5
+            assert len(pool._running) == 2 * threads_there_are
+            stuck.set()
+            assert await asyncio.gather(*slow) == [True] * 40
+        assert not pool._blocked
         pool.close()
 
     asyncio.run(run())
 
 
-def test_a_source_that_hangs_for_all_its_owners_takes_few_threads(stuck: threading.Event) -> None:
+def test_an_owner_with_slow_work_leaves_a_thread_to_others(stuck: threading.Event) -> None:
+    """Its next pieces do not take all threads again until they are slow, too."""
+
     async def run() -> None:
-        pool, begun = ThreadPool(2, "few", abandon_after=0.1, replace_after=0.02), list[str]()
+        pool = ThreadPool(2, "few", PATIENCE_S, replace_after=0.05)
+        begun, first_ends = list[int](), threading.Event()
 
-        def hang(owner: str) -> None:
-            begun.append(owner)
-            stuck.wait()
+        def work(number: int) -> None:
+            begun.append(number)
+            (stuck if number else first_ends).wait()
 
-        tasks = [
-            asyncio.create_task(pool.run(lambda owner=owner: hang(owner), WorkInfo("it", "hostile", owner)))  # type: ignore[misc]
-            for owner in "abcdefgh"
-        ]
+        def start(number: int) -> asyncio.Task[None]:
+            return asyncio.create_task(pool.run(lambda: work(number), WorkInfo("it", "model", "evil")))
+
+        pieces = [start(0), start(1)]
         async with asyncio.timeout(PATIENCE_S):
-            outcomes = await asyncio.gather(*tasks, return_exceptions=True)
-        assert {type(each) for each in outcomes} == {TooComplex, Unavailable}
-        assert len(begun) <= 6, "twice as many as there are threads, and those that run at once"
-        stuck.set()
+            await until(lambda: len(pool._running) == 2 and all(work.replaced for work in pool._running))
+            pieces += [start(number) for number in range(2, 9)]
+            await until(lambda: len(pool._blocked.get(("model", "evil"), ())) == 7)
+            cancelled = pieces.pop(2)
+            first_ends.set()  # another begins, also if the one whose turn it is is not waited for any more
+            cancelled.cancel()
+            await until(lambda: len(begun) == 3)
+            for _ in range(20):
+                assert await pool.run(lambda: 5, WorkInfo("it", "model", "good")) == 5
+            assert len(begun) == 3
+            stuck.set()
+            await asyncio.gather(*pieces)
+        assert len(begun) >= 8
+        pool.close()
+
+    asyncio.run(run())
+
+
+def test_abandoned_work_of_one_owner_refuses_no_other_owner(stuck: threading.Event) -> None:
+    async def run() -> None:
+        pool = ThreadPool(1, "one", 0.05)
+        with pytest.raises(TooComplex):
+            await pool.run(stuck.wait, WorkInfo("reading it", "model", "evil"))
+        async with asyncio.timeout(PATIENCE_S):
+            assert await pool.run(lambda: 5, WorkInfo("reading it", "model", "good")) == 5
+            with pytest.raises(Unavailable, match="another of the same model has not returned"):
+                await pool.run(lambda: 5, WorkInfo("reading it", "model", "evil"))
         pool.close()
 
     asyncio.run(run())

@@ -10,7 +10,7 @@ from polyhead.models.core.decision_prompt import SCHEMA_TOKENS, LabelSchemaPromp
 from polyhead.models.core.label_prompt import LabelPrompt
 from polyhead.service.core.model import Model
 from polyhead.service.core.request import DEFAULT_TERMS
-from polyhead.service.decisions.decider_reads import read_deciders
+from polyhead.service.decisions.decider_reads import read_deciders, request_bytes
 from polyhead.service.decisions.encoder_reads import read_heads
 from polyhead.service.decisions.explained_option import (
     build_decider_subject,
@@ -19,7 +19,8 @@ from polyhead.service.decisions.explained_option import (
 )
 from polyhead.service.decisions.question import DecisionRequest, Option, OptionScores, Question
 from polyhead.service.explain.explain_request import ExplainSubject
-from polyhead.service.resources.request_memory import BYTES_PER_TEXT
+from polyhead.service.resources.request_memory import BYTES_PER_SHARED_TOKEN, BYTES_PER_TEXT, BYTES_PER_TOKEN
+from polyhead.service.text.decision_prompts import QuestionedText, QuestionText
 from polyhead.service.text.encoder_inputs import EncodedInput
 from polyhead.service.text.label_prompts import read_labelled_inputs
 from tests.support import label_models
@@ -88,6 +89,19 @@ def test_the_option_and_the_state_of_models_made_for_questions(
                 assert spell(served, subject, subject.label_rows[column]).startswith(f"_{name}"), name
                 check_places(subject, MARKED if isinstance(prompt, OptionMarkPrompt) else range(0))
     assert {read.requests[0].question for read in reads} <= {"noul", "choice"}
+
+
+def test_the_tokens_of_a_question_are_claimed_as_its_own(folder: Path) -> None:
+    """The text is tokenised once for all requests, a question for its own."""
+    served = model(folder, "decider", "decide", decision_prompt=LabelSchemaPrompt(), max_tokens=256)
+
+    def claimed(text: int, asked: int) -> int:
+        question = QuestionText("q", "choice", "a" * asked, (("fox", ""),))
+        return request_bytes(served, QuestionedText("state", "a" * text, (question,), is_joint=False))
+
+    assert claimed(30, 10) - claimed(20, 10) == 10 * BYTES_PER_SHARED_TOKEN
+    assert claimed(20, 20) - claimed(20, 10) == 10 * (BYTES_PER_SHARED_TOKEN + BYTES_PER_TOKEN)
+    assert claimed(20, 1000) == BYTES_PER_TEXT + 256 * (BYTES_PER_SHARED_TOKEN + BYTES_PER_TOKEN)
 
 
 @pytest.mark.parametrize("is_first", [True, False])

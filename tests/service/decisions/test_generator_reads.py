@@ -6,7 +6,13 @@ import pytest
 
 from polyhead.service.core.errors import Overloaded, TooMany
 from polyhead.service.core.request import Terms
-from polyhead.service.decisions.generator_reads import ANSWER, LabelRead, read_labels, write_question
+from polyhead.service.decisions.generator_reads import (
+    ANSWER,
+    LabelRead,
+    QuestionPrompts,
+    read_labels,
+    write_question,
+)
 from polyhead.service.decisions.question import (
     MAX_PERMUTATIONS,
     PROMPT_VERSION,
@@ -15,7 +21,7 @@ from polyhead.service.decisions.question import (
     Question,
     QuestionKind,
 )
-from polyhead.service.resources.request_memory import BYTES_PER_SHARED_TOKEN, BYTES_PER_TEXT
+from polyhead.service.resources.request_memory import BYTES_PER_SHARED_TOKEN, BYTES_PER_TEXT, BYTES_PER_TOKEN
 from tests.support.scripted import model
 
 
@@ -40,7 +46,7 @@ def test_reads_are_counted_by_orders(tiny_generator: Path) -> None:
 
 
 def test_reads_are_claimed_before_they_are_made(tiny_generator: Path) -> None:
-    """Each prompt has the whole text, however short the question is."""
+    """Each prompt has the whole text, however short the question is, and tokens of its own, which are held once."""
     options, sizes = (Option("yes"), Option("no")), list[int]()
 
     def claim(size: int) -> None:
@@ -53,7 +59,10 @@ def test_reads_are_claimed_before_they_are_made(tiny_generator: Path) -> None:
     with pytest.raises(Overloaded, match="no room"):
         read_labels(served, request, "call", Terms(), claim)
     made = read_labels(served, request, "call", Terms(), lambda size: None)[0][0].requests
-    assert sizes == [len(made) * (BYTES_PER_TEXT + BYTES_PER_SHARED_TOKEN * len(made[0].tokens))] * 3
+    own = len(made[0].tokens) - QuestionPrompts(served, request).shared_tokens
+    assert own >= len(ANSWER)
+    slots = len(made) * (BYTES_PER_TEXT + BYTES_PER_SHARED_TOKEN * len(made[0].tokens))
+    assert sizes == [slots + BYTES_PER_TOKEN * own] * 3
 
 
 def test_questions_are_written_as_their_version_says() -> None:

@@ -16,7 +16,13 @@ from polyhead.service.core.request import Sampling, Terms
 from polyhead.service.resources.request_memory import UNBOUNDED_HEADROOM, MemoryClaim
 from polyhead.service.text.encoder_inputs import EncodingRequest
 from polyhead.service.text.generation_request import GenerationRequest
-from polyhead.service.text.tokenization import GRAMMAR_CHARACTERS, Decoding, TextProcessor
+from polyhead.service.text.tokenization import (
+    CHARACTERS_PER_TEXT,
+    GRAMMAR_CHARACTERS,
+    LONG_CHARACTERS,
+    Decoding,
+    TextProcessor,
+)
 from tests.support.scripted import model
 from tests.support.text_calls import inputs, prompts, run
 
@@ -34,7 +40,7 @@ def classifier(tiny_classifier: Path) -> Model:
 # Tokenisation
 
 
-def test_work_is_charged_to_its_owner_by_characters(generator: Model, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_work_is_charged_to_its_owner_by_its_texts(generator: Model, monkeypatch: pytest.MonkeyPatch) -> None:
     """Any kind of job; grammars too, of which even a small one costs as much as a long text."""
     pieces, start = list[Task](), ThreadPool.start
 
@@ -57,7 +63,33 @@ def test_work_is_charged_to_its_owner_by_characters(generator: Model, monkeypatc
     monkeypatch.setattr(ThreadPool, "start", noted)
     asyncio.run(act())
     assert {piece.owner for piece in pieces} == {"good"}
-    assert [piece.size for piece in pieces] == [8, 8, 7, 3, 7, GRAMMAR_CHARACTERS + 5]
+    costs = [texts * CHARACTERS_PER_TEXT + characters for texts, characters in ((2, 8), (2, 8), (1, 7), (1, 3), (1, 7))]
+    assert [piece.size for piece in pieces] == [*costs, GRAMMAR_CHARACTERS + 5]
+
+
+def test_many_short_texts_and_banned_words_are_long_work(generator: Model, monkeypatch: pytest.MonkeyPatch) -> None:
+    """They take as long as a long text: the threads for short texts are left to others."""
+    pools, start, many = list[str](), ThreadPool.start, LONG_CHARACTERS // CHARACTERS_PER_TEXT
+
+    def noted(threads: ThreadPool, function: Callable[[], object], piece: Task) -> WorkItem:
+        pools.append(threads._name)
+        return start(threads, function, piece)
+
+    async def act() -> None:
+        text = TextProcessor(threads=1, batch_limit=2 * many, on_tokenised=lambda *_: None)
+        words = ("a",) * many
+        asked = GenerationRequest(field="prompt", prompts=words, sampling=Sampling(), max_tokens=1)
+        one = replace(asked, prompts=("a",))
+        for each in (asked, replace(one, bad_words=words), one):
+            await text.read_prompts(generator, each, "call")
+        await text.tokenize(generator, words, special=False)
+        await text.read_inputs(generator, EncodingRequest(field="inputs", inputs=words), "call")
+        await text.decode(generator, Decoding([[1]] * many), MemoryClaim(UNBOUNDED_HEADROOM))
+        text.close()
+
+    monkeypatch.setattr(ThreadPool, "start", noted)
+    asyncio.run(act())
+    assert pools == ["text-long", "text-long", "text", *["text-long"] * 3]
 
 
 def test_the_time_is_recorded_once_for_each_call_and_for_failed_ones(generator: Model) -> None:

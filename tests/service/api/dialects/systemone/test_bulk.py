@@ -3,8 +3,9 @@
 import asyncio
 import json
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
+from operator import itemgetter
 from pathlib import Path
 from typing import Any, cast
 
@@ -15,10 +16,12 @@ from fastapi import FastAPI
 from polyhead.service.api.access.app_state import AppState
 from polyhead.service.api.access.request_context import IGNORED_HEADER
 from polyhead.service.api.shared.bulk_calls import CALLS_AHEAD, CHARACTERS_AHEAD
+from polyhead.service.concurrency.thread_pool import ThreadPool, WorkInfo, WorkItem
 from polyhead.service.core.model import Model
-from polyhead.service.core.request import Done, Generate, GeneratedToken, Request
+from polyhead.service.core.request import Done, Generate, GeneratedToken, Request, Task
 from polyhead.service.decisions import generator_reads
 from polyhead.service.resources.request_memory import Headroom
+from polyhead.service.text.tokenization import CHARACTERS_PER_TEXT, LONG_CHARACTERS
 from tests.support.scripted import WAIT, Connection, Registry, application, ask, model, until
 
 PATH, LINES = "/v1/systemone", "application/x-ndjson"
@@ -64,6 +67,32 @@ def test_what_the_model_reads_is_claimed(registry: Registry, monkeypatch: pytest
     error = refused.json()["error"]
     assert error["param"] == "questions"
     assert "what the model reads of them takes about" in error["message"]
+
+
+@pytest.mark.parametrize("task", ["generate", "rank", "label_texts"])
+def test_questions_cost_what_is_written_of_their_options_in_all_orders(
+    tiny_generator: Path, tiny_classifier: Path, task: Task, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A short text with many long options is long work, and takes no thread for short texts."""
+    pieces, start = list[tuple[str, int]](), ThreadPool.start
+
+    def noted(threads: ThreadPool, function: Callable[[], object], piece: WorkInfo) -> WorkItem:
+        if "its text tokens" in piece.label:
+            pieces.append((threads._name, piece.size))
+        return start(threads, function, piece)
+
+    folder = tiny_generator if task == "generate" else tiny_classifier
+    app = application(Registry([model(folder, "judge", task, labels=LABELS)], lambda *_: [Done("length", 1, 1)]))
+    count, orders = 100, 1 if task == "rank" else 6
+    criteria = {name: name * 200 for name in "abc"}
+    asked = {f"q{number}": {"type": "choice", "criteria": criteria, "permutations": 6} for number in range(count)}
+    monkeypatch.setattr(ThreadPool, "start", noted)
+    for questions in ({"q": asked["q0"]}, asked):
+        post(app, json.dumps({"state": "a", "questions": questions}).encode(), **{"Content-Type": "application/json"})
+    assert {name for name, size in pieces if size < LONG_CHARACTERS} == {"text"}
+    name, size = max(pieces, key=itemgetter(1))
+    assert size >= count * orders * (600 + CHARACTERS_PER_TEXT)
+    assert name == ("text-long" if orders > 1 else "text")
 
 
 def written(*lines: Any) -> bytes:
