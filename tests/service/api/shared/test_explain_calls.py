@@ -98,7 +98,7 @@ def test_no_text_is_tokenised_on_the_event_loop(
 
 
 @pytest.mark.parametrize(
-    "asked", [{"top_k": 2}, {"encoding": "base64"}, {"encoding": "base64", "dtype": "float16"}, {}]
+    "asked", [{"top_k": 2}, {"encoding": "base64"}, {"encoding": "base64", "dtype": "float16"}, {"method": "attention"}]
 )
 def test_an_explanation_is_made_and_written_on_a_thread_in_parts(
     tiny_classifier: Path, asked: dict[str, Any], monkeypatch: pytest.MonkeyPatch
