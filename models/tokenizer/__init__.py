@@ -34,6 +34,8 @@ __all__ = ["Encoding", "Text", "TokenStream", "Tokenizer", "TokenizerError", "ch
 Text = str | tuple[str, str]
 T = TypeVar("T")
 TEST_TEXTS: tuple[Text, ...] = ("a", ("a", "b"), "A fox's 2nd  word\n", "\u65e5\u672c \u00e9\U0001f642", " ")
+MAX_MEAN_GROWTH = 16  # how many characters the steps may make of each of a text, on average; of Hangul forms make 15
+MAX_FREE_GROWTH = 1 << 12  # characters that they may make in any case
 MAX_VOCAB_SIZE = 1 << 24  # of a vocabulary; the largest published ones have a million
 
 
@@ -126,7 +128,9 @@ class Tokenizer:
         self._vocabulary, self._backend = vocabulary, vocabulary.backend
         known = self._backend.get_vocab(with_added_tokens=True)
         self.text_size = patterns.check_piece_lengths(self._backend, known)
-        self.growth = patterns.check_growth(self._backend)
+        self._weights = patterns.check_growth(self._backend)
+        self.growth = self._weights.most
+        self._heavy = self._weights.heavier_than(MAX_MEAN_GROWTH)
         self._spelling = TokenSpelling(self._backend)
         self._literal = copy_without_control(self._backend)
         check_control_tokens([self.piece(id) for id in self._spelling.special])
@@ -231,6 +235,8 @@ class Tokenizer:
         The library releases the interpreter lock in this call, but not when it encodes a single text.
         """
 
+        self._check_growth([text] if isinstance(text, str) else text for text in texts)
+
         def run() -> list[tokenizers.Encoding]:
             backend = self._literal if untrusted else self._backend
             encode = backend.encode_batch if offsets else backend.encode_batch_fast
@@ -243,9 +249,22 @@ class Tokenizer:
             raise
         return [Encoding(each) for each in found]
 
+    def _check_growth(self, texts: Iterable[Sequence[str]]) -> None:
+        """Raise EncodingError for a text, given in parts, that may become many times as long: its memory was counted by
+        its length."""
+        for parts in texts:
+            if self._heavy is not None and all(map(self._heavy.isdisjoint, parts)):
+                continue
+            length, grown = sum(map(len, parts)), sum(map(self._weights.of, parts))
+            if grown > (most := MAX_MEAN_GROWTH * length + MAX_FREE_GROWTH):
+                message = f"the steps of the tokenizer may make {grown:.0f} characters of the {length} of a text"
+                raise EncodingError(f"{message}; {most} are the most")
+
     def encode_words(self, texts: Sequence[Sequence[str]]) -> list[Encoding]:
         """Texts that are split into words already, with special tokens around them; `Encoding.words` has the index of
         each token's word. Raises the errors of `encode`."""
+
+        self._check_growth(texts)
 
         def run() -> list[tokenizers.Encoding]:
             return self._backend.encode_batch([list(words) for words in texts], is_pretokenized=True)

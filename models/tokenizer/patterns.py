@@ -32,8 +32,8 @@ MAX_TEMPLATE_PIECES = 64  # special tokens and texts in a template; published on
 PARTS = {"normalizer": "normalizers", "pre_tokenizer": "pretokenizers", "decoder": "decoders"}
 
 
-def check_growth(backend: Tokenizer) -> float:
-    """How many characters one character may become. CheckpointError for a tokenizer that would block its thread."""
+def check_growth(backend: Tokenizer) -> CharacterWeights:
+    """How many characters each character may become. CheckpointError for a tokenizer that would block its thread."""
     _check_templates(backend)
     unknown = getattr(backend.model, "unk_token", None) or ""
     if len(unknown) > MAX_UNKNOWN_LENGTH:
@@ -56,7 +56,7 @@ def check_growth(backend: Tokenizer) -> float:
         failure = CheckpointError(f"a pattern of its tokenizer takes too long on a text as short as {text!r}")
         with suppress(EncodingError):  # if it cannot encode the text
             run_library(partial(backend.encode, text), lambda _, failure=failure: failure, encoding_failure)  # type: ignore[misc]
-    return weights.most
+    return weights
 
 
 def check_piece_lengths(backend: Tokenizer, pieces: Collection[str]) -> int:

@@ -43,6 +43,12 @@ class CharacterWeights:
     def most(self) -> float:
         return max(self.other, *self.known.values(), 0.0)
 
+    def heavier_than(self, most: float) -> frozenset[str] | None:
+        """The characters that weigh more than `most`; None: every character that is not known does."""
+        if self.other > most:
+            return None
+        return frozenset(character for character, weight in self.known.items() if weight > most)
+
     def of(self, text: str) -> float:
         return sum(self.known.get(character, self.other) for character in text)
 

@@ -17,9 +17,10 @@ from tokenizers import Tokenizer as Backend
 from tokenizers import models as backends
 
 from polyhead.models.core.errors import CheckpointError, EncodingError, UnsupportedError
-from polyhead.models.tokenizer import Encoding, Tokenizer, gguf_vocabulary, patterns
+from polyhead.models.tokenizer import MAX_MEAN_GROWTH, Encoding, Tokenizer, gguf_vocabulary, patterns
 from polyhead.models.tokenizer.gguf_vocabulary import CONTROL, NORMAL, UNKNOWN, USER_DEFINED
 from polyhead.models.tokenizer.token_text import TokenSpelling, byte_alphabet
+from polyhead.models.tokenizer.vocabulary import Vocabulary
 
 CORPUS = [
     "Hello world, the quick brown fox jumps over the lazy dog. It's 2024, we'll see; they're 12345 years old!",
@@ -273,6 +274,20 @@ def test_lone_surrogates_are_named() -> None:
         tokenizer.encode("ab\ud83d")
     with pytest.raises(EncodingError, match=r"text 1 of the batch.*U\+DE00.*position 0"):
         tokenizer.encode_batch(["ok", ("ok", "\ude00")])
+
+
+def test_a_text_that_would_become_much_longer_is_refused() -> None:
+    """Each such letter is within the bound of what a tokenizer may do, a text of them is not."""
+    backend = trained(pre_tokenizers.ByteLevel(add_prefix_space=False))
+    backend.normalizer = normalizers.Replace("\u0436", "b " * 30)
+    tokenizer = Tokenizer(Vocabulary(backend))
+    assert tokenizer.growth > MAX_MEAN_GROWTH
+    assert len(tokenizer.encode("a" * 1000 + "\u0436")) > 1000
+    for text in ("\u0436" * 1000, ("a", "\u0436" * 1000)):
+        with pytest.raises(EncodingError, match=r"may make \d+ characters of the 100[01] of a text; \d+ are the most"):
+            tokenizer.encode_batch(["a", text])
+    with pytest.raises(EncodingError, match="are the most"):
+        tokenizer.encode_words([["a", "\u0436" * 500, "\u0436" * 500]])
 
 
 @settings(max_examples=200, deadline=None)
