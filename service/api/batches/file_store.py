@@ -149,8 +149,11 @@ class FileStore:
         """Begin an empty file that a batch writes, and return its id.  Raises InsufficientStorage."""
         file = self._new_file(owner, filename, "batch_output", 0).model_copy(update={"is_complete": False})
         self._set(file)
-        await self.disk.run(owner, partial(write_file, self.content_path(file.id), b""))
-        await self._records.write(file)
+        async with AsyncExitStack() as undo:
+            undo.push_async_callback(self._forget, file.id)
+            await self.disk.run(owner, partial(write_file, self.content_path(file.id), b""))
+            await self._records.write(file)
+            undo.pop_all()
         return file.id
 
     async def continue_output(self, file_id: str, read_line: Callable[[bytes], R]) -> list[R]:
@@ -218,6 +221,11 @@ class FileStore:
             if self._is_expired(file) and not self._uses.get(file.id):
                 expired[file.owner].append(file.id)
         await asyncio.gather(*map(self._remove_unused, expired.values()))
+
+    async def remove_unfinished(self, known: Collection[str]) -> None:
+        """Remove files that a batch has begun and that none names in `known`: the server ended before it was kept."""
+        lost = [file.id for file in self._files.values() if not file.is_complete and file.id not in known]
+        await self._remove_unused(lost)
 
     async def _remove_unused(self, file_ids: Iterable[str]) -> None:
         for file_id in file_ids:
