@@ -170,7 +170,7 @@ class StringSize:
     characters: int = 0  # at most
     width: int = 1  # bytes of a character
 
-    def add(self, text: bytes) -> None:
+    def add(self, text: Bytes) -> None:
         is_ascii, has_escapes = text.isascii(), b"\\" in text and b"\\u" in text  # one byte is found faster
         self.size += len(text)
         self.characters += len(text if is_ascii else text.translate(None, CONTINUATION_BYTES))
