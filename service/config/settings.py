@@ -196,7 +196,11 @@ class Settings(ParallelSettings):
         1 << 18, ge=1, le=1 << 40, description="Tokens of prompts and texts in flight; beyond that 429."
     )
     key_share: float = Field(
-        0.5, gt=0, le=1, description="Part of both bounds that one key may take, where there are several keys."
+        0.5,
+        gt=0,
+        le=1,
+        description="Part of both bounds, and of the memory for requests, that one key may take, where there are "
+        "several keys.",
     )
     request_seconds: float = Field(
         0,
@@ -251,7 +255,7 @@ class Settings(ParallelSettings):
         ge=0,
         le=1 << 20,
         description="MiB of responses that are kept in memory (store, previous_response_id of /v1/responses), at most; "
-        "of one key its key_share of them. 0: none are kept.",
+        "of one key its key_share of them; a quarter of the memory for requests at most. 0: none are kept.",
     )
     responses_seconds: int = Field(
         86_400, ge=1, le=31_536_000, description="How long a response is kept, unless others need its room."

@@ -37,6 +37,7 @@ def assemble_ingress(
     @asynccontextmanager
     async def lifespan(_: FastAPI) -> AsyncGenerator[None]:
         works = [find(fleet), *await background_works(app)]
+        app.state.responses.warn_of_less_room()
         aside = [start_background_task(work) for work in works]
         yield
         for task in aside:

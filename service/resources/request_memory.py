@@ -13,6 +13,7 @@ from threading import RLock
 import orjson
 
 from ..core.errors import BodyTooLarge, Overloaded
+from .key_share import NO_SHARES, KeyShare
 
 ALLOCATOR_BYTES = 96 << 20  # bytes that libraries and the allocator may still take
 MIN_REQUEST_BYTES = 32 << 20  # for requests, whatever models use: small ones are always answered
@@ -37,70 +38,126 @@ class Headroom:
     """The memory for requests.  `free` bytes were free before models were loaded; models and tokens use
     `model_bytes()`.
 
-    Any thread may call it.
+    An owner, the name of a key, may have its share.  What belongs to no key has the owner "", which may have all.
+    `evict_kept(size)` frees at least `size` bytes of what is kept only while no request needs them, or nothing; it
+    returns whether it did.  Any thread may call it.
     """
 
-    def __init__(self, free: float = math.inf, model_bytes: Callable[[], int] = lambda: 0) -> None:
-        self._free_bytes, self._model_bytes = free, model_bytes
+    def __init__(
+        self, free: float = math.inf, model_bytes: Callable[[], int] = lambda: 0, share: KeyShare = NO_SHARES
+    ) -> None:
+        self._free_bytes, self._model_bytes, self._share = free, model_bytes, share
         self._reserved, self._lock = 0, RLock()  # a finalizer may release while this thread reserves
+        self._reserved_of: dict[str, int] = {}  # by owner: those that have something
+        self.evict_kept: Callable[[float], bool] = lambda _: False
 
     @property
     def total(self) -> float:
         """Bytes for all requests together."""
         return max(self._free_bytes - ALLOCATOR_BYTES - self._model_bytes(), MIN_REQUEST_BYTES)
 
-    def reserve(self, size: int, what: str, before: int = 0) -> None:
-        """Reserve `size` bytes for `what`; `before` bytes are already reserved for the same request.
+    def share_of(self, owner: str) -> float:
+        """Bytes for all requests of `owner` together."""
+        return self._share.of(self.total) if owner else self.total
 
-        Raises BodyTooLarge where it needs more than all requests may have, Overloaded where others have it now.
+    def reserve(self, size: int, what: str, before: int = 0, owner: str = "") -> None:
+        """Reserve `size` bytes for `what`; `before` bytes are already reserved for the same request of `owner`.
+
+        Raises BodyTooLarge where it needs more than all requests of its owner may have, Overloaded where other requests
+        have it now.  What is kept is evicted first.
         """
+        missing = self._reserve(size, what, before, owner)
+        if missing and self.evict_kept(missing):  # without the lock: what evicts has one of its own
+            missing = self._reserve(size, what, before, owner)
+        if missing:
+            left = whole_mib(size - missing)
+            raise Overloaded(f"{what} takes about {whole_mib(size)} MiB, and {left} are left by others", retry_after=1)
+
+    def reserve_kept(self, size: int) -> bool:
+        """Reserve `size` bytes for something that `evict_kept` removes.  Returns False where there is no room."""
         with self._lock:
-            whole = self.total
-            if before + size > whole:
-                need = whole_mib(before + size)
-                raise BodyTooLarge(f"{what} takes about {need} MiB, and the server has {whole_mib(whole)} for requests")
-            if self._reserved + size > whole:
-                left = whole_mib(whole - self._reserved)
-                raise Overloaded(
-                    f"{what} takes about {whole_mib(size)} MiB, and {left} are left by others", retry_after=1
-                )
+            if self.shortfall(size):
+                return False
             self._reserved += size
+            return True
 
     def shortfall(self, size: int) -> float:
-        """How many bytes of `size` cannot be reserved now."""
+        """How many bytes of `size` cannot be reserved now, whoever needs them."""
         with self._lock:
             return max(self._reserved + size - self.total, 0)
 
-    def release(self, size: int) -> None:
+    def share_shortfall(self, size: int, owner: str) -> float:
+        """How many bytes of `size` other requests of `owner` leave no room for in its share."""
+        with self._lock:
+            return max(self._reserved_of.get(owner, 0) + size - self.share_of(owner), 0) if owner else 0
+
+    def release(self, size: int, owner: str = "") -> None:
         with self._lock:
             self._reserved -= size
+            if owner:
+                self._count(owner, -size)
 
     @contextmanager
-    def reserved(self, size: int, what: str) -> Iterator[None]:
-        self.reserve(size, what)
+    def reserved(self, size: int, what: str, owner: str = "") -> Iterator[None]:
+        self.reserve(size, what, owner=owner)
         try:
             yield
         finally:
-            self.release(size)
+            self.release(size, owner)
+
+    def _reserve(self, size: int, what: str, before: int, owner: str) -> float:
+        """Reserve `size` bytes, or return how many are missing because of others.  Raises as `reserve` does."""
+        with self._lock:
+            whole, share = self.total, self.share_of(owner)
+            if before + size > share:
+                need, room = whole_mib(before + size), f"{whole_mib(whole)} for requests"
+                room = (
+                    f"the server has {room}"
+                    if share == whole
+                    else f"a key has {whole_mib(share)} of {room} (key_share)"
+                )
+                raise BodyTooLarge(f"{what} takes about {need} MiB, and {room}")
+            if missing := self.share_shortfall(size, owner):
+                left = f"{whole_mib(size - missing)} are left by other requests of this key"
+                most = f"which may have {whole_mib(share)} (key_share)"
+                raise Overloaded(f"{what} takes about {whole_mib(size)} MiB, and {left}, {most}", retry_after=1)
+            if missing := self.shortfall(size):
+                return missing
+            self._reserved += size
+            if owner:
+                self._count(owner, size)
+            return 0
+
+    def _count(self, owner: str, size: int) -> None:
+        """Count `size` bytes more of `owner`; the lock is held."""
+        held = self._reserved_of.get(owner, 0) + size
+        self._reserved_of[owner] = held
+        if not held:
+            del self._reserved_of[owner]
 
 
 class MemoryClaim:
-    """The memory reserved for one request, until it is released."""
+    """The memory reserved for one request of `owner`, until it is released."""
 
-    def __init__(self, headroom: Headroom) -> None:
-        self._headroom, self._size = headroom, 0
+    def __init__(self, headroom: Headroom, owner: str = "") -> None:
+        self._headroom, self._owner, self._size = headroom, owner, 0
+
+    def set_owner(self, owner: str) -> None:
+        """The request is that of `owner`.  Call it before anything is claimed."""
+        assert not self._size, "what is claimed has been counted for another owner"
+        self._owner = owner
 
     def grow(self, size: int, what: str) -> None:
         """Reserve `size` bytes more.  Raises as `Headroom.reserve` does."""
-        self._headroom.reserve(size, what, before=self._size)
+        self._headroom.reserve(size, what, self._size, self._owner)
         self._size += size
 
     def open_part(self) -> "MemoryClaim":
         """A claim of its own for a part of the request, which is released before the request ends."""
-        return MemoryClaim(self._headroom)
+        return MemoryClaim(self._headroom, self._owner)
 
     def release(self) -> None:
-        self._headroom.release(self._size)
+        self._headroom.release(self._size, self._owner)
         self._size = 0
 
 

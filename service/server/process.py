@@ -50,6 +50,7 @@ from ..core.request import WorkerTask
 from ..engine.worker import RequestEnd, StepReport
 from ..metrics import Metrics
 from ..resources import capacity
+from ..resources.key_share import KeyShare
 from ..resources.process_info import allow_connections, process_age
 from ..resources.request_memory import BYTES_PER_BODY_BYTE, BYTES_PER_TOKEN, Headroom
 from ..text.tokenization import TextProcessor
@@ -104,7 +105,8 @@ class Telemetry:
     ) -> AppState:
         """Build what the routes use, around `registry` and `engine`; models hold `model_bytes()` bytes of memory."""
         free = min(capacity.available_memory(), default=math.inf)
-        headroom = Headroom(free, lambda: model_bytes() + BYTES_PER_TOKEN * engine.tokens)
+        share = KeyShare(self.keys.owners, settings.key_share)
+        headroom = Headroom(free, lambda: model_bytes() + BYTES_PER_TOKEN * engine.tokens, share)
         text = TextProcessor(
             threads=settings.tokenizer_threads,
             batch_limit=settings.max_batch_texts,
@@ -180,6 +182,7 @@ class ServerProcess(uvicorn.Server):
         self.allows_any_origin = WILDCARD in settings.cors_origins
         self.listening_since = 0.0  # when it began to listen, in seconds since the process began
         self.deadline = math.inf  # of running requests, by `time.monotonic`
+        self.warn_of_less_room: Callable[[], None] = app.state.responses.warn_of_less_room
         self.stop_engine: Callable[[], Awaitable[None]] = app.state.stop
         self.probes = ProbeServer(settings, app, server) if settings.probe_port else None
         self.exit_timer = threading.Timer(EXIT_SECONDS, self.exit_now)
@@ -235,6 +238,7 @@ class ServerProcess(uvicorn.Server):
             process_age(),
             line,
         )
+        self.warn_of_less_room()
         if self.shows_first_steps:
             program = program_name(sys.argv[0], Path.cwd())
             sys.stderr.write(describe_first_steps(self.public_address, ready, program))

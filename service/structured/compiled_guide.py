@@ -19,6 +19,7 @@ from collections import deque
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
+from copy import copy
 from dataclasses import dataclass
 from itertools import islice
 from threading import Lock
@@ -67,14 +68,17 @@ class MemoryLimit(Protocol):
     @property
     def total(self) -> float: ...
 
-    def reserve(self, size: int, what: str, before: int = 0) -> None:
-        """Reserve `size` bytes.  Raises BodyTooLarge where there is never as much, Overloaded where others have it."""
+    def reserve(self, size: int, what: str, before: int = 0, owner: str = "") -> None:
+        """Reserve `size` bytes for `owner`, the name of a key.
 
-    def release(self, size: int) -> None: ...
+        Raises BodyTooLarge where there is never as much, Overloaded where other requests have it.
+        """
+
+    def release(self, size: int, owner: str = "") -> None: ...
 
 
 class LexerMemory:
-    """What the lexers of all guides reserve of `limit`.
+    """What the lexers of all guides reserve of `limit`, each for the key whose grammar it is.
 
     `trim_caches(most)` drops cached guides until the lexers of all have at most `most` bytes.
     """
@@ -84,15 +88,22 @@ class LexerMemory:
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="guide-growth")
         self._queue: FairQueue[LexerJob] = FairQueue()  # grammars take turns, by seconds
         self._lock = Lock()
+        self._owner = ""  # the name of the key; empty for guides that are of no key
+
+    def for_owner(self, owner: str) -> "LexerMemory":
+        """The same memory and thread, for the grammars of a key."""
+        view = copy(self)
+        view._owner = owner
+        return view
 
     def reserve(self, size: int, before: int) -> None:
         """Raises Overloaded, or TooComplex where the server never has as much."""
         try:
             try:
-                self._limit.reserve(size, WHAT, before)
+                self._limit.reserve(size, WHAT, before, self._owner)
             except Overloaded:
                 self._trim_caches(0)
-                self._limit.reserve(size, WHAT, before)
+                self._limit.reserve(size, WHAT, before, self._owner)
         except BodyTooLarge as error:
             raise TooComplex(TOO_COMPLEX + error.message) from None
 
@@ -101,7 +112,7 @@ class LexerMemory:
         self._trim_caches(min(MAX_CACHED_BYTES, self._limit.total / 8))
 
     def release(self, claim: "LexerClaim") -> None:
-        self._limit.release(claim.size)
+        self._limit.release(claim.size, self._owner)
 
     def compile_aside(self, guide: "CompiledGuide", room: int) -> "Future[Lexer]":
         """Compile a guide again, on the thread for it."""

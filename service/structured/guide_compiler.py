@@ -31,9 +31,9 @@ class UnlimitedMemory:
 
     total = math.inf
 
-    def reserve(self, size: int, what: str, before: int = 0) -> None: ...
+    def reserve(self, size: int, what: str, before: int = 0, owner: str = "") -> None: ...
 
-    def release(self, size: int) -> None: ...
+    def release(self, size: int, owner: str = "") -> None: ...
 
 
 UNLIMITED_MEMORY = UnlimitedMemory()
@@ -58,8 +58,10 @@ class GuideCompiler:
         guide = cache.find(grammar) if isinstance(cache, GuideCache) and grammar is not None else None
         return guide if thinking is None else None
 
-    def compile(self, model: Model, grammar: Grammar | None, thinking: Thinking | None) -> Guide | None:
-        """The guide of an answer; None if nothing constrains it.
+    def compile(
+        self, model: Model, grammar: Grammar | None, thinking: Thinking | None, owner: str = ""
+    ) -> Guide | None:
+        """The guide of an answer; None if nothing constrains it.  A new one takes its memory from that of `owner`.
 
         Raises BadRequest, which names the field and what is wrong.  It can take seconds, for the first guide of a model
         or for a hard grammar.
@@ -67,7 +69,7 @@ class GuideCompiler:
         if grammar is None and (thinking is None or thinking.budget < 0):
             return None
         cache = self._cache_of(model, grammar.field if grammar is not None else "thinking_budget")
-        guide = self._compile_cached(cache, grammar) if grammar is not None else None
+        guide = self._compile_cached(cache, grammar, owner) if grammar is not None else None
         return guide if thinking is None else ThinkingGuide(cache.vocabulary, thinking, guide)
 
     def prepare(self, model: Model) -> None:
@@ -101,7 +103,7 @@ class GuideCompiler:
             raise BadRequest(f"{field}: {cache}", param=field)
         return cache
 
-    def _compile_cached(self, cache: "GuideCache", grammar: Grammar) -> CompiledGuide:
+    def _compile_cached(self, cache: "GuideCache", grammar: Grammar, owner: str) -> CompiledGuide:
         guide = cache.find(grammar)
         if guide is None:
             is_trusted = grammar.kind == "object"
@@ -110,7 +112,8 @@ class GuideCompiler:
                 if is_trusted
                 else self._grammar_check.compile(grammar, cache.vocabulary.outline)
             )
-            guide = compile_guide(cache.vocabulary, source, grammar, self._memory)
+            memory = self._memory.for_owner("" if is_trusted else owner)  # all keys use the trusted one
+            guide = compile_guide(cache.vocabulary, source, grammar, memory)
             cache.add(grammar, guide)
             self._memory.trim_caches()
         return guide

@@ -11,6 +11,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Coroutine, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any, TypeVar
 
 from polyhead.models.chat.template_functions import value_size
@@ -236,7 +237,8 @@ class TextProcessor:
         key = model, grammar, thinking
         if known := self._guides.find_cached(*key):
             return known
-        work = self._grammars.run(lambda: self._guides.compile(*key), compilation_piece(model, grammar, terms))
+        compile_guide = partial(self._guides.compile, *key, terms.owner)
+        work = self._grammars.run(compile_guide, compilation_piece(model, grammar, terms))
         return await wait_until(terms.deadline, work, "the answer's form was being compiled")
 
     async def _run(self, model: Model, job: TokenizerJob, function: Callable[[], T]) -> T:
@@ -244,7 +246,9 @@ class TextProcessor:
 
         def run() -> T:
             with self._headroom.reserved(
-                BYTES_PER_CHARACTER * job.characters, f"{job.field} of {job.characters} characters"
+                BYTES_PER_CHARACTER * job.characters,
+                f"{job.field} of {job.characters} characters",
+                job.terms.owner,
             ):
                 return function()
 

@@ -115,6 +115,7 @@ class AccessMiddleware:
                     await Response(status_code=204, headers=preflight)(scope, receive, send)
                     return
                 context.key = self.server.keys.authenticate(scope_name, read_authorization(headers, scope["path"]))
+            context.claim.set_owner(context.owner)
             self.server.keys.authorize(context.key, scope_name)
             context.max_priority = self.server.keys.max_priority(context.key)
             context.is_counted = is_admin = scope_name == "admin"  # admin requests are not counted as model requests
@@ -131,7 +132,7 @@ class AccessMiddleware:
             check_content_length(headers.get("content-length", ""), limits.max_body_bytes)
             with ExitStack() as stack:
                 permit = None if is_admin else stack.enter_context(self.server.admission.open_permit(context.owner))
-                body = stack.enter_context(self.server.incoming_bodies.open_body())
+                body = stack.enter_context(self.server.incoming_bodies.open_body(context.owner))
                 receiver = BodyReceiver(self.server, context, body, permit, decoder)
                 context.admitted = time.perf_counter()
                 await self.app(scope, receiver.limit_receive(receive), send)
@@ -242,7 +243,9 @@ class BodyReceiver:
         try:
             self.context.claim.grow(size, "the body")
         except Overloaded:
-            if not self.incoming_bodies.make_room(self.body, self.headroom.shortfall(size) / BYTES_PER_BODY_BYTE):
+            own = self.headroom.share_shortfall(size, self.context.owner)
+            missing = max(own, self.headroom.shortfall(size)) / BYTES_PER_BODY_BYTE
+            if not self.incoming_bodies.make_room(self.body, missing, own_only=own > 0):
                 raise
             self.context.claim.grow(size, "the body")
 

@@ -11,7 +11,8 @@ from ...core.errors import BadRequest
 from ..access.own_calls import OwnAnswer
 from .batch import BatchError
 
-MAX_LINES = 50_000
+MAX_LINES = 50_000  # with a request
+MAX_READ_LINES = 2 * MAX_LINES  # with empty ones
 MAX_ERRORS = 20  # of lines that are reported
 ReadRequest = Callable[[int, bytes], tuple[str, bytes]]  # custom_id and body of a line; raises BadRequest
 
@@ -30,8 +31,9 @@ def read_lines(path: Path, read_request: ReadRequest) -> tuple[list[BatchLine], 
     """The requests in a file, and what is wrong with it: the first MAX_ERRORS lines that cannot be read."""
     lines, errors, seen = list[BatchLine](), list[BatchError](), dict[str, int]()
     for number, start, content in numbered_lines(path):
-        if len(lines) >= MAX_LINES:
-            errors.append(BatchError(code="too_many", message=f"the file has more than {MAX_LINES} requests"))
+        if len(lines) >= MAX_LINES or number > MAX_READ_LINES:
+            most = f"{MAX_LINES} requests, or {MAX_READ_LINES} lines with empty ones"
+            errors.append(BatchError(code="too_many", message=f"the file has more than {most}"))
             break
         try:
             custom_id, _ = read_request(number, content)
@@ -51,11 +53,11 @@ def read_lines(path: Path, read_request: ReadRequest) -> tuple[list[BatchLine], 
 
 
 def numbered_lines(path: Path) -> Iterator[tuple[int, int, bytes]]:
-    """(number, position, content) of each line that is not empty."""
+    """(number, position, content) of each line that is not empty, and of the one after MAX_READ_LINES."""
     start = 0
     with path.open("rb") as file:
         for number, content in enumerate(file, 1):
-            if content.strip():
+            if content.strip() or number > MAX_READ_LINES:
                 yield number, start, content
             start += len(content)
 

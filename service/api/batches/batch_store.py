@@ -4,6 +4,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, suppress
+from itertools import chain
 
 from ...core.errors import InsufficientStorage, NotFound, TooMany
 from .batch import Batch, Status
@@ -28,6 +29,8 @@ class BatchStore:
             self._set(batch)
         for batch in self.unfinished():
             self.files.hold(batch.input_file)
+        outputs = ((batch.output_file, batch.error_file) for batch in self._batches.values())
+        await self.files.remove_unfinished(set(chain.from_iterable(outputs)))
 
     def __getitem__(self, batch_id: str) -> Batch:
         return self._batches[batch_id]

@@ -9,7 +9,6 @@ not found by anyone.  Reads and writes run on threads, which owners share; the l
 """
 
 import asyncio
-import math
 import os
 import time
 from collections import Counter, defaultdict
@@ -24,6 +23,7 @@ from pydantic import Field
 
 from ...config.settings import SettingsError
 from ...core.errors import Conflict, InsufficientStorage, NotFound
+from ...resources.key_share import KeyShare
 from .record_folder import (
     ID_PATTERN,
     Disk,
@@ -80,7 +80,7 @@ class FileStore:
         """Raises SettingsError if the folder cannot be used, or another server uses it."""
         self.folder, self.limits, self.clock = folder, limits, clock
         self.disk = Disk()
-        self._owners = owners
+        self._share = KeyShare(owners, limits.share)
         self._records = RecordFolder(folder / "files", StoredFile, self.disk)
         self._files: dict[str, StoredFile] = {}
         self._bytes = Counter[str]()  # by owner; summing up all files for each line that a batch writes would take long
@@ -149,8 +149,11 @@ class FileStore:
         """Begin an empty file that a batch writes, and return its id.  Raises InsufficientStorage."""
         file = self._new_file(owner, filename, "batch_output", 0).model_copy(update={"is_complete": False})
         self._set(file)
-        await self.disk.run(owner, partial(write_file, self.content_path(file.id), b""))
-        await self._records.write(file)
+        async with AsyncExitStack() as undo:
+            undo.push_async_callback(self._forget, file.id)
+            await self.disk.run(owner, partial(write_file, self.content_path(file.id), b""))
+            await self._records.write(file)
+            undo.pop_all()
         return file.id
 
     async def continue_output(self, file_id: str, read_line: Callable[[bytes], R]) -> list[R]:
@@ -219,6 +222,11 @@ class FileStore:
                 expired[file.owner].append(file.id)
         await asyncio.gather(*map(self._remove_unused, expired.values()))
 
+    async def remove_unfinished(self, known: Collection[str]) -> None:
+        """Remove files that a batch has begun and that none names in `known`: the server ended before it was kept."""
+        lost = [file.id for file in self._files.values() if not file.is_complete and file.id not in known]
+        await self._remove_unused(lost)
+
     async def _remove_unused(self, file_ids: Iterable[str]) -> None:
         for file_id in file_ids:
             if not self._uses.get(file_id):
@@ -229,7 +237,7 @@ class FileStore:
         return bool(file.expires_at) and self.clock() >= file.expires_at
 
     def _new_file(self, owner: str, filename: str, purpose: Purpose, seconds: int) -> StoredFile:
-        of_owner = self._share_of(self.limits.files)
+        of_owner = self._share.of(self.limits.files)
         if len(self._files) >= self.limits.files or self._counts[owner] >= of_owner:
             most, whose = (of_owner, "a key") if self._counts[owner] >= of_owner else (self.limits.files, "all keys")
             raise InsufficientStorage(f"{whose} may have {most} files together, and there are as many; delete some")
@@ -242,7 +250,7 @@ class FileStore:
 
     def _check_room(self, owner: str, size: int) -> None:
         of_owner, of_all = self._bytes[owner], self._bytes.total()
-        share = self._share_of(self.limits.bytes)
+        share = self._share.of(self.limits.bytes)
         if of_all + size > self.limits.bytes or of_owner + size > share:
             most, used = (share, of_owner) if of_owner + size > share else (self.limits.bytes, of_all)
             whose = "the files of a key" if most < self.limits.bytes else "all files"
@@ -250,10 +258,6 @@ class FileStore:
                 f"{size} bytes do not fit: {whose} may have {most} bytes together (files_mib), and have {used}; "
                 "delete some"
             )
-
-    def _share_of(self, limit: int) -> int:
-        """How much of a limit one owner may have."""
-        return max(math.floor(limit * (self.limits.share if len(self._owners) > 1 else 1.0)), 1)
 
     async def _forget(self, file_id: str) -> None:
         """Remove a file.  It is not found while its bytes are removed; where they cannot be, it is as before."""

@@ -10,6 +10,7 @@ those of others.
 """
 
 import json
+import re
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -34,6 +35,9 @@ MIN_INTEGER, MAX_INTEGER = -(1 << 63), (1 << 64) - 1  # range of integers
 DIGITS_TO_ZERO = bytes.maketrans(b"123456789", b"000000000")
 LONG_NUMBER = b"0" * 19  # as many digits as an integer outside of the range may have
 SCAN_BYTES = 1 << 16  # bytes that are scanned at a time; other threads may run in between
+WIDE_ESCAPE = re.compile(rb"\\u[dD][89a-fA-F]")  # either half of a character beyond U+FFFF
+BELOW_FOUR_BYTES = bytes(range(0xF0))  # of UTF-8: bytes that do not begin a character of four
+CONTINUATION_BYTES = bytes(range(0x80, 0xC0))
 CONTAINERS = (list, dict)
 Bytes = bytes | bytearray
 T = TypeVar("T")
@@ -80,12 +84,14 @@ class JsonCounts:
     values: int = 0
     containers: int = 0
     colons: int = 0
+    widened_bytes: int = 0  # of strings, beyond one for each byte of their text
     has_long_number: bool = False
 
     @property
     def memory(self) -> int:
-        """Bytes of the values, at most, without the characters of strings."""
-        return BYTES_PER_VALUE * self.values + BYTES_PER_CONTAINER * self.containers + BYTES_PER_MEMBER * self.colons
+        """Bytes of the values, at most, without one for each byte of the text of strings."""
+        values = BYTES_PER_VALUE * self.values + BYTES_PER_CONTAINER * self.containers + BYTES_PER_MEMBER * self.colons
+        return values + self.widened_bytes
 
     @property
     def excess(self) -> str:
@@ -138,7 +144,7 @@ def parse_counted(body: Bytes, seen: JsonCounts, what: str) -> Any:
 
 def count_json(body: Bytes, most: int = MAX_VALUES) -> JsonCounts:
     """Count until there are more than `most` values."""
-    seen = JsonCounts()
+    seen, unfinished = JsonCounts(), StringSize()
     start, inside, tail = 0, 0, b""
     while start < len(body) and seen.values <= most:
         part = body[start : start + SCAN_BYTES]
@@ -146,8 +152,18 @@ def count_json(body: Bytes, most: int = MAX_VALUES) -> JsonCounts:
             part = body[start : start + SCAN_BYTES + 1]  # do not split an escape sequence
         start += len(part)
         quoted = part.replace(rb"\\", b"").replace(rb"\"", b"").split(b'"')
-        bare = b"".join(quoted[inside::2])
+        bare, texts = b"".join(quoted[inside::2]), quoted[1 - inside :: 2]
+        if inside:
+            unfinished.add(texts.pop(0))
+            if len(quoted) > 1:  # it ends in this part
+                seen.widened_bytes += unfinished.widened_bytes
+                unfinished = StringSize()
         inside ^= len(quoted) % 2 == 0
+        if inside and texts:
+            unfinished.add(texts.pop())
+        whole = StringSize()
+        whole.add(b"".join(texts))
+        seen.widened_bytes += whole.widened_bytes
         opened = bare.count(b"[") + bare.count(b"{")
         seen.containers += opened
         seen.colons += bare.count(b":")
@@ -156,6 +172,29 @@ def count_json(body: Bytes, most: int = MAX_VALUES) -> JsonCounts:
         seen.has_long_number |= LONG_NUMBER in digits
         tail = digits[-len(LONG_NUMBER) :]
     return seen
+
+
+@dataclass
+class StringSize:
+    """How much memory a string takes whose text is read in parts: each of its characters is as wide as the widest."""
+
+    size: int = 0  # of the text, in bytes
+    characters: int = 0  # at most
+    width: int = 1  # bytes of a character
+
+    def add(self, text: Bytes) -> None:
+        is_ascii, has_escapes = text.isascii(), b"\\" in text and b"\\u" in text  # one byte is found faster
+        self.size += len(text)
+        self.characters += len(text if is_ascii else text.translate(None, CONTINUATION_BYTES))
+        if (has_escapes and WIDE_ESCAPE.search(text)) or (not is_ascii and text.translate(None, BELOW_FOUR_BYTES)):
+            self.width = 4
+        elif has_escapes or not is_ascii:
+            self.width = max(self.width, 2)
+
+    @property
+    def widened_bytes(self) -> int:
+        """Bytes beyond one for each byte of the text."""
+        return max(self.width * self.characters - self.size, 0)
 
 
 def check_depth(value: Any, what: str) -> None:

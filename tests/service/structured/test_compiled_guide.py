@@ -49,8 +49,8 @@ class CountedMemory(Headroom):
         super().__init__(size + ALLOCATOR_BYTES)
         self.most = 0
 
-    def reserve(self, size: int, what: str, before: int = 0) -> None:
-        super().reserve(size, what, before)
+    def reserve(self, size: int, what: str, before: int = 0, owner: str = "") -> None:
+        super().reserve(size, what, before, owner)
         self.most = max(self.most, self._reserved)
 
 
@@ -206,7 +206,7 @@ def test_what_a_lexer_derives_is_measured_and_reserved(
 
     lexer = guide.lexer
     monkeypatch.setattr(module, "BYTES_PER_COST", 1 << 20)
-    monkeypatch.setattr(guides._memory, "reserve", refuse)
+    monkeypatch.setattr(guide.memory, "reserve", refuse)
     with pytest.raises(Overloaded, match="no memory is left"):
         allowed(talker, state)
     assert lexer.error

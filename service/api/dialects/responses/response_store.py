@@ -1,26 +1,33 @@
 """Responses that are kept in memory, so that requests can continue their conversations and clients can read them again.
 
 What is kept is bounded in bytes and in number, for all keys together and for each key.  Where there is no room for a
-response, the oldest of its key are removed, or those of the key that has most.
+response, the oldest of its key are removed, or those of the key that has most of what is short.  Where memory for
+requests is short, the oldest of the key with most bytes are removed, too: what is kept never refuses a request.
 """
 
 import asyncio
-import math
+import logging
 import time
 from collections import Counter
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from threading import RLock
 
-from ....core.errors import BodyTooLarge, NotFound, Overloaded
-from ....resources.request_memory import UNBOUNDED_HEADROOM, Headroom
+from ....core.errors import NotFound
+from ....resources.key_share import KeyShare
+from ....resources.request_memory import UNBOUNDED_HEADROOM, Headroom, whole_mib
 
 MAX_RESPONSES = 10_000  # of all keys
 MAX_REMOVED = 10_000  # ids of removed responses that are remembered
 RESPONSE_BYTES, TURN_BYTES, ITEM_BYTES = 1024, 256, 64  # of each, beside its JSON
+MEMORY_PART = 4  # at most a fourth of the memory for requests is used for responses
 CLEANUP_S = 60.0  # between two searches for expired responses
 NO_MEMORY = "was not kept: the server had no memory for it"
 TOO_LARGE = "was not kept: with its conversation it is larger than the room of a key (responses_mib)"
 REPLACED = "was removed, because newer ones needed its room (responses_mib)"
+EVICTED = "was removed, because requests needed its memory"
+
+log = logging.getLogger("polyhead")
 
 
 class Turn:
@@ -78,7 +85,10 @@ class ResponseLimits:
 
 
 class ResponseStore:
-    """Lives on the event loop thread.  `owners` are the names of the keys; the collection may change."""
+    """Lives on the event loop thread, but any thread that claims memory may call `evict`.
+
+    `owners` are the names of the keys; the collection may change.
+    """
 
     def __init__(
         self,
@@ -88,10 +98,12 @@ class ResponseStore:
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.limits = limits
-        self._owners, self._headroom, self._clock = owners, headroom, clock
+        self._share, self._headroom, self._clock = KeyShare(owners, limits.share), headroom, clock
+        self._lock = RLock()  # taken before that of `headroom`, never within it
         self._kept: dict[str, dict[str, StoredResponse]] = {}  # by owner and id, the oldest first
         self._bytes = Counter[str]()  # by owner
         self._removed: dict[str, tuple[str, str]] = {}  # by id: owner, and why it is not kept
+        headroom.evict_kept = self.evict
 
     @property
     def is_enabled(self) -> bool:
@@ -102,46 +114,76 @@ class ResponseStore:
         """The bytes that all responses take."""
         return self._bytes.total()
 
+    @property
+    def max_bytes(self) -> int:
+        """The bytes that all responses may take: not more than a part of the memory for requests."""
+        return int(min(self.limits.bytes, self._headroom.total / MEMORY_PART))
+
+    def warn_of_less_room(self) -> None:
+        """Log it if responses have less room than the settings give them."""
+        if self.max_bytes < self.limits.bytes:
+            log.warning(
+                "responses_mib %d is more than 1/%d of the %d MiB for requests; %d MiB of responses are kept",
+                self.limits.bytes >> 20,
+                MEMORY_PART,
+                whole_mib(self._headroom.total),
+                whole_mib(self.max_bytes),
+            )
+
     def find(self, response_id: str, owner: str) -> StoredResponse:
         """Raises NotFound, which says why a response is not there any more."""
-        self.remove_expired()
-        found = self._kept.get(owner, {}).get(response_id)
-        if found is None:
-            removed_owner, reason = self._removed.get(response_id, ("", ""))
-            if reason and removed_owner == owner:
-                raise NotFound(f"the response {response_id[:60]!r} {reason}")
-            raise NotFound(f"there is no response {response_id[:60]!r}")
-        return found
+        with self._lock:
+            self.remove_expired()
+            found = self._kept.get(owner, {}).get(response_id)
+            if found is None:
+                removed_owner, reason = self._removed.get(response_id, ("", ""))
+                if reason and removed_owner == owner:
+                    raise NotFound(f"the response {response_id[:60]!r} {reason}")
+                raise NotFound(f"there is no response {response_id[:60]!r}")
+            return found
 
     def keep(self, response: StoredResponse) -> None:
         """Keep a response, if there is room and memory for it; `find` says if there was none."""
-        self.remove_expired()
-        owner, turn = response.owner, response.turn
-        if response.size + turn.total_size > self._share_of(self.limits.bytes):
-            self.note_removed(response.id, owner, TOO_LARGE)
-            return
-        size = response.size + hold_turns(turn)
-        try:
-            self._headroom.reserve(size, "the response")  # before others are removed, which would be lost for nothing
-        except (BodyTooLarge, Overloaded):
-            release_turns(turn)
-            self.note_removed(response.id, owner, NO_MEMORY)
-            return
-        self._bytes[owner] += size
-        self._make_room(owner)
-        self._kept.setdefault(owner, {})[response.id] = replace(response, kept_at=self._clock())
+        with self._lock:
+            self.remove_expired()
+            owner, turn = response.owner, response.turn
+            if response.size + turn.total_size > self._share.of(self.max_bytes):
+                self.note_removed(response.id, owner, TOO_LARGE)
+                return
+            size = response.size + hold_turns(turn)
+            if not self._headroom.reserve_kept(size):  # before others are removed, which would be lost for nothing
+                release_turns(turn)
+                self.note_removed(response.id, owner, NO_MEMORY)
+                return
+            self._bytes[owner] += size
+            self._make_room(owner)
+            self._kept.setdefault(owner, {})[response.id] = replace(response, kept_at=self._clock())
 
     def delete(self, response_id: str, owner: str) -> None:
         """Raises NotFound.  Responses that continue its conversation keep what they need of it."""
-        self.find(response_id, owner)
-        self._remove(self._kept[owner][response_id], "was deleted")
+        with self._lock:
+            self._remove(self.find(response_id, owner), "was deleted")
+
+    def evict(self, size: float) -> bool:
+        """Remove the oldest responses, each time of the key with most bytes, until `size` bytes are free.
+
+        Returns False, and removes none, if all have fewer bytes together.
+        """
+        with self._lock:
+            left = self.size - size
+            if left < 0:
+                return False
+            while self.size > left:
+                self._remove_oldest(self._owner_with_most(self._bytes), EVICTED)
+            return True
 
     def remove_expired(self) -> None:
-        latest = self._clock() - self.limits.seconds
-        for kept in list(self._kept.values()):
-            while kept and (oldest := next(iter(kept.values()))).kept_at <= latest:
-                limit = f"responses are kept for {self.limits.seconds:g} s (responses_seconds)"
-                self._remove(oldest, f"has expired: {limit}")
+        with self._lock:
+            latest = self._clock() - self.limits.seconds
+            for kept in list(self._kept.values()):
+                while kept and (oldest := next(iter(kept.values()))).kept_at <= latest:
+                    limit = f"responses are kept for {self.limits.seconds:g} s (responses_seconds)"
+                    self._remove(oldest, f"has expired: {limit}")
 
     async def remove_expired_forever(self) -> None:
         while True:
@@ -150,30 +192,34 @@ class ResponseStore:
 
     def note_removed(self, response_id: str, owner: str, reason: str) -> None:
         """Remember why a response cannot be found."""
-        self._removed[response_id] = (owner, reason)
-        if len(self._removed) > MAX_REMOVED:
-            del self._removed[next(iter(self._removed))]
+        with self._lock:
+            self._removed[response_id] = (owner, reason)
+            if len(self._removed) > MAX_REMOVED:
+                del self._removed[next(iter(self._removed))]
 
     def _make_room(self, owner: str) -> None:
         """Remove responses until there is room for one more of `owner`, whose bytes are counted already."""
-        while self._is_full(owner) and self._kept.get(owner):
-            self._remove_oldest(owner)
-        while self.size > self.limits.bytes or self._count() >= self.limits.responses:
-            self._remove_oldest(max((one for one in self._kept if self._kept[one]), key=self._bytes.__getitem__))
+        while self._kept.get(owner) and self._is_full(owner):
+            self._remove_oldest(owner, REPLACED)
+        while self._kept and self.size > self.max_bytes:
+            self._remove_oldest(self._owner_with_most(self._bytes), REPLACED)
+        while self._kept and sum((counts := self._counts()).values()) >= self.limits.responses:
+            self._remove_oldest(self._owner_with_most(counts), REPLACED)
 
     def _is_full(self, owner: str) -> bool:
-        is_over = self._bytes[owner] > self._share_of(self.limits.bytes)
-        return is_over or len(self._kept.get(owner, ())) >= self._share_of(self.limits.responses)
+        is_over = self._bytes[owner] > self._share.of(self.max_bytes)
+        return is_over or len(self._kept[owner]) >= self._share.of(self.limits.responses)
 
-    def _count(self) -> int:
-        return sum(map(len, self._kept.values()))
+    def _counts(self) -> dict[str, int]:
+        """Responses by owner."""
+        return {owner: len(kept) for owner, kept in self._kept.items()}
 
-    def _share_of(self, limit: int) -> int:
-        """How much of a limit one owner may have."""
-        return max(math.floor(limit * (self.limits.share if len(self._owners) > 1 else 1.0)), 1)
+    def _owner_with_most(self, taken: Mapping[str, int]) -> str:
+        """The owner that has most of what is `taken`, of those with a response."""
+        return max(self._kept, key=taken.__getitem__)
 
-    def _remove_oldest(self, owner: str) -> None:
-        self._remove(next(iter(self._kept[owner].values())), REPLACED)
+    def _remove_oldest(self, owner: str, reason: str) -> None:
+        self._remove(next(iter(self._kept[owner].values())), reason)
 
     def _remove(self, response: StoredResponse, reason: str) -> None:
         owner = response.owner

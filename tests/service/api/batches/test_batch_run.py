@@ -6,6 +6,7 @@ import json
 import threading
 from collections import Counter
 from collections.abc import Callable, Coroutine
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,7 @@ import pytest
 
 from polyhead.service.api.access.auth import Keys
 from polyhead.service.api.access.own_calls import OWN_CALL, OwnAnswer, OwnCalls
-from polyhead.service.api.batches import batch_run, batch_store, file_store, record_folder
+from polyhead.service.api.batches import batch_lines, batch_run, batch_store, file_store, record_folder
 from polyhead.service.api.batches.batch import KEPT_BYTES, WINDOW_S, Batch, BatchError
 from polyhead.service.api.batches.batch_runner import BatchRunner
 from polyhead.service.api.batches.batch_store import MAX_UNFINISHED, BatchStore
@@ -427,6 +428,51 @@ def test_an_upload_that_fails_leaves_nothing(tmp_path: Path, monkeypatch: pytest
         assert again.content_path(kept.id).read_bytes() == b"x" * 60
 
     asyncio.run(run())
+
+
+def test_an_output_that_cannot_be_begun_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def run() -> None:
+        files = FileStore(tmp_path, StoreLimits(100, files=1))
+        await files.open()
+        with monkeypatch.context() as patch:
+            patch.setattr(StoredFile, "model_dump_json", lambda _: 1 / 0)
+            with pytest.raises(ZeroDivisionError):
+                await files.start_output("", "a")
+        assert not list((tmp_path / "files").iterdir())
+        await files.start_output("", "a")
+        files.close()
+
+    asyncio.run(run())
+
+
+def test_outputs_of_a_server_that_was_killed_before_its_batch_named_them_are_removed(tmp_path: Path) -> None:
+    async def run() -> None:
+        before = Batches(tmp_path, succeed)
+        await before.runner.open()
+        file = await before.files.add("me", "requests.jsonl", lines(1))
+        lost, kept = [await before.files.start_output("me", name) for name in ("lost", "kept")]
+        batch = Batch(id=new_id("batch_"), owner="me", created_at=1, endpoint=ENDPOINT, input_file=file.id)
+        await before.store.add(batch.model_copy(update={"output_file": kept}))
+        before.files.close()
+        after = Batches(tmp_path, succeed)
+        await after.runner.open()
+        assert [after.files.contains(name) for name in (file.id, lost, kept)] == [True, False, True]
+        assert {path.stem for path in (tmp_path / "files").iterdir()} == {file.id, kept}
+        after.files.close()
+
+    asyncio.run(run())
+
+
+def test_empty_lines_of_a_file_are_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(batch_lines, "MAX_READ_LINES", 4)
+    path, read = tmp_path / "requests", partial(read_line, ENDPOINT)
+    path.write_bytes(b"\n\n" + lines(2))
+    assert [len(each) for each in batch_lines.read_lines(path, read)] == [2, 0]
+    for content in (b"\n" * 5, b"\n\n" + lines(3), b"\n" * 1000 + lines(1)):
+        path.write_bytes(content)
+        _, [error] = batch_lines.read_lines(path, read)
+        assert (error.code, "4 lines with empty ones" in error.message) == ("too_many", True)
+    assert next(batch_lines.numbered_lines(path))[0] == 5, "the rest of them is not read"
 
 
 def test_a_key_has_its_share_of_the_number_of_files(tmp_path: Path) -> None:

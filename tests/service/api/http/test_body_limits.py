@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import math
 import signal
 import socket
 from collections.abc import Iterator
@@ -189,6 +190,50 @@ def test_bytes_of_all_bodies_are_bounded() -> None:
         receiving.add_bytes(bodies[11], PROGRESS_BYTES)
         assert not bodies[11].is_aborted
     assert (receiving.held_bytes, len(receiving)) == (0, 0)
+
+
+def test_bodies_of_a_key_with_many_do_not_abort_those_of_another() -> None:
+    """Quick bodies of one key take all the room, or all connections, and a slow one of another key stays."""
+    receiving = IncomingBodies(10 * PROGRESS_BYTES)
+    with ExitStack() as held:
+        slow = held.enter_context(receiving.open_body("b"))
+        receiving.add_bytes(slow, 2 * PROGRESS_BYTES)
+        many = []
+        for _ in range(20):
+            many.append(held.enter_context(receiving.open_body("a")))
+            receiving.add_bytes(many[-1], PROGRESS_BYTES)
+        assert [body.is_aborted for body in many] == [True] * 12 + [False] * 8
+        assert receiving.slowest_since == many[12].progress_time
+        receiving.abort_slowest()
+        assert (many[12].is_aborted, slow.is_aborted) == (True, False)
+        for _ in range(6):
+            receiving.abort_slowest()
+        assert [body.is_aborted for body in (many[18], many[19], slow)] == [True, False, False]
+        for _ in range(2):
+            receiving.abort_slowest()
+        assert (slow.is_aborted, len(receiving), receiving.held_bytes) == (True, 0, 0)
+        assert receiving.slowest_since == math.inf
+
+
+def test_room_for_a_body_is_made_of_the_keys_with_more_bytes() -> None:
+    receiving = IncomingBodies(PLENTY)
+    with ExitStack() as held:
+        sizes = (("b", 100), ("a", 300), ("a", 300), ("b", 200), ("a", 1), ("a", 300))
+        bodies = [held.enter_context(receiving.open_body(owner)) for owner, _ in sizes]
+        for body, (_, size) in zip(bodies, sizes, strict=True):
+            receiving.add_bytes(body, size)
+        slow, first, second, steady, quick, last = bodies
+        assert not receiving.make_room(quick, 901), "what is slower has fewer bytes"
+        assert not receiving.make_room(steady, 701), "and so have the bodies before it"
+        assert not receiving.make_room(steady, 101, own_only=True)
+        assert not any(body.is_aborted for body in bodies)
+        assert receiving.make_room(steady, 400)
+        assert [body for body in bodies if body.is_aborted] == [first, second]
+        assert receiving.make_room(steady, 100, own_only=True)
+        assert [body.is_aborted for body in (slow, steady, quick, last)] == [True, False, False, False]
+        later = held.enter_context(receiving.open_body("a"))
+        receiving.add_bytes(later, 1000)
+        assert not receiving.make_room(later, 302), "a key with less keeps its own"
 
 
 def test_a_server_limits_the_bytes_of_bodies(tiny_generator: Path) -> None:

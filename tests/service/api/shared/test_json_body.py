@@ -363,6 +363,31 @@ def test_values_take_no_more_memory_than_is_claimed(shape: str) -> None:
     assert measure_values(parse_json(SHAPES[shape], "the body")) <= body.count_json(SHAPES[shape]).memory
 
 
+LONG = 3 * body.SCAN_BYTES
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        b"u" * LONG + "\U0001f600".encode(),
+        "\U0001f600".encode() + b"u" * LONG,
+        b"u" * LONG + rb"\uD83D\uDE00",
+        b"u" * (body.SCAN_BYTES - len(b'{"user":"') - 2) + rb"\ud83d\ude00" + b"u" * LONG,  # cut by the end of a part
+        rb"\u20ac" + b"u" * LONG,
+        "\u20ac".encode() + b"u" * LONG + "\u00e4".encode() * LONG,
+        "\u6f22".encode() * LONG,
+        b"u" * LONG,
+    ],
+)
+def test_characters_of_a_string_are_as_wide_as_the_widest(text: bytes) -> None:
+    """The claim for the body has a byte for each byte of the texts in it.  A string does not widen its neighbours."""
+    content = b'{"user":"%s","a":"%s"}' % (text, b"v" * LONG)
+    value, seen = parse_json(content, "the body"), body.count_json(content)
+    assert measure_values(value) <= len(content) + seen.memory
+    assert seen.widened_bytes <= 3 * len(text)
+    assert bool(seen.widened_bytes) == (sys.getsizeof(value["user"]) > 1.1 * len(text))
+
+
 def test_memory_for_values_is_claimed_before_they_are_made(tiny_classifier: Path) -> None:
     """Annotations are kept as they are, without an effect, as long as their answer takes."""
     headroom = Headroom(ALLOCATOR_BYTES + (32 << 20))

@@ -1,6 +1,7 @@
 """Kept responses: what is found, how much is kept, whose are removed, what continues a conversation."""
 
 import asyncio
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,7 @@ from starlette.types import Message
 from polyhead.service.api.access.app_state import AppState
 from polyhead.service.api.dialects.responses import response_store
 from polyhead.service.api.dialects.responses.response_store import (
+    EVICTED,
     NO_MEMORY,
     ResponseLimits,
     ResponseStore,
@@ -20,10 +22,10 @@ from polyhead.service.api.dialects.responses.response_store import (
     Turn,
 )
 from polyhead.service.api.shared import dialect
-from polyhead.service.core.errors import NotFound
+from polyhead.service.core.errors import NotFound, Overloaded
 from polyhead.service.core.model import Model
 from polyhead.service.core.request import Done, Generate
-from polyhead.service.resources.request_memory import UNBOUNDED_HEADROOM, Headroom
+from polyhead.service.resources.request_memory import ALLOCATOR_BYTES, UNBOUNDED_HEADROOM, Headroom, MemoryClaim
 from tests.service.api.access.test_auth import keys_file
 from tests.service.api.dialects.responses.test_routes import ASK, CALL, TOOL, sse
 from tests.support.scripted import Registry, application, ask, model, token_events
@@ -139,6 +141,56 @@ def test_without_memory_nothing_is_kept() -> None:
     for name in "12":
         store.delete(name, "")
     assert store.size == headroom.shortfall(int(headroom.total)) == 0
+
+
+def test_too_many_responses_are_removed_of_the_key_with_most() -> None:
+    """The number is short, not the bytes: a key with few large ones keeps them."""
+    store = opened(1000, responses=9)
+    for name in "12":
+        store.keep(StoredResponse(name, "v", b"y" * 10 * SIZE, Turn([], [], None)))
+    for name in "abcd":
+        store.keep(kept(name, "a"))
+    for name in "efghij":
+        store.keep(kept(name, "b"))
+    assert [found(store, "v", "12"), found(store, "a", "abcd"), found(store, "b", "efghij")] == ["12", "bcd", "ghij"]
+
+
+def test_kept_responses_make_room_for_requests() -> None:
+    """The oldest of the key with most bytes go first, if that is enough."""
+    headroom = Headroom(1 << 30)
+    store = ResponseStore(ResponseLimits(1 << 20, 60), ("a", "b"), headroom)
+    for name, owner in (("1", "a"), ("2", "b"), ("3", "b"), ("4", "b"), ("5", "a")):
+        store.keep(kept(name, owner))
+    claim = MemoryClaim(headroom)
+    claim.grow(int(headroom.total) - 5 * SIZE, "the body")
+    assert store.size == 5 * SIZE
+    with ThreadPoolExecutor(1) as other_thread:
+        other_thread.submit(claim.grow, SIZE + 1, "the answer").result()
+    assert (found(store, "a", "15"), found(store, "b", "234")) == ("5", "34")
+    assert why_not(store, "2", "b") == f"the response '2' {EVICTED}"
+    with pytest.raises(Overloaded):
+        MemoryClaim(headroom).grow(4 * SIZE, "the body")
+    assert store.size == 3 * SIZE, "it would not have been enough"
+    claim.release()
+    assert headroom.shortfall(int(headroom.total)) == store.size
+
+
+def test_responses_have_a_part_of_the_memory_for_requests(caplog: pytest.LogCaptureFixture) -> None:
+    headroom = Headroom(ALLOCATOR_BYTES + (40 << 20))
+    store = ResponseStore(ResponseLimits(1 << 30, 60), headroom=headroom)
+    assert store.max_bytes == 10 << 20
+    store.warn_of_less_room()
+    assert caplog.messages == [
+        "responses_mib 1024 is more than 1/4 of the 40 MiB for requests; 10 MiB of responses are kept"
+    ]
+    for name in "123":
+        store.keep(StoredResponse(name, "", b"y" * (4 << 20), Turn([], [], None)))
+    assert found(store, "", "123") == "23"
+    store.keep(StoredResponse("4", "", b"y" * (11 << 20), Turn([], [], None)))
+    assert why_not(store, "4") == f"the response '4' {response_store.TOO_LARGE}"
+    caplog.clear()
+    ResponseStore(ResponseLimits(1 << 20, 60), headroom=headroom).warn_of_less_room()
+    assert not caplog.messages
 
 
 def test_few_removed_responses_are_remembered(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -331,8 +331,8 @@ class RecordingHeadroom(Headroom):
 
     most = all = 0
 
-    def reserve(self, size: int, what: str, before: int = 0) -> None:
-        super().reserve(size, what, before)
+    def reserve(self, size: int, what: str, before: int = 0, owner: str = "") -> None:
+        super().reserve(size, what, before, owner)
         self.most, self.all = max(self.most, self._reserved), self.all + size
 
 

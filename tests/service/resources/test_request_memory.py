@@ -1,0 +1,142 @@
+"""Memory for requests: the share of each key, and what is kept only while no request needs its memory."""
+
+import asyncio
+import math
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from polyhead.service.core.errors import BodyTooLarge, Overloaded
+from polyhead.service.core.grammar import Grammar
+from polyhead.service.core.request import Terms
+from polyhead.service.resources.key_share import KeyShare
+from polyhead.service.resources.request_memory import ALLOCATOR_BYTES, Headroom, MemoryClaim
+from polyhead.service.structured.guide_compiler import GuideCompiler
+from polyhead.service.text.tokenization import TextProcessor
+from tests.service.api.access.test_auth import keys_file
+from tests.support.scripted import Registry, application, echo, model
+
+MIB = 1 << 20
+KEYS = {"a", "b"}
+
+
+def shared(mib: int = 100, owners: set[str] = KEYS) -> Headroom:
+    """Memory of which each of several keys may have a half."""
+    return Headroom(ALLOCATOR_BYTES + mib * MIB, share=KeyShare(owners, 0.5))
+
+
+def test_a_share_is_a_part_of_a_limit_where_there_are_several_keys() -> None:
+    owners = {"a"}
+    share = KeyShare(owners, 0.5)
+    assert share.of(5) == 5
+    owners.add("b")
+    assert [share.of(5), share.of(1), share.of(math.inf)] == [2, 1, math.inf]
+
+
+def test_a_key_holds_its_share_of_memory() -> None:
+    headroom = shared()
+    many = [MemoryClaim(headroom, "a") for _ in range(5)]
+    for claim in many:
+        claim.grow(10 * MIB, "the body")
+    with pytest.raises(Overloaded, match=r"the list takes .* 1 MiB, and 0 are left .* this key, .* 50 \(key_share\)"):
+        MemoryClaim(headroom, "a").grow(MIB, "the list")
+    with pytest.raises(BodyTooLarge, match=r"51 MiB, and a key has 50 of 100 for requests \(key_share\)"):
+        many[0].grow(41 * MIB, "the answer")
+    MemoryClaim(headroom, "b").grow(50 * MIB, "the body")
+    many[0].release()
+    part = many[1].open_part()
+    part.grow(10 * MIB, "a part")
+    with pytest.raises(Overloaded):
+        many[0].grow(1, "the body")
+    assert headroom._reserved_of == {"a": 50 * MIB, "b": 50 * MIB}
+    for claim in (*many, part):
+        claim.release()
+    assert headroom._reserved_of == {"b": 50 * MIB}
+
+
+def test_one_key_or_none_has_all() -> None:
+    for owners, owner in ((set(), ""), ({"a"}, "a")):
+        MemoryClaim(shared(owners=owners), owner).grow(100 * MIB, "the body")
+
+
+def test_claims_of_all_routes_are_those_of_the_key(tiny_embedder: Path, tmp_path: Path) -> None:
+    """One key holds its share, whatever it is of: its calls and its lists are refused, those of another are not."""
+    headroom, scopes = shared(), {"scopes": ["inference", "models"]}
+    settings = {"keys_file": keys_file(tmp_path, a=scopes, b=scopes), "files_dir": str(tmp_path / "files")}
+    app = application(Registry([model(tiny_embedder, "embed", "embed")], echo), headroom, **settings)
+    body = {"model": "embed", "input": "x"}
+
+    async def statuses(owner: str) -> list[int]:
+        transport = httpx.ASGITransport(app)
+        headers = {"authorization": f"Bearer {owner}"}
+        async with httpx.AsyncClient(transport=transport, base_url="http://testserver", headers=headers) as http:
+            answers = [await http.get("/v1/files"), await http.post("/v1/embeddings", json=body)]
+        return [answer.status_code for answer in answers]
+
+    async def run() -> None:
+        files = app.state.batches.store.files
+        await app.state.batches.open()
+        for owner in "ab":
+            await files.add(owner, "x", b"x")
+        with headroom.reserved(50 * MIB, "others", "a"):
+            assert await statuses("a") == [429, 429]
+            assert await statuses("b") == [200, 200]
+        assert await statuses("a") == [200, 200]
+        files.close()
+
+    asyncio.run(run())
+    assert headroom._reserved_of == {}
+
+
+def test_texts_that_are_tokenised_take_memory_of_their_key(tiny_embedder: Path) -> None:
+    headroom, embedder = shared(), model(tiny_embedder, "embed", "embed")
+    text = TextProcessor(threads=1, batch_limit=9, on_tokenised=lambda *_: None, headroom=headroom)
+
+    async def tokenize(owner: str) -> Any:
+        return await text.tokenize(embedder, ["a good film"], special=True, terms=Terms(owner))
+
+    headroom.reserve(50 * MIB, "others", owner="a")
+    with pytest.raises(Overloaded, match="key_share"):
+        asyncio.run(tokenize("a"))
+    assert asyncio.run(tokenize("b"))
+    text.close()
+
+
+def test_lexers_take_memory_of_the_key_whose_grammar_it_is(tiny_generator: Path) -> None:
+    """That of any object is used by all keys."""
+    headroom, talker = shared(), model(tiny_generator, "talker", "generate")
+    guides = GuideCompiler(headroom)
+    guides.compile(talker, Grammar("object", "", "response_format"), None, "a")
+    assert headroom._reserved
+    assert headroom._reserved_of == {}
+    kept = guides.compile(talker, Grammar("regex", "[ab]+", "response_format"), None, "a")
+    assert kept is not None
+    assert set(headroom._reserved_of) == {"a"}
+    guides.close()
+
+
+def test_what_is_kept_makes_room_for_requests() -> None:
+    headroom, kept = shared(owners=set()), 0
+
+    def evict(size: float) -> bool:
+        nonlocal kept
+        if size > kept:
+            return False
+        headroom.release(int(size))
+        kept -= int(size)
+        return True
+
+    headroom.evict_kept = evict
+    for _ in range(4):
+        assert headroom.reserve_kept(10 * MIB)
+        kept += 10 * MIB
+    claim = MemoryClaim(headroom)
+    claim.grow(60 * MIB, "the body")
+    assert not headroom.reserve_kept(1), "nothing is evicted for what is kept"
+    claim.grow(30 * MIB, "the body")
+    assert kept == 10 * MIB
+    with pytest.raises(Overloaded, match="11 MiB, and 0 are left by others"):
+        MemoryClaim(headroom).grow(11 * MIB, "the body")
+    assert kept == 10 * MIB, "it would not have been enough"
