@@ -10,6 +10,7 @@ import orjson
 from ...core.errors import BadRequest
 from ..access.own_calls import OwnAnswer
 from .batch import BatchError
+from .record_folder import open_regular
 
 MAX_LINES = 50_000
 MAX_ERRORS = 20  # of lines that are reported
@@ -53,7 +54,7 @@ def read_lines(path: Path, read_request: ReadRequest) -> tuple[list[BatchLine], 
 def numbered_lines(path: Path) -> Iterator[tuple[int, int, bytes]]:
     """(number, position, content) of each line that is not empty."""
     start = 0
-    with path.open("rb") as file:
+    with open(path, "rb", opener=open_regular) as file:
         for number, content in enumerate(file, 1):
             if content.strip():
                 yield number, start, content
@@ -62,7 +63,7 @@ def numbered_lines(path: Path) -> Iterator[tuple[int, int, bytes]]:
 
 def read_body(path: Path, line: BatchLine, read_request: ReadRequest) -> bytes:
     """The body of the request on a line that `read_lines` has read."""
-    with path.open("rb") as file:
+    with open(path, "rb", opener=open_regular) as file:
         file.seek(line.start)
         _, body = read_request(line.number, file.read(line.size))
     return body

@@ -11,11 +11,11 @@ from starlette.formparsers import MultiPartException, MultiPartParser
 from starlette.requests import ClientDisconnect
 
 from ....core.errors import BadRequest, ClientGone
+from ...batches.file_store import MAX_NAME_CHARS
 from .wire import KeptFor
 
 FIELDS = ("file", "purpose", "expires_after[anchor]", "expires_after[seconds]")
 MAX_FIELD_BYTES = 1024
-MAX_NAME_CHARS = 255
 UNPRINTABLE = re.compile(r"[\x00-\x1f\x7f-\x9f\ud800-\udfff]")
 # Nothing else is given to the library: it parses parameters in quadratic time, and Python keeps each unknown charset.
 FORM_TYPE = re.compile(
