@@ -36,7 +36,7 @@ from .hub_files import (
     unread_weights_error,
     usable_names,
 )
-from .hub_requests import library_part, read_description
+from .hub_requests import OTHER_ERRORS, library_part, read_description
 from .hub_transfer import Progress, Repository, download_files, remember_revision
 from .hub_watch import CheckWanted, TooSlowError, always_wanted
 from .unread_formats import INDEX
@@ -149,7 +149,7 @@ def download_parsed(source: str, wanted: HubSource, options: DownloadOptions) ->
 
 def library_errors() -> tuple[type[Exception], ...]:
     """What the library raises: errors of its HTTP client, of the file system, of values, and of its own protocol."""
-    return library_part("errors").HTTPError, OSError, ValueError, RuntimeError
+    return library_part("errors").HTTPError, *OTHER_ERRORS
 
 
 def explain(error: Exception) -> str:

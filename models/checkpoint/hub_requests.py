@@ -31,6 +31,7 @@ ERROR_SECONDS = 10.0  # for the content of an error; what has not come then is l
 MAX_ANSWER_BYTES = 64 << 20  # bytes of a description; one of 100,000 files has 40 MB
 MAX_ERROR_BYTES = 1 << 16  # bytes of an error; the rest is left out
 MAX_REDIRECTS = 10
+OTHER_ERRORS = (OSError, ValueError, RuntimeError)  # that the library raises, beside those of its HTTP client
 
 
 def library_part(name: str) -> Any:
@@ -72,7 +73,7 @@ def open_answer(url: str, start: int = 0, check_wanted: CheckWanted = always_wan
     """The answer to a request, from byte `start` on, whose content is not read yet. Redirects are followed. Raises the
     library's errors, what `check_wanted` raises, and CheckpointError for an answer that is compressed, comes too slowly
     or leads to ever more redirects."""
-    with watch_request(check_wanted) as watch:
+    with watch_request(check_wanted, (library_part("errors").HTTPError, CheckpointError, *OTHER_ERRORS)) as watch:
         watch.allow(HEAD_SECONDS, f"the hub's answer does not begin within {HEAD_SECONDS:g} s")
         headers = request_headers() | ({"Range": f"bytes={start}-"} if start else {})
         session, watched = huggingface_hub.get_session(), {"trace": watch.on_event}

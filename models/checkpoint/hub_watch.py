@@ -76,14 +76,15 @@ class RequestWatch:
 
 
 @contextmanager
-def watch_request(check_wanted: CheckWanted) -> Iterator[RequestWatch]:
-    """Watch a request until the end of the block. Raises what ended it in place of what the library raises then."""
+def watch_request(check_wanted: CheckWanted, errors: tuple[type[Exception], ...]) -> Iterator[RequestWatch]:
+    """Watch a request until the end of the block. Raises what ended it in place of `errors`, which the library raises
+    then."""
     check_wanted()
     watch = RequestWatch(check_wanted)
     Thread(target=watch.run, name="hub request", daemon=True).start()
     try:
         yield watch
-    except Exception:
+    except errors:
         if watch.error is not None:
             raise watch.error from None
         raise
