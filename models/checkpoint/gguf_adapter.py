@@ -84,7 +84,8 @@ def check_kind(path: Path, metadata: Mapping[str, Any]) -> None:
     if metadata.get(INVOCATION):
         message = f"{INVOCATION} starts the adapter in the middle of a text, which is not known here"
         raise UnsupportedError(message, file=str(path))
-    if (name := metadata.get("general.architecture")) not in GGUF_ARCHITECTURES:
+    name = metadata.get("general.architecture")
+    if not isinstance(name, str) or name not in GGUF_ARCHITECTURES:
         known = ", ".join(GGUF_ARCHITECTURES)
         message = f"general.architecture {show_value(name)} is not known; known are {known}"
         raise UnsupportedError(message, file=str(path))

@@ -77,12 +77,12 @@ def check_architecture(path: Path, metadata: Json) -> str:
         raise UnsupportedError(message, file=str(path))
     if kind != "model":
         raise UnsupportedError(f"general.type is {show_value(kind)}; only whole models are loaded", file=str(path))
-    if name not in GGUF_ARCHITECTURES:
+    if not isinstance(name, str) or name not in GGUF_ARCHITECTURES:
         raise UnsupportedError(
             f"general.architecture {show_value(name)} is not known; known are {', '.join(GGUF_ARCHITECTURES)}",
             file=str(path),
         )
-    return str(name)
+    return name
 
 
 def check_unsupported_keys(path: Path, dialect: GgufArchitecture, fields: Json) -> None:

@@ -36,8 +36,9 @@ from .hub_files import (
     unread_weights_error,
     usable_names,
 )
-from .hub_requests import library_part, read_description
+from .hub_requests import OTHER_ERRORS, library_part, read_description
 from .hub_transfer import Progress, Repository, download_files, remember_revision
+from .hub_watch import CheckWanted, TooSlowError, always_wanted
 from .unread_formats import INDEX
 
 # No part begins with a dot and none is empty: names and revisions are looked up as paths in the cache.
@@ -64,11 +65,13 @@ def ignore_progress(done: int, total: int) -> None:
 @dataclass(frozen=True)
 class DownloadOptions:
     """`progress` is called with the bytes downloaded so far and in all, on several threads; what it raises ends the
-    download. `max_bytes` limits the size of a checkpoint; 0: only by what is free on the disk.
+    download. `max_bytes` limits the size of a checkpoint; 0: only by what is free on the disk. `check_wanted` is called
+    every second on several threads, also while nothing comes; what it raises ends the download, too.
     """
 
     progress: Progress = ignore_progress
     max_bytes: int = 0
+    check_wanted: CheckWanted = always_wanted
 
 
 ANY_DOWNLOAD = DownloadOptions()
@@ -124,9 +127,11 @@ def download(source: str, options: DownloadOptions = ANY_DOWNLOAD) -> Path:
 
 def download_parsed(source: str, wanted: HubSource, options: DownloadOptions) -> Path:
     """As `download`, with the errors of the library as they are."""
+    no_answer: tuple[type[Exception], ...] = (*library_errors(), TooSlowError)
     try:
-        repository, files = ask_hub(source, wanted)
-    except library_errors() as error:
+        repository, files = ask_hub(source, wanted, options.check_wanted)
+    except no_answer as error:
+        options.check_wanted()
         if isinstance(error, library_part("errors").RevisionNotFoundError):
             raise
         cached = find_cached(source, wanted)
@@ -144,7 +149,7 @@ def download_parsed(source: str, wanted: HubSource, options: DownloadOptions) ->
 
 def library_errors() -> tuple[type[Exception], ...]:
     """What the library raises: errors of its HTTP client, of the file system, of values, and of its own protocol."""
-    return library_part("errors").HTTPError, OSError, ValueError, RuntimeError
+    return library_part("errors").HTTPError, *OTHER_ERRORS
 
 
 def explain(error: Exception) -> str:
@@ -161,12 +166,12 @@ def explain(error: Exception) -> str:
     return next(iter(str(error).strip().splitlines()), type(error).__name__)
 
 
-def ask_hub(source: str, wanted: HubSource) -> tuple[Repository, list[HubFile]]:
+def ask_hub(source: str, wanted: HubSource, check_wanted: CheckWanted) -> tuple[Repository, list[HubFile]]:
     """The repository at the wanted revision, and its files. Raises the library's errors, and CheckpointError for a
     description that is none."""
     revision = f"/revision/{quote(wanted.revision, safe='')}" if wanted.revision else ""
     url = f"{library_part('constants').ENDPOINT}/api/models/{wanted.name}{revision}?blobs=true"
-    answer = read_description(url)
+    answer = read_description(url, check_wanted)
     commit, siblings = answer.get("sha"), answer.get("siblings") or []
     if not isinstance(commit, str) or not COMMIT.fullmatch(commit):
         raise CheckpointError(f"the hub names the commit {show_value(commit)}, which is none")
@@ -223,15 +228,15 @@ def choose_path(
     """The folder or GGUF file of a repository's model, with all of its files in the cache."""
     if wanted.is_gguf or (not has_safetensors(files) and list_gguf_sets(files)):
         parts = choose_gguf(files, wanted.quantisation, wanted.file).parts
-        download_files(repository, parts, options.progress, options.max_bytes)
+        download_files(repository, parts, options.progress, options.max_bytes, options.check_wanted)
         return repository.snapshot / parts[0].name
     graph = [] if has_safetensors(files) else choose_onnx(files)
     if not has_safetensors(files) and not graph:
         raise unread_weights_error([file.name for file in files])
     small = choose_small_files(files)
-    download_files(repository, small, options.progress, options.max_bytes)
+    download_files(repository, small, options.progress, options.max_bytes, options.check_wanted)
     index = repository.snapshot / INDEX
     weights = graph or choose_weights(files, index_shards(read_json(index)) if index.exists() else ())
     rest = replace(options, max_bytes=options.max_bytes and max(options.max_bytes - sum(f.size for f in small), 1))
-    download_files(repository, weights, rest.progress, rest.max_bytes)
+    download_files(repository, weights, rest.progress, rest.max_bytes, rest.check_wanted)
     return repository.snapshot

@@ -23,6 +23,7 @@ from typing import Any, BinaryIO
 from ..core.errors import CheckpointError, show_value, truncate
 from .hub_files import HubFile
 from .hub_requests import library_part, open_answer
+from .hub_watch import CheckWanted, always_wanted, wait_for_lock
 
 try:
     import fcntl
@@ -95,11 +96,13 @@ class Tally:
 
     CheckpointError if the bytes of all files together come too slowly: a hub that sends one now and then would keep the
     download, since each of them counts as progress. What has come stays, and the next download continues it.
+    `check_owner` raises where whoever has begun the download has given it up.
     """
 
     label: str
     total: int
     progress: Progress
+    check_owner: CheckWanted = always_wanted
     done: int = 0
     stopped: bool = False
     logged_at: float = field(default_factory=time.monotonic)
@@ -110,10 +113,15 @@ class Tally:
 
     def receive(self, count: int) -> None:
         """Count bytes that have come, those that are there already included."""
+        self.check_wanted()
         with self.lock:
-            if self.stopped:
-                raise CheckpointError("another file of the download failed")
             self.check_speed(count, time.monotonic())
+
+    def check_wanted(self) -> None:
+        """Raise if the download has ended otherwise."""
+        if self.stopped:
+            raise CheckpointError("another file of the download failed")
+        self.check_owner()
 
     def add(self, count: int) -> None:
         """Count bytes that were lacking."""
@@ -142,9 +150,15 @@ def show_bytes(count: int) -> str:
     return f"{count / 2**30:.1f} GiB" if count >= 1 << 30 else f"{count / 2**20:.1f} MiB"
 
 
-def download_files(repository: Repository, files: Collection[HubFile], progress: Progress, max_bytes: int) -> None:
+def download_files(
+    repository: Repository,
+    files: Collection[HubFile],
+    progress: Progress,
+    max_bytes: int,
+    check_wanted: CheckWanted = always_wanted,
+) -> None:
     """Download the files that the cache lacks. `progress` is called with the bytes downloaded so far, and in all;
-    `max_bytes` limits the size of all files together; 0: no limit.
+    `max_bytes` limits the size of all files together; 0: no limit. What `check_wanted` raises ends the download.
 
     CheckpointError before anything is downloaded if they are larger, or larger than what is free on the disk, or if the
     size of one is not known.
@@ -165,7 +179,7 @@ def download_files(repository: Repository, files: Collection[HubFile], progress:
         message = f"{show_bytes(left)} are to be downloaded, and {show_bytes(free)} are free in {repository.storage}"
         raise CheckpointError(f"{message}; {show_bytes(RESERVED_BYTES)} stay free")
     log.info("%s: %s in %d files are to be downloaded", repository.label, show_bytes(left), len(lacking))
-    tally = Tally(repository.label, left, progress)
+    tally = Tally(repository.label, left, progress, check_wanted)
     with ThreadPoolExecutor(PARALLEL_FILES, "download") as pool:
         jobs = [pool.submit(download_file, repository, file, tally) for file in lacking]
         try:
@@ -184,7 +198,7 @@ def download_file(repository: Repository, file: HubFile, tally: Tally) -> None:
         return
     blob = repository.blob(file)
     if not file.digest or not blob.exists():
-        with open_locked(repository.partial(file)) as partial:
+        with open_locked(repository.partial(file), tally.check_wanted) as partial:
             if not file.digest or not blob.exists():  # else another process has downloaded it meanwhile
                 blob = repository.storage / "blobs" / fill(repository, file, partial, tally)
                 os.replace(repository.partial(file), blob)
@@ -203,13 +217,13 @@ def download_very_large(repository: Repository, file: HubFile) -> None:
 
 
 @contextmanager
-def open_locked(path: Path) -> Iterator[BinaryIO]:
-    """Open a partial file for reading and writing. Another process that downloads the same file waits,
-    where the system has such locks.
+def open_locked(path: Path, check_wanted: CheckWanted) -> Iterator[BinaryIO]:
+    """Open a partial file for reading and writing. Another download of the same file waits while it is wanted, where
+    the system has such locks.
     """
     with open(os.open(path, os.O_RDWR | os.O_CREAT, 0o644), "r+b") as file:
         if HAS_FILE_LOCKS:
-            fcntl.flock(file, fcntl.LOCK_EX)
+            wait_for_lock(lambda: fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB), check_wanted)
         yield file
 
 
@@ -227,7 +241,7 @@ def fill(repository: Repository, file: HubFile, partial: BinaryIO, tally: Tally)
     while at < file.size:
         began = at
         try:
-            for chunk in read_remote(repository, file, at, tally.receive):
+            for chunk in read_remote(repository, file, at, tally):
                 if at + len(chunk) > file.size:
                     raise wrong_content(file, partial)
                 partial.write(chunk)
@@ -273,14 +287,14 @@ def start_digest(file: HubFile) -> Any:
     return hashlib.sha1(b"blob %d\0" % file.size, usedforsecurity=False)
 
 
-def read_remote(repository: Repository, file: HubFile, start: int, receive: Callable[[int], None]) -> Iterator[bytes]:
-    """The content of a file from byte `start` on. `receive` is called with the size of each piece that comes, those
-    before `start` included. Raises the library's errors."""
+def read_remote(repository: Repository, file: HubFile, start: int, tally: Tally) -> Iterator[bytes]:
+    """The content of a file from byte `start` on. `tally` receives each piece that comes, those before `start`
+    included. Raises as `open_answer` does."""
     url = huggingface_hub.hf_hub_url(repository.name, file.name, revision=repository.commit)
-    with open_answer(url, start) as response:
-        skipped = start if response.status_code == 200 else 0  # a server that knows no ranges sends all again
-        for chunk in response.iter_raw():  # as they come: those of a fixed size are lost if the connection ends
-            receive(len(chunk))
+    with open_answer(url, start, tally.check_wanted) as answer:
+        skipped = start if answer.status_code == 200 else 0  # a server that knows no ranges sends all again
+        for chunk in answer.pieces():
+            tally.receive(len(chunk))
             kept = chunk[skipped:]
             skipped = max(skipped - len(chunk), 0)
             if kept:
@@ -305,5 +319,9 @@ def remember_revision(repository: Repository, revision: str) -> None:
         return
     path.parent.mkdir(parents=True, exist_ok=True)
     written = path.with_name(f"{path.name}.{os.getpid()}")
-    written.write_text(repository.commit)
-    os.replace(written, path)
+    try:
+        written.write_text(repository.commit)
+        os.replace(written, path)
+    except OSError:
+        written.unlink(missing_ok=True)
+        raise

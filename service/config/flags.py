@@ -10,6 +10,7 @@ from typing import Any
 from pydantic.fields import FieldInfo
 from pydantic_core import PydanticUndefined
 
+from .setting_types import LIST_EXAMPLES, PAIR_EXAMPLES
 from .settings import Settings, SettingsError, describe_unknown_setting
 
 DESCRIPTION = """Serve models: NAME=SOURCE, where a source is a folder, a GGUF file or a hub id; "+ADAPTER" after it
@@ -23,6 +24,20 @@ BOOLEAN_WORDS = ("true", "false", "yes", "no", "on", "off", "1", "0", "t", "f", 
 BOOLEAN_FLAGS = {
     f"--{name.replace('_', '-')}" for name, field in Settings.model_fields.items() if field.annotation is bool
 }
+
+
+class JoinValues(argparse.Action):
+    """Of a flag that is given several times keeps all values, not the last one only."""
+
+    def __call__(
+        self,
+        parser: argparse.ArgumentParser,  # noqa: ARG002
+        namespace: argparse.Namespace,
+        values: Any,
+        option_string: str | None = None,  # noqa: ARG002
+    ) -> None:
+        before = getattr(namespace, self.dest, "")
+        setattr(namespace, self.dest, f"{before},{values}" if before else values)
 
 
 def parse_flags(arguments: Sequence[str]) -> dict[str, Any]:
@@ -55,7 +70,8 @@ def build_parser() -> argparse.ArgumentParser:
             parser.add_argument("models", nargs="*", metavar="NAME=SOURCE")
         else:
             flag = f"--{name.replace('_', '-')}"
-            parser.add_argument(flag, default=argparse.SUPPRESS, metavar="VALUE", help=flag_help(field))
+            action = JoinValues if name in (*PAIR_EXAMPLES, *LIST_EXAMPLES) else "store"
+            parser.add_argument(flag, action=action, default=argparse.SUPPRESS, metavar="VALUE", help=flag_help(field))
     return parser
 
 

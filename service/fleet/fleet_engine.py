@@ -46,6 +46,16 @@ from .replica_connection import Address, ConnectionContext, ReplicaConnection
 from .replica_set import ReplicaSet
 from .routing import AnswerLengths, CreatePolicy, PrefixAffinity, RoutingRequest
 
+# Tokens that were read from a cache; a request that is preempted counts its own again.
+MAX_CACHED_TOKENS = 1 << 32
+FORM_OUTPUTS: Mapping[str, type] = {"tokens": TokenOutputs, "words": TokenCandidates}
+TASK_OUTPUTS: Mapping[Task, type] = {  # of other tasks: HeadOutput
+    "tag": TokenOutputs,
+    "span": TokenOutputs,
+    "label_spans": TokenOutputs,
+    "fill": TokenCandidates,
+}
+
 log = logging.getLogger("polyhead.fleet")
 
 
@@ -73,23 +83,54 @@ class RoutedRequest:
             case Failed():
                 return True
             case Done():
-                return min(event.prompt_tokens, event.completion_tokens, event.cached_tokens) >= 0
+                most = request.max_tokens + 1 if isinstance(request, Generate) else 0  # a stop token counts, too
+                counts = (event.prompt_tokens, event.completion_tokens, event.cached_tokens)
+                limits = (request.prompt_tokens, most, MAX_CACHED_TOKENS)
+                return all(0 <= given <= limit for given, limit in zip(counts, limits, strict=True))
             case GeneratedToken():
                 due = isinstance(request, Generate) and self.stream.tokens < request.max_tokens
-                return due and 0 <= event.id < self.model.vocab_size and event.cached_tokens >= 0
-        kinds: Mapping[type, tuple[type, ...]]
-        kinds = {
-            Generate: (PromptScores,),
-            Encode: (HeadOutput, TokenOutputs, TokenCandidates),
-            ExplainTextRequest: (ExplanationResult,),
-        }
+                return due and 0 <= event.id < self.model.vocab_size and 0 <= event.cached_tokens <= MAX_CACHED_TOKENS
         self.result_events += 1
-        return isinstance(event, kinds[type(request)]) and self.result_events == 1
+        if isinstance(request, Encode):
+            return self.result_events <= len(request.forms) and self._is_output(request, event)
+        expected = PromptScores if isinstance(request, Generate) else ExplanationResult
+        return isinstance(event, expected) and self.result_events == 1
+
+    def _is_output(self, request: Encode, event: object) -> bool:
+        """Whether `event` has the form of the output that is due, and as many values."""
+        model, form = self.model, request.forms[self.result_events - 1]
+        expected = FORM_OUTPUTS[form] if form else TASK_OUTPUTS.get(model.task, HeadOutput)
+        match event:
+            case HeadOutput(values):
+                has_size = len(values) == output_width(model, request)
+            case TokenOutputs(scores):
+                columns = len(model.labels) if model.task == "tag" and not form else 0  # 0: any number
+                shape = scores.shape or ()
+                has_size = len(shape) == 2 and shape[0] <= len(request.tokens) and columns in (0, shape[1])
+            case TokenCandidates(candidates):
+                has_size = len(candidates) <= len(request.tokens)
+                has_size = has_size and all(0 <= token < model.vocab_size for some in candidates for token, _ in some)
+            case _:
+                has_size = False
+        return has_size and isinstance(event, expected)
 
     @property
     def can_reroute(self) -> bool:
         """Whether another replica can compute it instead."""
         return self.is_unanswered and not self.was_rerouted and not isinstance(self.stream.request, ExplainTextRequest)
+
+
+def output_width(model: Model, request: Encode) -> int:
+    """The number of values that a head answers with."""
+    match model.task:
+        case "embed":
+            return min(request.dimensions or model.width, model.width)
+        case "label_texts" | "decide":
+            return len(request.label_rows) or 1
+        case "classify":
+            return len(model.labels)
+        case _:
+            return 1  # the score of a pair, or of a choice
 
 
 class Fleet:

@@ -39,6 +39,7 @@ from .routing import Candidate
 CONNECT_TIMEOUT_S = 5.0
 # A replica reports its load twice a second. It counts as lost after SILENT_WAITS such waits in a row without a message.
 WAIT_S, SILENT_WAITS = 5.0, 3
+MAX_UNREAD_BYTES = 1 << 26  # that a replica leaves unread when more is sent to it; then it counts as lost
 MAX_BLOCKS = 1 << 20  # of a replica's cache whose keys are remembered, at most
 PORT_COUNT = 1 << 16
 MIN_RETRY_S, MAX_RETRY_S = 0.1, 2.0  # between two attempts to connect
@@ -61,6 +62,10 @@ log = logging.getLogger("polyhead.fleet")
 
 
 Read = TypeVar("Read")
+
+
+class UnreadError(ConnectionError):
+    """A replica does not read what it is sent."""
 
 
 class ConnectionListener(Protocol):
@@ -132,6 +137,7 @@ class ReplicaConnection:
         self.unready_reasons: Sequence[str] = ()  # why it should get no requests now
         self._context = context
         self._writer: StreamWriter | None = None
+        self._fault: UnreadError | None = None  # why the connection is being closed
         self._pending_calls: dict[int, asyncio.Future[Any]] = {}
         self._numbers = count(1)
         self._is_listed, self._retry_pause_s, self._fault_pause_s = True, MIN_RETRY_S, MIN_FAULT_RETRY_S
@@ -155,11 +161,17 @@ class ReplicaConnection:
         return self.is_open and not self.is_retired and not self.unready_reasons
 
     def send(self, *fields: Any) -> None:
-        if self._writer is not None and not self._writer.is_closing():
-            self._writer.write(encode_frame(fields))
+        self.send_frame(encode_frame(fields))
 
     def send_frame(self, frame: bytes) -> None:
-        if self._writer is not None and not self._writer.is_closing():
+        """Send a frame, unless the replica leaves too much unread: then the connection is closed instead."""
+        if self._writer is None or self._writer.is_closing():
+            return
+        unread = self._writer.transport.get_write_buffer_size()
+        if unread > MAX_UNREAD_BYTES:
+            self._fault = UnreadError(f"it reads nothing: {unread} bytes wait for it, {MAX_UNREAD_BYTES} are the most")
+            self._writer.transport.abort()
+        else:
             self._writer.write(frame)
 
     async def call(self, message: str, *fields: Any) -> Any:
@@ -200,9 +212,12 @@ class ReplicaConnection:
                 outcome = await wait_for_error(self._run_connection())
             finally:
                 self._disconnect()
+            outcome, self._fault = self._fault or outcome, None
             pause, self._retry_pause_s = self._retry_pause_s, min(2 * self._retry_pause_s, MAX_RETRY_S)
             if isinstance(outcome, OSError | TimeoutError | asyncio.IncompleteReadError):
                 log.warning("replica %s at %s:%d: %s", self.name, *self.address, str(outcome) or type(outcome).__name__)
+                if isinstance(outcome, UnreadError):  # until then it took memory and requests
+                    pause = self._next_fault_pause()
             elif outcome is not None:  # it may have another version and be replaced soon
                 log.error(
                     "replica %s at %s:%d sent what the protocol does not allow: %s", self.name, *self.address, outcome

@@ -212,7 +212,7 @@ class Loader:
 
     def _with_downloads(self, loading: LoadTask) -> SourcePolicy:
         """Return the policy of sources, with downloads that are part of this load."""
-        options = DownloadOptions(loading.record_download, self._settings.download_gib << 30)
+        options = DownloadOptions(loading.record_download, self._settings.download_gib << 30, loading.check)
         return replace(self.source_policy, downloads=options)
 
     async def attach(self, loading: LoadTask, adapter: UnmergedAdapter, base: LoadedModel) -> LoadedModel:

@@ -4,14 +4,16 @@ redirects."""
 import hashlib
 import json
 import threading
+import time
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 from urllib.parse import unquote, urlsplit
 
 COMMIT = "0123456789abcdef0123456789abcdef01234567"
+DRIP_SECONDS, DRIPS = 0.01, 10_000  # between two pieces of an answer that does not end, and their number
 SMALL_BYTES = 1000  # longer files are stored apart, as the hub does with large ones, and answered by a redirect
 
 
@@ -20,7 +22,9 @@ class HubStub:
     """`repositories` has the files by repository; `gated` and `failing` name repositories that are refused, or answered
     by a status of the server's fault. `cut_after` bytes of a content the connection ends, `cuts` times. `requests` are
     the method, the path and the header Range of all requests. `ranges`: whether ranges are answered.
-    `answers` are the status, the headers and the content of what is answered to a path, whatever else is there.
+    `drips` are what an answer to a path begins with, and what follows it again and again until the client is gone;
+    `dripping` is set then. `answers` are the status, the headers and the content of what is answered to a path,
+    whatever else is there.
     """
 
     repositories: dict[str, dict[str, bytes]] = field(default_factory=dict)
@@ -32,6 +36,8 @@ class HubStub:
     cuts: int = 0
     ranges: bool = True
     answers: dict[str, tuple[int, dict[str, str], bytes]] = field(default_factory=dict)
+    drips: dict[str, tuple[bytes, bytes]] = field(default_factory=dict)
+    dripping: threading.Event = field(default_factory=threading.Event)
     url: str = ""
     requests: list[tuple[str, str, str]] = field(default_factory=list)
     tokens: list[str] = field(default_factory=list)
@@ -62,6 +68,9 @@ def request_handler(stub: HubStub) -> type[BaseHTTPRequestHandler]:
             stub.requests.append(("GET", path, self.headers.get("Range", "")))
             stub.tokens.append(self.headers.get("Authorization", ""))
             name, revision, file = "", "", ""
+            if path in stub.drips:
+                self.drip(*stub.drips[path])
+                return
             if path in stub.answers:
                 status, headers, content = stub.answers[path]
                 self.answer(status, content, headers)
@@ -102,6 +111,15 @@ def request_handler(stub: HubStub) -> type[BaseHTTPRequestHandler]:
                 self.close_connection = True
                 return
             self.answer(206 if start else 200, part, shown)
+
+        def drip(self, start: bytes, unit: bytes) -> None:
+            self.close_connection = True
+            with suppress(OSError):  # the client is gone
+                self.wfile.write(start)
+                stub.dripping.set()
+                for _ in range(DRIPS):
+                    self.wfile.write(unit)
+                    time.sleep(DRIP_SECONDS)
 
         def answer(self, status: int, body: bytes, headers: Mapping[str, str], sent: bytes | None = None) -> None:
             self.send_response(status)

@@ -1,12 +1,23 @@
 """A batch: requests in a file, which are answered in the background, into a file of answers and one of errors."""
 
-from typing import Literal
+from typing import Annotated, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from .record_folder import Record
+from .record_folder import FILE_ID, Number, Record
 
 Status = Literal["validating", "failed", "in_progress", "finalizing", "completed", "expired", "cancelling", "cancelled"]
+Endpoint = Literal[
+    "/v1/chat/completions",
+    "/v1/completions",
+    "/v1/responses",
+    "/v1/embeddings",
+    "/v1/moderations",
+    "/v1/rerank",
+    "/v1/decisions",
+    "/v1/systemone",
+]
+FileName = Annotated[str, Field(pattern=f"^({FILE_ID})?$")]
 ENDED: frozenset[Status] = frozenset({"failed", "completed", "expired", "cancelled"})
 KEPT_BYTES, ERROR_BYTES, PAIR_BYTES = 3072, 1024, 128  # of a batch, each error, each pair of metadata: without texts
 BYTES_PER_CHARACTER = 4
@@ -20,25 +31,25 @@ class BatchError(BaseModel):
 
     code: str
     message: str
-    line: int = 0  # from 1; 0: no line
+    line: Number = 0  # from 1; 0: no line
     param: str = ""
 
 
 class Batch(Record):
     """`output_file` and `error_file` are there from the first request on; clients learn of them at the end."""
 
-    endpoint: str
-    input_file: str
+    endpoint: Endpoint
+    input_file: FileName
     status: Status = "validating"
     metadata: dict[str, str] = Field(default_factory=dict)
-    output_seconds: int = 0  # for which the files that it writes are kept; 0: until they are deleted
-    times: dict[Status, int] = Field(default_factory=dict)  # when it came to each status
-    total: int = 0  # requests
-    completed: int = 0
-    failed: int = 0
+    output_seconds: Number = 0  # for which the files that it writes are kept; 0: until they are deleted
+    times: dict[Status, Number] = Field(default_factory=dict)  # when it came to each status
+    total: Number = 0  # requests
+    completed: Number = 0
+    failed: Number = 0
     errors: list[BatchError] = Field(default_factory=list)
-    output_file: str = ""
-    error_file: str = ""
+    output_file: FileName = ""
+    error_file: FileName = ""
 
     @property
     def expires_at(self) -> int:

@@ -10,6 +10,7 @@ import orjson
 from ...core.errors import BadRequest
 from ..access.own_calls import OwnAnswer
 from .batch import BatchError
+from .record_folder import open_regular
 
 MAX_LINES = 50_000  # with a request
 MAX_READ_LINES = 2 * MAX_LINES  # with empty ones
@@ -55,7 +56,7 @@ def read_lines(path: Path, read_request: ReadRequest) -> tuple[list[BatchLine], 
 def numbered_lines(path: Path) -> Iterator[tuple[int, int, bytes]]:
     """(number, position, content) of each line that is not empty, and of the one after MAX_READ_LINES."""
     start = 0
-    with path.open("rb") as file:
+    with open(path, "rb", opener=open_regular) as file:
         for number, content in enumerate(file, 1):
             if content.strip() or number > MAX_READ_LINES:
                 yield number, start, content
@@ -64,7 +65,7 @@ def numbered_lines(path: Path) -> Iterator[tuple[int, int, bytes]]:
 
 def read_body(path: Path, line: BatchLine, read_request: ReadRequest) -> bytes:
     """The body of the request on a line that `read_lines` has read."""
-    with path.open("rb") as file:
+    with open(path, "rb", opener=open_regular) as file:
         file.seek(line.start)
         _, body = read_request(line.number, file.read(line.size))
     return body

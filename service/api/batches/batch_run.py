@@ -54,6 +54,8 @@ class BatchRun:
         """Answer all requests, unless the batch is cancelled or expires before."""
         path = self.files.content_path(self.batch.input_file)
         try:
+            if not self.files.contains(self.batch.input_file):  # it was deleted in the folder
+                raise NotFound(f"there is no file {self.batch.input_file!r}")
             read = partial(read_lines, path, self._read_request)
             lines, errors = await self.files.disk.run(self.batch.owner, read, self.files.size(self.batch.input_file))
             if errors:

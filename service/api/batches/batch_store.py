@@ -1,5 +1,6 @@
 """All batches, ended or not, with the files that they read and write."""
 
+import logging
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator
@@ -14,6 +15,8 @@ from .record_folder import RecordFolder
 MAX_KEPT_BYTES = 32 << 20  # of all batches together, by `Batch.kept_bytes`: more than ten thousand ordinary ones
 MAX_UNFINISHED = 64  # of one owner
 
+log = logging.getLogger("polyhead.batches")
+
 
 class BatchStore:
     """Every batch belongs to the key that made it.  Lives on the event loop thread; `open` must be called first."""
@@ -25,7 +28,15 @@ class BatchStore:
         self._bytes = Counter[str]()  # by owner: what its batches take
 
     async def open(self) -> None:
+        """Read what is known of all batches, after the files.  A batch with files that are not its own is left where it
+        is, and logged.
+        """
         for batch in await self._records.read_all():
+            uses = (batch.input_file, "batch"), (batch.output_file, "batch_output"), (batch.error_file, "batch_output")
+            if foreign := [file for file, purpose in uses if not self.files.may_use(file, batch.owner, purpose)]:
+                path = self._records.path(batch.id)
+                log.warning("%s is not read: %s is not such a file of its key", path, foreign[0])
+                continue
             self._set(batch)
         for batch in self.unfinished():
             self.files.hold(batch.input_file)

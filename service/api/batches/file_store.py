@@ -9,7 +9,9 @@ not found by anyone.  Reads and writes run on threads, which owners share; the l
 """
 
 import asyncio
+import logging
 import os
+import stat
 import time
 from collections import Counter, defaultdict
 from collections.abc import AsyncGenerator, Callable, Collection, Iterable, Iterator
@@ -25,14 +27,16 @@ from ...config.settings import SettingsError
 from ...core.errors import Conflict, InsufficientStorage, NotFound
 from ...resources.key_share import KeyShare
 from .record_folder import (
-    ID_PATTERN,
     Disk,
+    Number,
     Record,
     RecordFolder,
     append_whole,
     keep_whole_lines,
     new_id,
+    open_regular,
     read_part,
+    remove_stray,
     write_file,
 )
 
@@ -43,15 +47,18 @@ except ImportError:  # Windows, where nothing keeps two servers from one folder
 
 Purpose = Literal["batch", "batch_output"]
 MAX_FILES = 10_000
+MAX_NAME_CHARS = 255
 PIECE_BYTES = 1 << 16  # of a file that are read at a time to be sent
 R = TypeVar("R")
 
+log = logging.getLogger("polyhead.batches")
+
 
 class StoredFile(Record):
-    filename: str
+    filename: Annotated[str, Field(max_length=MAX_NAME_CHARS)]
     purpose: Purpose
-    bytes: Annotated[int, Field(ge=0)] = 0
-    expires_at: int = 0  # 0: never
+    bytes: Number = 0
+    expires_at: Number = 0  # 0: never
     is_complete: bool = True  # otherwise a batch still writes it
 
 
@@ -91,16 +98,34 @@ class FileStore:
     async def open(self) -> None:
         """Read what is known of all files.  Raises InsufficientStorage if the folder cannot be read.
 
-        Bytes without a record are removed: the server ended while they were uploaded.
+        Bytes without a record are removed, and records without bytes: the server ended while the file was uploaded, or
+        deleted.
         """
-        for file in await self._records.read_all():
+        files = await self._records.read_all()
+        for file in await self.disk.run("", partial(self._match_contents, files)):
             self._set(file)
-        await self.disk.run("", self._remove_strays)
 
-    def _remove_strays(self) -> None:
+    def _match_contents(self, files: Iterable[StoredFile]) -> list[StoredFile]:
+        """Those of `files` that have their content.  What is left of others is removed; what was not written by a
+        server is left where it is, and logged.
+        """
+        found = []
+        for file in files:
+            record, path = self._records.path(file.id), self.content_path(file.id)
+            try:
+                content = path.lstat()
+            except FileNotFoundError:
+                log.warning("%s is removed: its content is gone", record)
+                remove_stray(record)
+                continue
+            if stat.S_ISREG(content.st_mode) and file.bytes <= content.st_size:
+                found.append(file)
+            else:
+                log.warning("%s is not read: %s is no regular file of its %d bytes", record, path.name, file.bytes)
         for path in self._records.folder.glob("*.content"):
-            if ID_PATTERN.fullmatch(path.stem) and not path.with_suffix(".json").exists():
-                path.unlink(missing_ok=True)
+            if not os.path.lexists(path.with_suffix(".json")):
+                remove_stray(path)
+        return found
 
     def close(self) -> None:
         self.disk.close()
@@ -137,11 +162,7 @@ class FileStore:
         grown = file.model_copy(update={"bytes": len(content)})
         self._check_room(owner, len(content))
         self._set(grown.model_copy(update={"is_complete": False}))  # its bytes are counted from now on
-        async with AsyncExitStack() as undo:
-            undo.push_async_callback(self._forget, file.id)
-            await self.disk.run(owner, partial(write_file, self.content_path(file.id), content), len(content))
-            await self._records.write(grown)
-            undo.pop_all()
+        await self._write(grown, content)
         self._set(grown)
         return grown
 
@@ -149,12 +170,16 @@ class FileStore:
         """Begin an empty file that a batch writes, and return its id.  Raises InsufficientStorage."""
         file = self._new_file(owner, filename, "batch_output", 0).model_copy(update={"is_complete": False})
         self._set(file)
+        await self._write(file, b"")
+        return file.id
+
+    async def _write(self, file: StoredFile, content: bytes | bytearray) -> None:
+        """Write a new file and its record.  Where that fails, nothing of it is left."""
         async with AsyncExitStack() as undo:
             undo.push_async_callback(self._forget, file.id)
-            await self.disk.run(owner, partial(write_file, self.content_path(file.id), b""))
+            await self.disk.run(file.owner, partial(write_file, self.content_path(file.id), content), len(content))
             await self._records.write(file)
             undo.pop_all()
-        return file.id
 
     async def continue_output(self, file_id: str, read_line: Callable[[bytes], R]) -> list[R]:
         """What `read_line` returns for each line of a file that a batch did not finish.  From the first line on that is
@@ -180,7 +205,8 @@ class FileStore:
         """
         file = self._files[file_id]
         if not file.bytes:
-            await self._forget(file_id)
+            with suppress(InsufficientStorage):  # it is logged
+                await self._forget(file_id)
             return False
         now = int(self.clock())
         file = file.model_copy(update={"is_complete": True, "expires_at": now + seconds if seconds else 0})
@@ -213,6 +239,13 @@ class FileStore:
     def contains(self, file_id: str) -> bool:
         """Whether the file exists, complete or not."""
         return file_id in self._files
+
+    def may_use(self, file_id: str, owner: str, purpose: str) -> bool:
+        """Whether a batch of `owner` may have this file for this purpose: it is such a file, or there is none, since it
+        was deleted.
+        """
+        file = self._files.get(file_id)
+        return file is None or (file.owner, file.purpose) == (owner, purpose)
 
     async def remove_expired(self) -> None:
         """Those of one owner one after the other, beside those of others."""
@@ -285,7 +318,7 @@ def lock_folder(folder: Path) -> int:
     """Make `folder` if it is missing, and lock it.  Returns the descriptor of the lock.  Raises SettingsError."""
     try:
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-        lock = os.open(folder / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        lock = open_regular(str(folder / "lock"), os.O_RDWR | os.O_CREAT)
     except OSError as error:
         raise SettingsError(f"files_dir: {folder} cannot be used: {error.strerror}") from None
     try:

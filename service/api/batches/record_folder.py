@@ -6,6 +6,7 @@ import math
 import os
 import re
 import secrets
+import stat
 from collections.abc import Callable, Iterable
 from functools import partial
 from pathlib import Path
@@ -20,8 +21,14 @@ DISK_THREADS, THREADS_PER_OWNER = 8, 2
 HOLD_S = 1.0  # after which another thread takes the place of one with slow work
 MAX_RECORD_BYTES = 256 << 10  # of a record's JSON file: twice what a batch with the longest metadata and errors takes
 ID_PATTERN = re.compile(r"[a-z]+[-_][0-9a-f]{24}")
+FILE_ID = r"file-[0-9a-f]{24}"  # those of files
 ID_BYTES = 12
+MAX_NUMBER = (1 << 53) - 1  # in a record: JSON has it exactly
+# Nothing here is a link, and opening a pipe must not wait for its other end.
+OPEN_FLAGS = getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_CLOEXEC", 0)
 T = TypeVar("T")
+
+Number = Annotated[int, Field(ge=0, le=MAX_NUMBER)]
 
 log = logging.getLogger("polyhead.batches")
 
@@ -33,7 +40,7 @@ class Record(BaseModel):
 
     id: Annotated[str, Field(pattern=f"^{ID_PATTERN.pattern}$")]
     owner: str  # the name of the key; empty if the server requires none
-    created_at: int  # seconds since 1970, as all times
+    created_at: Number  # seconds since 1970, as all times
 
 
 class Disk:
@@ -68,15 +75,20 @@ class RecordFolder(Generic[R]):
         self.folder, self.kind, self._disk = folder, kind, disk
 
     async def read_all(self) -> list[R]:
-        """All records, the oldest first.  One that cannot be read is left where it is, and logged."""
+        """All records, the oldest first.  One that cannot be read is left where it is, and logged.
+
+        What is left of records that were not written to their end is removed.
+        """
         return await self._disk.run("", self._read_all)
 
     def _read_all(self) -> list[R]:
         self.folder.mkdir(mode=0o700, exist_ok=True)
+        for path in self.folder.glob("*.new"):
+            remove_stray(path)
         found = []
         for path in self.folder.glob("*.json"):
             try:
-                with path.open("rb") as file:
+                with open(path, "rb", opener=open_regular) as file:
                     record = self.kind.model_validate_json(file.read(MAX_RECORD_BYTES))
             except (OSError, ValueError) as error:
                 log.warning("%s is not read: %s", path, first_line(error))
@@ -91,32 +103,57 @@ class RecordFolder(Generic[R]):
         """Replace a record: afterwards, or if the machine stops meanwhile, its file has the old one or the new one."""
         content = record.model_dump_json().encode()
         assert len(content) <= MAX_RECORD_BYTES, "the fields of a record are bounded, so that it can be read"
-        path = self.folder / f"{record.id}.json"
-        await self._disk.run(record.owner, partial(replace_file, path, content), len(content))
+        await self._disk.run(record.owner, partial(replace_file, self.path(record.id), content), len(content))
 
     async def remove(self, record_id: str, owner: str) -> None:
         """Remove a record, as work of `owner`."""
-        await self._disk.run(owner, partial((self.folder / f"{record_id}.json").unlink, missing_ok=True))
+        await self._disk.run(owner, partial(self.path(record_id).unlink, missing_ok=True))
+
+    def path(self, record_id: str) -> Path:
+        return self.folder / f"{record_id}.json"
 
 
 def new_id(prefix: str) -> str:
     return prefix + secrets.token_hex(ID_BYTES)
 
 
+def open_regular(path: str, flags: int) -> int:
+    """Opens for `open`.  Raises OSError for a link, and for what is no regular file."""
+    descriptor = os.open(path, flags | OPEN_FLAGS, 0o600)
+    if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+        os.close(descriptor)
+        raise OSError(errno.EINVAL, "it is no regular file")
+    return descriptor
+
+
+def remove_stray(path: Path) -> None:
+    """Remove a file that nothing names, if its name is that of a record.  One that cannot be removed is logged."""
+    if ID_PATTERN.fullmatch(path.stem):
+        try:
+            path.unlink(missing_ok=True)
+        except OSError as error:
+            log.warning("%s cannot be removed: %s", path, error.strerror)
+
+
 def write_file(path: Path, content: bytes | bytearray) -> None:
-    with open(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "wb") as file:
+    with open(path, "wb", opener=open_regular) as file:
         file.write(content)
 
 
 def replace_file(path: Path, content: bytes) -> None:
+    """Write a file whole, or leave what is there as it is."""
     new = path.with_suffix(".new")
-    write_file(new, content)
-    new.replace(path)
+    try:
+        write_file(new, content)
+        new.replace(path)
+    except OSError:
+        new.unlink(missing_ok=True)
+        raise
 
 
 def read_part(path: Path, start: int, size: int) -> bytes:
     """`size` bytes from `start` on.  Raises OSError if the file ends before."""
-    with path.open("rb") as file:
+    with open(path, "rb", opener=open_regular) as file:
         file.seek(start)
         part = file.read(size)
     if len(part) < size:
@@ -126,7 +163,7 @@ def read_part(path: Path, start: int, size: int) -> bytes:
 
 def append_whole(path: Path, size: int, parts: Iterable[bytes | bytearray]) -> None:
     """Write `parts` at `size`, the end of the file.  If the disk is full, the file is as before."""
-    with path.open("r+b") as file:
+    with open(path, "r+b", opener=open_regular) as file:
         try:
             file.seek(size)
             file.writelines(parts)
@@ -141,7 +178,7 @@ def keep_whole_lines(path: Path, read_line: Callable[[bytes], T]) -> tuple[int, 
     follows them is removed from the file.
     """
     size, found = 0, list[T]()
-    with path.open("r+b") as file:
+    with open(path, "r+b", opener=open_regular) as file:
         for line in file:
             try:
                 found.append(read_line(line))

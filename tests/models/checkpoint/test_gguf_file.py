@@ -13,7 +13,7 @@ import transformers as tf
 from gguf import GGMLQuantizationType, GGUFWriter
 from gguf.quants import dequantize
 
-from polyhead.models.checkpoint import Checkpoint, describe_source, gguf_file, gguf_header, load
+from polyhead.models.checkpoint import Checkpoint, describe_source, gguf_adapter, gguf_file, gguf_header, load
 from polyhead.models.checkpoint import tensor_files as tensors
 from polyhead.models.checkpoint.gguf_header import BLOCK_FORMATS, read_header
 from polyhead.models.core.errors import CheckpointError, ModelError, UnsupportedError
@@ -412,6 +412,16 @@ def test_the_error_for_an_unknown_architecture_lists_the_known(tmp_path: Path) -
     path = gguf_files.write(tmp_path / "mamba.gguf", "mamba", {"block_count": 1}, {"a": torch.zeros(32)})
     with pytest.raises(UnsupportedError, match=r"'mamba'.*llama, qwen2"):
         load(str(path))
+
+
+@pytest.mark.parametrize("name", [["llama"], {"llama": 1}, 7, None])
+def test_an_architecture_that_is_no_text_is_refused(name: Any) -> None:
+    path, metadata = Path("odd.gguf"), {"general.architecture": name}
+    with pytest.raises(UnsupportedError, match=r"general\.architecture .* is not known"):
+        gguf_file.check_architecture(path, metadata)
+    adapter = {**metadata, "general.type": "adapter", "adapter.type": "lora"}
+    with pytest.raises(UnsupportedError, match=r"general\.architecture .* is not known"):
+        gguf_adapter.check_kind(path, adapter)
 
 
 def test_a_vocabulary_is_checked_before_it_is_built(tiny: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,5 +1,6 @@
 """Models by their name on the hub, from a hub on this machine that the library itself talks to."""
 
+import fcntl
 import gzip
 import hashlib
 import importlib
@@ -11,7 +12,7 @@ from pathlib import Path
 import huggingface_hub.constants
 import pytest
 
-from polyhead.models.checkpoint import hub, hub_files, hub_requests, hub_transfer, load
+from polyhead.models.checkpoint import hub, hub_files, hub_requests, hub_transfer, hub_watch, load
 from polyhead.models.checkpoint.hub import DownloadOptions, HubSource, download
 from polyhead.models.checkpoint.hub_files import HubFile
 from polyhead.models.core.errors import CheckpointError, UnsupportedError
@@ -248,6 +249,115 @@ def test_a_pause_or_a_slow_moment_is_no_slow_download() -> None:
     tally.check_speed(1, 14 * span + 1)
     with pytest.raises(CheckpointError, match="2 bytes in the last 15 s, and 4 KiB a second are the least"):
         tally.check_speed(1, 15 * span)
+
+
+HEAD = b"HTTP/1.1 200 OK\r\n"
+CHUNKED = HEAD + b"Transfer-Encoding: chunked\r\n\r\n"
+DRIPS = {
+    "a header": (HEAD + b"X-A: ", b"a"),
+    "interim answers": (b"", b"HTTP/1.1 100 Continue\r\n\r\n"),
+    "an extension of a chunk": (CHUNKED + b"1;", b"a"),
+    "a trailer": (CHUNKED + b"1\r\n\0\r\n0\r\nX-A: ", b"a"),
+}
+DESCRIPTION, CONTENT = "/api/models/org/name", "/store/org/name/a.gguf"
+
+
+@pytest.fixture
+def time_is_over(stub: HubStub, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The time of a request is over once the hub's answer drips."""
+    find_error = hub_watch.RequestWatch._find_error
+
+    def find(watch: hub_watch.RequestWatch) -> Exception | None:
+        if stub.dripping.is_set():
+            watch._seconds_left = -1.0
+        return find_error(watch)
+
+    monkeypatch.setattr(hub_watch.RequestWatch, "_find_error", find)
+    monkeypatch.setattr(hub_watch, "CHECK_SECONDS", 0.01)
+
+
+def is_locked(path: Path) -> bool:
+    with path.open("r+b") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return True
+    return False
+
+
+@pytest.mark.usefixtures("time_is_over")
+@pytest.mark.parametrize("path", [DESCRIPTION, CONTENT])
+@pytest.mark.parametrize("kind", DRIPS)
+def test_an_answer_without_an_end_is_given_up(stub: HubStub, path: str, kind: str) -> None:
+    stub.repositories["org/name"] = {"a.gguf": LARGE}
+    stub.drips[path] = DRIPS[kind]
+    with pytest.raises(CheckpointError, match=r"org/name.*(does not begin within 60 s|sends nothing of it for 60 s)"):
+        download("org/name")
+    assert not any(map(is_locked, hub.storage_of("org/name").rglob("*.incomplete")))
+    stub.drips.clear()
+    stub.dripping.clear()
+    assert download("org/name").read_bytes() == LARGE
+
+
+@pytest.mark.usefixtures("time_is_over")
+def test_a_description_that_does_not_come_leaves_the_cache(stub: HubStub) -> None:
+    stub.repositories["org/name"] = {"a.gguf": LARGE}
+    path = download("org/name")
+    stub.drips[DESCRIPTION] = DRIPS["a header"]
+    assert download("org/name") == path
+
+
+@pytest.mark.parametrize("path", [DESCRIPTION, CONTENT])
+def test_a_download_that_nobody_wants_ends_while_it_waits(
+    stub: HubStub, monkeypatch: pytest.MonkeyPatch, path: str
+) -> None:
+    """With its threads and its lock."""
+    monkeypatch.setattr(hub_watch, "CHECK_SECONDS", 0.01)
+    stub.repositories["org/name"] = {"a.gguf": LARGE}
+    stub.drips[path] = DRIPS["a header"]
+
+    def check() -> None:
+        if stub.dripping.is_set():
+            raise TimeoutError("the load was cancelled")
+
+    with pytest.raises(CheckpointError, match="the load was cancelled"):
+        download("org/name", DownloadOptions(check_wanted=check))
+    assert not any(map(is_locked, hub.storage_of("org/name").rglob("*.incomplete")))
+
+
+def test_a_download_waits_for_another_while_it_is_wanted(stub: HubStub, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(hub_watch, "CHECK_SECONDS", 0.01)
+    stub.repositories["org/name"] = {"a.gguf": LARGE}
+    digest = hashlib.sha256(LARGE).hexdigest()
+    partial = hub.storage_of("org/name") / "blobs" / f"{digest}.incomplete"
+    partial.parent.mkdir(parents=True)
+    left = 50
+
+    def check() -> None:
+        nonlocal left
+        left -= 1
+        if not left:
+            raise TimeoutError("the load was cancelled")
+
+    with partial.open("wb") as other:
+        fcntl.flock(other, fcntl.LOCK_EX)
+        with pytest.raises(CheckpointError, match="the load was cancelled"):
+            download("org/name", DownloadOptions(check_wanted=check))
+    assert not stub.contents()
+    assert download("org/name").read_bytes() == LARGE
+
+
+def test_a_pause_of_the_process_is_no_slow_hub(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Only the looks at the time count."""
+    watch = hub_watch.RequestWatch(hub_watch.always_wanted)
+    watch.allow(3 * hub_watch.CHECK_SECONDS, "too slow")
+    looks = iter([False] * 3 + [True])
+    monkeypatch.setattr(watch._ended, "wait", lambda _: next(looks))
+    watch.run()
+    assert watch.error is None
+    looks = iter([False, True])
+    watch.run()
+    assert isinstance(watch.error, hub_watch.TooSlowError)
 
 
 def test_an_error_that_comes_slowly_is_not_awaited(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -180,6 +180,16 @@ def test_flags_are_read_in_any_order() -> None:
     assert parse_flags([]) == {}
 
 
+def test_a_flag_of_several_values_may_be_given_several_times() -> None:
+    """No value is lost, a key least of all."""
+    flags = ["--api-keys", "a=1,b=2", "--api-keys", "c=3", "--weights=x=1", "--weights=y=2", "--port", "1", "--port=2"]
+    given = parse_flags([*flags, "--allowed-hosts=one", "--allowed-hosts=two"])
+    joined = {"api_keys": "a=1,b=2,c=3", "weights": "x=1,y=2", "port": "2", "allowed_hosts": "one,two"}
+    assert given == joined
+    with pytest.raises(SettingsError, match="'a' is named twice"):
+        read_settings(parse_flags(["--api-keys", "a=1", "--api-keys", "a=2"]))
+
+
 def test_unknown_flags_are_refused_with_the_nearest() -> None:
     with pytest.raises(SettingsError, match="no setting is called 'prot'; did you mean port"):
         parse_flags(["a=x", "--prot", "1"])

@@ -14,7 +14,7 @@ from contextlib import ExitStack, suppress
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import msgpack
 import pytest
@@ -626,6 +626,10 @@ EVENTS: list[tuple[Any, ...]] = [
     (HeadOutput([0.5]), Done("encoded", 3)),
     (Done("stop", -3),),
     (Done("stop", 3, -1),),
+    (Done("stop", 1 << 62),),
+    (Done("stop", 3, 1 << 62),),
+    (Done("stop", 3, 0, 1 << 62),),
+    (GeneratedToken(5, cached_tokens=1 << 62),),
     (7,),
     (GENERATE,),
 ]
@@ -649,6 +653,59 @@ def test_an_invalid_answer_fails_or_is_sent_to_another_replica(run_shared: Calla
         assert here.fleet.tokens == 0
 
     run_with_invalid_replica(run_shared, [event_frame(*EVENTS[events])], act)
+
+
+class DeafReplica(InvalidReplica):
+    """Reads nothing after the handshake, and says that it is well."""
+
+    async def handle_connection(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self.connection_count += 1
+        try:
+            ours = b"y" * NONCE_BYTES
+            writer.write(ours)
+            theirs, _ = await reader.readexactly(NONCE_BYTES), await reader.readexactly(NONCE_BYTES)
+            cast(asyncio.ReadTransport, writer.transport).pause_reading()
+            writer.write(compute_proof(SECRET, "answers", theirs) + encode_frame(self.hello))
+            while not writer.is_closing():
+                writer.write(encode_frame(("load", 0, (), None)))
+                await asyncio.sleep(0.05)
+        except (OSError, asyncio.IncompleteReadError):
+            pass
+        finally:
+            writer.close()
+
+
+@pytest.mark.usefixtures("short_pauses")
+def test_a_replica_that_reads_nothing_is_lost(
+    run_shared: Callable[[Act], None], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Before what waits for it fills the memory of the ingress."""
+    monkeypatch.setattr(replica_connection, "MAX_UNREAD_BYTES", 1 << 20)
+    frame = bytes(1 << 18)
+
+    async def act(here: Scene) -> None:
+        way, version, _, seen, *rest = await here.replicas[0].hello_message()
+        deaf = DeafReplica((way, version, "deaf", seen, *rest), ())
+        here.addresses["deaf"] = await deaf.start()
+        here.list()
+        await here.until(lambda: here.fleet.replicas.ready_counts()["chat"] == 2)
+        [connection] = [each for each in here.fleet.replicas if each.name == "deaf"]
+        assert connection._writer is not None
+        transport, most = connection._writer.transport, 0
+        for _ in range(200):  # more than the buffers of the system take
+            connection.send_frame(frame)
+            most = max(most, transport.get_write_buffer_size())
+            await asyncio.sleep(0)
+        assert transport.is_closing()
+        assert most <= (1 << 20) + len(frame)
+        await here.until(lambda: "it reads nothing" in caplog.text)
+        await here.until(lambda: deaf.connection_count > 1)
+        here.list("replica-0")
+        del here.addresses["deaf"]
+        await answers(here)
+        deaf.server.close()
+
+    run_shared(act)
 
 
 def test_events_of_unknown_tickets_change_nothing(settings: Settings) -> None:

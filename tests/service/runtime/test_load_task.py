@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from polyhead.models.checkpoint import hub
 from polyhead.models.checkpoint.weight_reader import WeightReader
 from polyhead.models.tokenizer import Tokenizer
 from polyhead.service.core.errors import Cancelled, Expired, Unavailable
@@ -272,6 +273,32 @@ def test_loads_of_the_start_are_cancelled_while_they_wait_and_while_they_go_on(
         assert served.memory_budget()[1] == served.memory_budget()[0] - served.model_statuses()[0].memory
 
     registered({"slow": tiny_ranker, "judge": tiny_classifier, "last": tiny_ranker}, act)
+
+
+def test_a_cancelled_load_ends_the_thread_that_waits_for_the_hub(
+    tiny_classifier: Path, monkeypatch: pytest.MonkeyPatch, hold: Hold
+) -> None:
+    """Else each load of a model whose hub hangs would keep a thread, and the lock of a file."""
+    ended = threading.Event()
+
+    def ask(url: str, check_wanted: Callable[[], None]) -> dict[str, Any]:
+        try:
+            hold.part_by_part(check_wanted)
+        finally:
+            ended.set()
+        return {}
+
+    async def act(served: ModelRegistry) -> None:
+        task = asyncio.create_task(served.load_all())
+        await hold.reached()
+        async with asyncio.timeout(PATIENCE_S):
+            await served.unload("far", 0).wait_and_raise()
+            await task
+        assert await asyncio.to_thread(ended.wait, PATIENCE_S)
+        assert list(served.states()) == ["judge"]
+
+    monkeypatch.setattr(hub, "read_description", ask)
+    registered({"far": Path("org/name"), "judge": tiny_classifier}, act)
 
 
 def test_a_cancelled_reload_leaves_the_old_one_serving(

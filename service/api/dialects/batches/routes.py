@@ -125,18 +125,19 @@ async def delete_file(request: Request, file_id: str) -> Response:
 @router.post("/v1/batches", openapi_extra=describe_body(BatchRequest), summary="Answer a file of requests.")
 async def create_batch(request: Request) -> Response:
     batches, wire = runner(request), await read_body(request, BatchRequest)
+    file = files(request).find(wire.input_file_id, owner(request))
+    if file.purpose != "batch":
+        message = "input_file_id: must be an uploaded file, got one that a batch has written"
+        raise BadRequest(message, param="input_file_id")
     batch = Batch(
         id=new_id("batch_"),
-        owner=owner(request),
+        owner=file.owner,
         created_at=int(batches.store.clock()),
         endpoint=wire.endpoint,
-        input_file=wire.input_file_id,
+        input_file=file.id,
         metadata=wire.metadata,
         output_seconds=wire.output_expires_after.seconds if wire.output_expires_after else 0,
     )
-    if files(request).find(batch.input_file, batch.owner).purpose != "batch":
-        message = "input_file_id: must be an uploaded file, got one that a batch has written"
-        raise BadRequest(message, param="input_file_id")
     return JsonResponse(write_batch(await batches.begin(batch)))
 
 

@@ -11,12 +11,12 @@ from starlette.formparsers import MultiPartException, MultiPartParser
 
 from ....concurrency.time_slices import TakeTurn
 from ....core.errors import BadRequest
+from ...batches.file_store import MAX_NAME_CHARS
 from ...shared.json_body import receive_body
 from .wire import KeptFor
 
 FIELDS = ("file", "purpose", "expires_after[anchor]", "expires_after[seconds]")
 MAX_FIELD_BYTES = 1024
-MAX_NAME_CHARS = 255
 MAX_LINES = len(FIELDS) + 1  # that are the boundary: one before each field, and the end
 PIECE_BYTES = 1 << 16  # of a form that are parsed in one turn of the event loop
 UNPRINTABLE = re.compile(r"[\x00-\x1f\x7f-\x9f\ud800-\udfff]")

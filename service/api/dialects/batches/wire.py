@@ -7,23 +7,13 @@ import orjson
 from pydantic import Field, StringConstraints
 
 from ....core.errors import BadRequest
-from ...batches.batch import Batch, Status
+from ...batches.batch import Batch, Endpoint, Status
 from ...batches.file_store import StoredFile
 from ...shared.dialect import Wire, between, max_items
 from ...shared.json_body import parse_json
 
 MIN_KEPT_S, MAX_KEPT_S = 3600, 30 * 24 * 3600
 MAX_METADATA = 16
-Endpoint = Literal[
-    "/v1/chat/completions",
-    "/v1/completions",
-    "/v1/responses",
-    "/v1/embeddings",
-    "/v1/moderations",
-    "/v1/rerank",
-    "/v1/decisions",
-    "/v1/systemone",
-]
 WINDOW = "24h"
 MOMENTS: tuple[Status, ...] = get_args(Status)[1:]  # validating begins when the batch is created
 

@@ -3,6 +3,7 @@
 import asyncio
 import errno
 import json
+import os
 import threading
 from collections import Counter
 from collections.abc import Callable, Coroutine
@@ -692,3 +693,171 @@ def test_slow_work_of_one_key_on_the_disk_delays_no_other(
         asyncio.run(run())
     finally:
         goes_on.set()
+
+
+def refuse_writes(path: Path, content: bytes) -> None:
+    """Writes the beginning of a file, as on a disk that becomes full meanwhile."""
+    path.write_bytes(content[:1])
+    raise OSError(errno.ENOSPC, "No space left on device", str(path))
+
+
+def test_a_full_disk_keeps_no_part_of_a_record(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each would take an inode: of uploads, of batches, and of the files that batches write."""
+
+    def count() -> list[str]:
+        return sorted(str(path.relative_to(tmp_path)) for path in tmp_path.rglob("*") if path.is_file())
+
+    async def run() -> None:
+        batches = Batches(tmp_path, succeed)
+        await batches.start()
+        file = await batches.files.add("me", "a", lines(1))
+        before = count()
+        monkeypatch.setattr(record_folder, "write_file", refuse_writes)
+        for _ in range(3):
+            batch = Batch(id=new_id("batch_"), owner="me", created_at=1, endpoint=ENDPOINT, input_file=file.id)
+            with pytest.raises(InsufficientStorage):
+                await batches.files.add("me", "b", b"x")
+            with pytest.raises(InsufficientStorage):
+                await batches.files.start_output("me", "b")
+            with pytest.raises(InsufficientStorage):
+                await batches.runner.begin(batch)
+        assert count() == before
+        assert [each.id for each in batches.files.list_files("me")] == [file.id]
+        batches.files.limits = StoreLimits(1 << 20, files=2)
+        monkeypatch.undo()
+        await batches.files.add("me", "c", b"x")  # the others are not counted any more
+        await batches.stop()
+
+    asyncio.run(run())
+
+
+def test_parts_of_records_that_an_earlier_server_left_are_removed(tmp_path: Path) -> None:
+    async def run() -> None:
+        first = Batches(tmp_path, succeed)
+        await first.start()
+        kept = await first.files.add("me", "a", b"x" * 60)
+        await first.stop()
+        strays = [tmp_path / "files" / "file-0123456789abcdef01234567.new", tmp_path / "files" / f"{kept.id}.new"]
+        strays.append(tmp_path / "batches" / "batch_0123456789abcdef01234567.new")
+        deleted = tmp_path / "files" / "file-0123456789abcdef01234568.json"
+        deleted.write_text(kept.model_copy(update={"id": deleted.stem}).model_dump_json())
+        other = tmp_path / "files" / "notes.new"
+        for path in (*strays, other):
+            path.write_bytes(b"{")
+        again = Batches(tmp_path, succeed)
+        await again.start()
+        assert not any(path.exists() for path in (*strays, deleted))
+        assert other.exists()
+        assert again.files.find(kept.id, "me") == kept
+        await again.stop()
+
+    asyncio.run(run())
+
+
+def test_nothing_that_was_put_into_the_folder_stops_the_start_or_is_served(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Pipes, links, folders and numbers beyond all bounds, in place of a record or of a content."""
+    folder, secret = tmp_path / "store" / "files", tmp_path / "secret"
+    secret.write_bytes(b"x" * 100)
+    names = [f"file-{number:024x}" for number in range(9)]
+
+    def put(name: str, **changes: Any) -> None:
+        record = {"id": name, "owner": "me", "created_at": 1, "filename": "a", "purpose": "batch", "bytes": 3} | changes
+        (folder / f"{name}.json").write_text(json.dumps(record))
+        (folder / f"{name}.content").write_bytes(b"abc")
+
+    async def run() -> None:
+        (tmp_path / "store").mkdir()
+        folder.mkdir()
+        os.mkfifo(folder / f"{names[0]}.json")
+        (folder / f"{names[1]}.content").mkdir()
+        put(names[2])
+        (folder / f"{names[2]}.content").unlink()
+        (folder / f"{names[2]}.content").symlink_to(secret)
+        (folder / f"{names[3]}.json").symlink_to(secret)
+        put(names[4], bytes=10**18)
+        put(names[5], created_at=10**30)
+        put(names[6], filename="x" * 256)
+        put(names[7])
+        (folder / f"{names[7]}.content").unlink()
+        os.mkfifo(folder / f"{names[7]}.content")
+        put(names[8])
+        batches = Batches(tmp_path / "store", succeed)
+        await batches.start()
+        assert [file.id for file in batches.files.list_files("me")] == [names[8]]
+        await batches.files.add("me", "a", b"x")
+        for name in set(names) - {names[8]}:
+            assert f"{folder / name}." in caplog.text
+        (folder / f"{names[8]}.content").unlink()
+        for swap in ((folder / f"{names[8]}.content").symlink_to, lambda _: os.mkfifo(folder / f"{names[8]}.content")):
+            swap(secret)  # while the server runs
+            with pytest.raises(InsufficientStorage):
+                await anext(batches.files.read_pieces(batches.files.find(names[8], "me")))
+            (folder / f"{names[8]}.content").unlink()
+        await batches.stop()
+
+    asyncio.run(run())
+
+
+def test_a_batch_reads_and_writes_files_of_its_own_key_only(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """Also where its record says something else."""
+    asked = list[str]()
+
+    async def call(owner: str, path: str, body: bytes) -> OwnAnswer:
+        asked.append(owner)
+        return OwnAnswer(200, bytearray(body))
+
+    async def run() -> None:
+        first = Batches(tmp_path, call)
+        await first.start()
+        mine, others = await first.files.add("me", "a", lines(1)), await first.files.add("other", "a", lines(1))
+        output = await first.files.start_output("other", "b")
+        await first.stop()
+        (tmp_path / "secret.content").write_bytes(lines(1))
+        record = {"owner": "me", "created_at": 1_000_000, "endpoint": ENDPOINT, "input_file": mine.id}
+        wrong: list[dict[str, Any]] = [
+            {"input_file": others.id},
+            {"input_file": "../secret"},
+            {"output_file": output},
+            {"error_file": mine.id},
+            {"created_at": 10**30},
+            {"created_at": -1},
+            {"times": {"failed": -(10**300)}},
+            {"endpoint": "/admin/models"},
+        ]
+        for number, changes in enumerate(wrong):
+            name = f"batch_{number:024x}"
+            (tmp_path / "batches" / f"{name}.json").write_text(json.dumps(record | {"id": name} | changes))
+        missing = f"batch_{99:024x}"
+        gone = record | {"id": missing, "input_file": "file-" + "0" * 24}
+        (tmp_path / "batches" / f"{missing}.json").write_text(json.dumps(gone))
+        again = Batches(tmp_path, call)
+        await again.start()
+        ended = await again.end(missing)
+        assert (ended.status, ended.errors[0].code) == ("failed", "not_found")
+        assert [batch.id for batch in again.store.list_batches("me")] == [missing]
+        for number in range(len(wrong)):
+            assert f"batch_{number:024x}.json is not read" in caplog.text
+        await again.stop()
+
+    asyncio.run(run())
+    assert not asked
+
+
+def test_an_empty_output_that_cannot_be_removed_ends_the_batch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The batches of its key that wait are answered."""
+
+    def fail(path: Path, *, missing_ok: bool) -> None:
+        raise OSError(errno.EROFS, "Read-only file system")
+
+    async def run() -> None:
+        batches = Batches(tmp_path, succeed)
+        await batches.start()
+        monkeypatch.setattr(Path, "unlink", fail)
+        begun = [await batches.begin(lines(1, mark)) for mark in range(2)]
+        assert [(await batches.end(batch)).status for batch in begun] == ["completed"] * 2
+        monkeypatch.undo()
+        await batches.stop()
+
+    asyncio.run(run())

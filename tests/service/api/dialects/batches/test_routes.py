@@ -72,7 +72,14 @@ def test_lists_are_claimed(tmp_path: Path) -> None:
         file = await runner.store.files.add("", "a", b"x")
         metadata = {str(number): "x" * 512 for number in range(16)}
         await runner.store.add(
-            Batch(id=new_id("batch_"), owner="", created_at=1, endpoint="", input_file=file.id, metadata=metadata)
+            Batch(
+                id=new_id("batch_"),
+                owner="",
+                created_at=1,
+                endpoint="/v1/embeddings",
+                input_file=file.id,
+                metadata=metadata,
+            )
         )
         for list_some in (routes.list_files, routes.list_batches):
             request = ask(runner, headroom)
