@@ -97,6 +97,10 @@ def _family(model_type: str, name: str, config: Callable[[Json], ModelConfig], r
     return Family(model_type, "model", config, renames, heads, experts.split_experts, rf"{llama.DROP}|^mtp\.")
 
 
-MELLUM = _family("mellum", "Mellum", mellum_config, (*experts.RENAMES, *llama.RENAMES))
+MELLUM = replace(
+    _family("mellum", "Mellum", mellum_config, (*experts.RENAMES, *llama.RENAMES)),
+    rotates_share=True,
+    rope_by_layer=True,
+)
 FLINT = _family("flint", "Flint", flint_config, FLINT_RENAMES)
 KOLIBRI1 = _family("kolibri1", "Kolibri1", kolibri_config, KOLIBRI_RENAMES)

@@ -227,6 +227,8 @@ def test_a_start_token_of_a_decoder_that_is_read_is_compared_with_the_vocabulary
     [
         ("Qwen2", "ForCausalLM", {"is_causal": False}, "its tokens see those after them"),
         ("Mistral", "Model", {"is_causal": False, "sliding_window": 8}, "is_causal is false, which is known only"),
+        ("Bert", "Model", {"is_causal": True}, "is_causal is True, and in this network tokens see those after them"),
+        ("ModernBert", "Model", {"is_causal": True}, "is_causal is True, and in this network"),
         ("Qwen2", "Model", {"is_causal": "no"}, "is_causal is 'no', which should be true or false"),
     ],
 )
