@@ -41,12 +41,8 @@ def _problems(family: Family, hf: Json, config: ModelConfig) -> Iterator[str]:
     named = [each[SHARE] for each in _objects(given) if each.get(SHARE) is not None and not _is_proportional(each)]
     top = hf.get(SHARE)
     shares = named if top is None or any(each.get(SHARE) is not None for each in _objects(given)) else [top]
-    if family.rotates_share:
-        if family.rope_by_layer and given and not named and top not in (None, 1):
-            yield f"{SHARE} is {show_value(top)} outside of the objects for the types of layers, where it has no effect"
-        if any(share != shares[0] for share in shares):
-            yield f"{SHARE} is {show_value(shares)} by the type of layers; only one for all of them is known"
-    elif wrong := [share for share in shares if share != 1 and not _is_latent_share(share, config)]:
+    wrong = [share for share in shares if share != 1 and not _is_latent_share(share, config)]
+    if wrong and not family.rotates_share:
         yield f"{SHARE} is {show_value(wrong[0])}: {family.name} networks rotate all features of a head"
 
 

@@ -160,6 +160,8 @@ ROWS: dict[str, Row] = {
     **make_rows("Bart", BART, TEXT, SPAN),
     **make_rows("MBart", BART, TEXT, SPAN),
     **make_rows("PLBart", BART, TEXT),
+    **named("other start", make_rows("MBart", dict(BART, decoder_start_token_id=7), TEXT)),
+    **named("other start", make_rows("PLBart", dict(BART, decoder_start_token_id=7), TEXT)),
     **make_rows("Mvp", BART, TEXT, SPAN),
     **make_rows("LED", LONG_BART, SPAN),
     **make_rows("BigBirdPegasus", BART | BLOCKS, TEXT, SPAN),

@@ -204,8 +204,13 @@ VALUES: list[tuple[str, str, Any, str]] = [
     ("gemma3-images", "text_config.final_logit_softcapping", 2.0, "final_logit_softcapping is 2.0: only None"),
     ("gemma3-images", "text_config.is_causal", False, "text_config.is_causal is False, and in this network"),
     ("mimo_v2_flash", "rope_parameters.full_attention.partial_rotary_factor", MISSING, ""),
-    ("mellum", "partial_rotary_factor", 0.5, "outside of the objects for the types of layers"),
-    ("mellum", "rope_parameters.full_attention.partial_rotary_factor", 0.5, "only one for all of them is known"),
+    ("mellum", "partial_rotary_factor", 0.5, "or a share of features of sliding"),
+    (
+        "mellum",
+        "rope_parameters.full_attention.partial_rotary_factor",
+        0.5,
+        "a share of features of sliding",
+    ),
     ("xglm", "pad_token_id", 2, "pad_token_id is 2: only 0 and 1 are known"),
 ]
 FolderOf = Callable[[str], tuple[Path, Any]]
