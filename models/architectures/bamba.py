@@ -35,4 +35,5 @@ BAMBA = Family(
     heads=llama.llama_heads("Bamba", ()),
     convert=state_space.squeeze_taps,
     drop=llama.DROP,
+    rotates_share=True,
 )

@@ -2,11 +2,12 @@
 
 import math
 
-from ..core.errors import UnsupportedError
+from ..core.errors import UnsupportedError, show_value
 from ..network.model_config import ModelConfig
 from .bart import RENAMES as BART_RENAMES
 from .family import LAST_TOKEN_HEAD, TAG_HEAD, Family, HeadSpec, Json, activation_name
 
+POSITION_OFFSET = 2  # the number of the first position
 RENAMES = ((r"^embed_tokens\.", "tokens."), (r"^layer_norm\.", "final_norm."), *BART_RENAMES)
 
 
@@ -22,7 +23,7 @@ def biogpt_config(hf: Json) -> ModelConfig:
         head_width=width // heads,
         mlp_width=hf["intermediate_size"],
         max_positions=hf["max_position_embeddings"],
-        position_offset=2,
+        position_offset=POSITION_OFFSET,
         causal=True,
         embedding_scale=math.sqrt(width) if hf.get("scale_embedding", True) else 1.0,
         activation=activation_name(hf.get("hidden_act", "gelu")),
@@ -32,6 +33,8 @@ def biogpt_config(hf: Json) -> ModelConfig:
 def xglm_config(hf: Json) -> ModelConfig:
     if hf.get("add_cross_attention"):
         raise UnsupportedError("add_cross_attention is not known here")
+    if (hf.get("pad_token_id") or 0) >= POSITION_OFFSET:  # the reference has no vector for the position of this number
+        raise UnsupportedError(f"pad_token_id is {show_value(hf['pad_token_id'])}: only 0 and 1 are known")
     width, heads = hf["d_model"], hf["attention_heads"]
     return ModelConfig(
         vocab_size=hf["vocab_size"],
@@ -43,7 +46,7 @@ def xglm_config(hf: Json) -> ModelConfig:
         mlp_width=hf["ffn_dim"],
         max_positions=hf["max_position_embeddings"],
         position="closed-sines-cosines",
-        position_offset=2,
+        position_offset=POSITION_OFFSET,
         causal=True,
         embedding_scale=math.sqrt(width) if hf.get("scale_embedding", True) else 1.0,
         activation=activation_name(hf.get("activation_function", "gelu")),

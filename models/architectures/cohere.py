@@ -116,5 +116,6 @@ COMPASS = Family(
     },
     convert=share_norm,
     drop=llama.DROP,
+    rope_by_layer=True,
 )
 COMPASS_IMAGES = text_part.wrap_family("cohere_compass", "CohereCompass", (COMPASS,))

@@ -111,7 +111,9 @@ class Family:
     """How checkpoints of one `model_type` are read. `prefix` is the base model's name in front of the weights' names.
     `drop` matches names of weights that are not used. `variant` returns the family as a configuration needs it: with
     other names of weights, or another conversion. `published_classes` are classes that checkpoints name in `auto_map`
-    and that compute what this family does, beside those of `heads`."""
+    and that compute what this family does, beside those of `heads`. `rotates_share`: the share of a head's features
+    that `partial_rotary_factor` names is rotated; `rope_by_layer`: `rope_parameters` has an object for each type of
+    layers. See models.checkpoint.rotation_fields."""
 
     name: str
     prefix: str
@@ -122,6 +124,8 @@ class Family:
     drop: str = r"$^"
     variant: Callable[["Family", Json], "Family"] = field(default=keep_family)
     published_classes: frozenset[str] = frozenset()
+    rotates_share: bool = False
+    rope_by_layer: bool = False
 
 
 def rename_weight(family: Family, head_renames: Renames, name: str, tensor: Tensor) -> NamedTensors:

@@ -15,6 +15,7 @@ from .family import (
     HeadSpec,
     Json,
     NamedTensors,
+    check_required_values,
     layer_numbers,
     read_limit,
     read_rope,
@@ -89,6 +90,12 @@ def gemma3_config(hf: Json) -> ModelConfig:
     )
 
 
+def images_config(hf: Json) -> ModelConfig:
+    """The text part of networks that read images, whose logits have no cap, whatever the configuration says."""
+    check_required_values(hf, {"final_logit_softcapping": None})
+    return gemma3_config(hf)
+
+
 def check_causal(hf: Json) -> None:
     if hf.get("use_bidirectional_attention"):
         raise UnsupportedError("use_bidirectional_attention is not known here")
@@ -124,15 +131,22 @@ VAULT_GEMMA = replace(
     renames=VAULT_RENAMES,
     heads=llama.llama_heads("VaultGemma", ()),
 )
-GEMMA3 = _family(
-    "gemma3_text",
-    gemma3_config,
-    {
-        "Gemma3ForCausalLM": HeadSpec("generate", llama.LANGUAGE_HEAD),
-        "Gemma3TextModel": HeadSpec("embed"),
-        "Gemma3TextForSequenceClassification": LAST_TOKEN_HEAD,
-    },
+GEMMA3 = replace(
+    _family(
+        "gemma3_text",
+        gemma3_config,
+        {
+            "Gemma3ForCausalLM": HeadSpec("generate", llama.LANGUAGE_HEAD),
+            "Gemma3TextModel": HeadSpec("embed"),
+            "Gemma3TextForSequenceClassification": LAST_TOKEN_HEAD,
+        },
+    ),
+    rope_by_layer=True,
 )
 GEMMA3_IMAGES = text_part.wrap_family(
-    "gemma3", "Gemma3", (GEMMA3,), TEXT_DEFAULTS, {"ForSequenceClassification": LAST_TOKEN_HEAD}
+    "gemma3",
+    "Gemma3",
+    (replace(GEMMA3, config=images_config),),
+    TEXT_DEFAULTS,
+    {"ForSequenceClassification": LAST_TOKEN_HEAD},
 )

@@ -133,5 +133,6 @@ GEMMA4 = Family(
     },
     drop=llama.DROP,
     variant=choose_variant,
+    rope_by_layer=True,
 )
 GEMMA4_IMAGES = text_part.wrap_family("gemma4", "Gemma4", (GEMMA4,))

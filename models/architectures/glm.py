@@ -53,6 +53,7 @@ GLM = Family(
     heads=llama.llama_heads("Glm", llama.LABELS),
     drop=llama.DROP,
     variant=choose_variant,
+    rotates_share=True,
 )
 GLM4 = replace(
     GLM, name="glm4", config=glm4_config, renames=SANDWICH_RENAMES, heads=llama.llama_heads("Glm4", llama.LABELS)

@@ -29,7 +29,7 @@ OUTPUT = re.compile(r"^layers\.(\d+)\.attention\.dense\.weight$")
 
 def model_config(hf: Json) -> ModelConfig:
     old = {"rope_theta": hf.get("rotary_emb_base", 10_000.0), "partial_rotary_factor": hf.get("rotary_pct", 0.25)}
-    shape = llama.model_config({**old, "hidden_act": "gelu", **hf})
+    shape = llama.model_config({"hidden_act": "gelu", **hf, **old})
     biased = bool(hf.get("attention_bias", True))
     return replace(
         shape,
@@ -84,6 +84,7 @@ GPT_NEOX = Family(
     },
     drop=r"^(embed_out|lm_head)\.|\.attention\.(bias|masked_bias)$|rotary_emb\.inv_freq$",
     variant=choose_variant,
+    rotates_share=True,
 )
 GPT_NEOX_JAPANESE = replace(
     GPT_NEOX,

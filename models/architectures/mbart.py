@@ -18,7 +18,7 @@ def mbart_config(hf: Json) -> ModelConfig:
 
 def mbart_sides(hf: Json, start: int) -> EncoderDecoderConfig:
     decoder = replace(bart.stack_config(hf, "decoder"), norm_order="pre")
-    return EncoderDecoderConfig(encoder=mbart_config(hf), decoder=decoder, start=start)
+    return EncoderDecoderConfig(encoder=mbart_config(hf), decoder=decoder, start=start, wraps_last=True)
 
 
 def m2m_stack(hf: Json, name: str) -> ModelConfig:

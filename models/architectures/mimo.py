@@ -42,14 +42,17 @@ DEFAULTS: Json = {
     "attention_value_scale": 0.707,
 }
 ROTATION: Json = {
-    "full_attention": {"rope_theta": 5_000_000.0, "partial_rotary_factor": 0.334},
-    LOCAL: {"rope_theta": 10_000.0, "partial_rotary_factor": 0.334},
+    "full_attention": {"rope_theta": 5_000_000.0},
+    LOCAL: {"rope_theta": 10_000.0},
 }  # unless the configuration has its own
+SHARE: Json = {"partial_rotary_factor": 0.334}
 
 
 def fill_defaults(hf: Json) -> Json:
     """The configuration with what it leaves out. `sliding_window_size` counts the tokens before a row."""
-    hf = {**DEFAULTS, **hf, "rope_parameters": hf.get("rope_parameters") or ROTATION, "mlp_bias": False}
+    rotation = hf.get("rope_parameters") or ROTATION
+    rotation = {kind: {**SHARE, **each} if isinstance(each, dict) else each for kind, each in rotation.items()}
+    hf = {**DEFAULTS, **hf, "rope_parameters": rotation, "mlp_bias": False}
     if (size := hf.get("sliding_window_size")) is not None:
         hf["sliding_window"] = size + 1
     hf["routed_scaling_factor"] = 1.0 if hf.get("routed_scaling_factor") is None else hf["routed_scaling_factor"]
@@ -143,4 +146,6 @@ MIMO_V2_FLASH = Family(
     heads=llama.llama_heads("MiMoV2Flash", ()),
     drop=rf"{llama.DROP}|^mtp\.",
     variant=choose_variant,
+    rotates_share=True,
+    rope_by_layer=True,
 )

@@ -38,4 +38,5 @@ MINIMAX_M2 = Family(
     heads=llama.llama_heads("MiniMaxM2", ()),
     convert=experts.split_experts,
     drop=llama.DROP,
+    rotates_share=True,
 )

@@ -145,6 +145,7 @@ MODERNBERT = Family(
     },
     convert=convert_weight,
     drop=r"^(head|decoder|classifier)\.|rotary_emb\.",
+    rope_by_layer=True,
 )
 MODERNBERT_DECODER = replace(
     MODERNBERT,

@@ -26,5 +26,6 @@ NEMOTRON = Family(
     heads=llama.llama_heads("Nemotron"),
     convert=convert_weight,
     drop=llama.DROP,
+    rotates_share=True,
 )
 ARCEE = replace(llama.LLAMA, name="arcee", config=arcee_config, heads=llama.llama_heads("Arcee"))

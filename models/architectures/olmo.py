@@ -62,4 +62,6 @@ OLMO = Family(
 OLMO2 = replace(
     OLMO, name="olmo2", config=olmo2_config, renames=INNER_RENAMES, heads=llama.llama_heads("Olmo2", llama.TEXT_LABELS)
 )
-OLMO3 = replace(OLMO2, name="olmo3", config=olmo3_config, heads=llama.llama_heads("Olmo3", llama.TEXT_LABELS))
+OLMO3 = replace(
+    OLMO2, name="olmo3", config=olmo3_config, heads=llama.llama_heads("Olmo3", llama.TEXT_LABELS), rope_by_layer=True
+)

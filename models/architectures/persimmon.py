@@ -54,4 +54,5 @@ PERSIMMON = Family(
     },
     drop=llama.DROP,
     variant=choose_variant,
+    rotates_share=True,
 )

@@ -52,4 +52,5 @@ PHI = Family(
     heads=llama.llama_heads("Phi", llama.LABELS),
     convert=share_norm,
     drop=llama.DROP,
+    rotates_share=True,
 )

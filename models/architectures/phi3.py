@@ -54,4 +54,5 @@ PHI3 = Family(
     heads=llama.llama_heads("Phi3", llama.LABELS),
     drop=llama.DROP,
     variant=choose_variant,
+    rotates_share=True,
 )

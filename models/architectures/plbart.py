@@ -13,7 +13,7 @@ def model_config(hf: Json) -> ModelConfig:
 
 def seq2seq_config(hf: Json, start: int) -> EncoderDecoderConfig:
     decoder = bart.stack_config({"scale_embedding": True, **hf}, "decoder")
-    return EncoderDecoderConfig(encoder=model_config(hf), decoder=decoder, start=start)
+    return EncoderDecoderConfig(encoder=model_config(hf), decoder=decoder, start=start, wraps_last=True)
 
 
 PLBART = Family(

@@ -123,6 +123,6 @@ FLEX_OLMO = replace(
     renames=(*experts.RENAMES, *INNER_RENAMES),
     heads=llama.llama_heads("FlexOlmo", ()),
 )
-GLM4_MOE = replace(_family("glm4_moe", "Glm4Moe", glm4_config, ()), variant=drop_prediction_layers)
-SOLAR_OPEN = _family("solar_open", "SolarOpen", solar_config, ())
+GLM4_MOE = replace(_family("glm4_moe", "Glm4Moe", glm4_config, ()), variant=drop_prediction_layers, rotates_share=True)
+SOLAR_OPEN = replace(_family("solar_open", "SolarOpen", solar_config, ()), rotates_share=True)
 DOTS1 = _family("dots1", "Dots1", dots1_config, ())

@@ -123,8 +123,8 @@ def _family(name: str, classes: str, config: Callable[[Json], ModelConfig], othe
     )
 
 
-QWEN3_NEXT = _family("qwen3_next", "Qwen3Next", next_config, tuple(CAUSAL_HEADS))
-QWEN3_5 = _family("qwen3_5_text", "Qwen3_5", dense_config, llama.LABELS)
-QWEN3_5_MOE = _family("qwen3_5_moe_text", "Qwen3_5Moe", moe_config)
+QWEN3_NEXT = replace(_family("qwen3_next", "Qwen3Next", next_config, tuple(CAUSAL_HEADS)), rotates_share=True)
+QWEN3_5 = replace(_family("qwen3_5_text", "Qwen3_5", dense_config, llama.LABELS), rotates_share=True)
+QWEN3_5_MOE = replace(_family("qwen3_5_moe_text", "Qwen3_5Moe", moe_config), rotates_share=True)
 QWEN3_5_IMAGES = text_part.wrap_family("qwen3_5", "Qwen3_5", (QWEN3_5,))
 QWEN3_5_MOE_IMAGES = text_part.wrap_family("qwen3_5_moe", "Qwen3_5Moe", (QWEN3_5_MOE,))

@@ -36,4 +36,5 @@ STABLELM = Family(
     drop=llama.DROP,
     variant=choose_variant,
     published_classes=frozenset(("StableLMEpochForCausalLM",)),
+    rotates_share=True,
 )

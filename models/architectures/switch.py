@@ -27,7 +27,7 @@ def read_stack(hf: Json, name: str, depth: int) -> ModelConfig:
     every = depth // count if count > 0 else depth
     layers = tuple(every == 1 or (every > 0 and layer % every == 1) for layer in layer_numbers(depth))
     activation = hf.get("dense_act_fn", "relu")
-    shape = t5.model_config({**hf, "num_layers": depth, "feed_forward_proj": activation})
+    shape = t5.model_config({**hf, "num_layers": depth, "feed_forward_proj": activation, "is_gated_act": None})
     mixture = ExpertConfig(
         count=hf.get("num_experts", 8),
         chosen=1,

@@ -53,10 +53,13 @@ ReadBoth = Callable[[Json, int], EncoderDecoderConfig]
 
 
 def model_config(hf: Json) -> ModelConfig:
-    """The configuration of the encoder."""
+    """The configuration of the encoder. `dense_act_fn` and `is_gated_act`, which the reference makes of
+    `feed_forward_proj` and saves, come before it."""
     gate, _, inner = hf.get("feed_forward_proj", "relu").rpartition("-")
     if gate not in ("", "gated"):
         raise UnsupportedError(f"feed_forward_proj {show_value(hf['feed_forward_proj'])} is neither plain nor gated")
+    activation = activation_name("gelu_new" if (gate, inner) == ("gated", "gelu") else inner)
+    named, is_gated = hf.get("dense_act_fn"), hf.get("is_gated_act")
     return ModelConfig(
         vocab_size=hf["vocab_size"],
         width=hf["d_model"],
@@ -73,8 +76,8 @@ def model_config(hf: Json) -> ModelConfig:
         norm="rms",
         norm_eps=hf.get("layer_norm_epsilon", 1e-6),
         score_scale=1.0,
-        activation=activation_name("gelu_new" if (gate, inner) == ("gated", "gelu") else inner),
-        gated_mlp=bool(gate),
+        activation=activation_name(named) if named else activation,
+        gated_mlp=bool(gate if is_gated is None else is_gated),
         qkv_bias=False,
         output_bias=False,
         mlp_bias=False,

@@ -54,7 +54,14 @@ def choose_variant(texts: tuple[Family, ...], defaults: Json, family: Family, hf
     found, fields = find_text(texts, defaults, hf)
     text = found.variant(found, fields)
     drop = f"{family.drop}|{text.drop}"
-    return replace(family, renames=text.renames, convert=partial(convert_text_weight, text), drop=drop)
+    return replace(
+        family,
+        renames=text.renames,
+        convert=partial(convert_text_weight, text),
+        drop=drop,
+        rotates_share=text.rotates_share,
+        rope_by_layer=text.rope_by_layer,
+    )
 
 
 def find_text(texts: tuple[Family, ...], defaults: Json, hf: Json) -> tuple[Family, Json]:

@@ -81,4 +81,5 @@ ULTRABERT = Family(
         "UltrabertForMaskedLM": HeadSpec("fill", MASK_HEAD, mask_scoring),
     },
     drop=r"^(head|cls)\.|rotary_emb\.",
+    rope_by_layer=True,
 )

@@ -7,7 +7,16 @@ from dataclasses import replace
 from ..core.errors import UnsupportedError
 from ..network.model_config import ExpertConfig, ModelConfig
 from . import experts, glm, llama
-from .family import Family, Json, Renames, layer_numbers, read_rope, read_windowed_layers
+from .family import (
+    Family,
+    Json,
+    Renames,
+    layer_numbers,
+    read_rope,
+    read_rotary_width,
+    read_windowed_layers,
+    rope_parameters,
+)
 
 FLINT_RENAMES = (
     (r"\.self_attn\.(sinks|softmax_offset)$", ".attention.sinks"),
@@ -40,8 +49,10 @@ def mellum_config(hf: Json) -> ModelConfig:
     if not any(shape.windowed):
         return replace(shape, window=0, windowed=())
     local_base, scaling = read_rope({"rope_theta": 10_000.0, **hf}, "sliding_attention")
-    if scaling is not None:
-        raise UnsupportedError("rope_parameters: a scaling of sliding_attention is not known here")
+    local = read_rotary_width({"rope_parameters": rope_parameters(hf, "sliding_attention")}, shape.head_width)
+    if scaling is not None or local != shape.rotary_width:
+        message = "a scaling or a share of features of sliding_attention alone is not known here"
+        raise UnsupportedError(f"rope_parameters: {message}")
     return replace(shape, window_rope_base=local_base)
 
 
@@ -97,6 +108,10 @@ def _family(model_type: str, name: str, config: Callable[[Json], ModelConfig], r
     return Family(model_type, "model", config, renames, heads, experts.split_experts, rf"{llama.DROP}|^mtp\.")
 
 
-MELLUM = _family("mellum", "Mellum", mellum_config, (*experts.RENAMES, *llama.RENAMES))
+MELLUM = replace(
+    _family("mellum", "Mellum", mellum_config, (*experts.RENAMES, *llama.RENAMES)),
+    rotates_share=True,
+    rope_by_layer=True,
+)
 FLINT = _family("flint", "Flint", flint_config, FLINT_RENAMES)
 KOLIBRI1 = _family("kolibri1", "Kolibri1", kolibri_config, KOLIBRI_RENAMES)

@@ -226,7 +226,8 @@ def describe_source(
         check_task_chosen(path, wanted)
         return gguf.describe_gguf(path, folder_check)
     if adapter.is_adapter(path):
-        return describe_merged(policy.for_source(source).locate(adapter.base_source(path)), path, folder_check, wanted)
+        bases = policy.for_source(source)
+        return describe_merged(bases.locate(adapter.base_source(path, bases)), path, folder_check, wanted)
     for is_kind, describe in OTHER_FOLDERS.items():
         if is_kind(path):
             check_task_chosen(path, wanted)

@@ -13,7 +13,7 @@ from typing import Any
 from torch import Tensor
 
 from ..architectures import FAMILIES, Family, HeadSpec, rename_weight
-from ..architectures.family import NamedTensors
+from ..architectures.family import NamedTensors, no_decoder
 from ..architectures.published_architectures import explain_model_type
 from ..chat import ChatTemplate
 from ..chat.pair_prompt import PairPrompt
@@ -49,6 +49,7 @@ from .published_rerankers import (
 from .quantized.config_fields import CONFIG
 from .quantized.formats import read_quantization
 from .query_route import add_query_route
+from .rotation_fields import STACKS, check_rotation_fields
 from .sampling_defaults import read_folder_sampling
 from .sentence_modules import find_module_task, network_folder, read_sentence_config
 from .tensor_files import TensorEntry, check_tensor_count, read_safetensors
@@ -57,6 +58,7 @@ from .unread_formats import INDEX, SINGLE, check_folder, find_onnx, missing_weig
 BuildNetwork = Callable[[], Any]
 
 log = getLogger(__name__)
+DECODER_FIELD = "decoder.is_causal"
 LIST_HINT = "polyhead families lists what is loaded"
 
 
@@ -88,8 +90,10 @@ def count_most_tensors(family: Family, config: JsonObject) -> float:
 def describe_folder(parts: FolderParts, folder_check: FolderCheck = accept_folder) -> Description:
     """The description of a checkpoint folder. `folder_check` is called before the tokenizer is read."""
     file = str(parts.path / "config.json")
-    config = apply_causality(file, parts.config, parse_config(file, partial(parts.family.config, parts.config)))
+    config = apply_causality(parts, parse_config(file, partial(parts.family.config, parts.config)))
     check_config_fields(file, config)
+    if config.position == "rotary":
+        check_rotation_fields(file, parts.family, parts.config, config)
     tokenizer = load_tokenizer(parts.path, folder_check)
     if read_sentence_config(parts.path).get("do_lower_case"):
         tokenizer = tokenizer.lower_case()
@@ -126,14 +130,28 @@ def describe_folder(parts: FolderParts, folder_check: FolderCheck = accept_folde
     )
 
 
-def apply_causality(file: str, hf: JsonObject, config: ModelConfig) -> ModelConfig:
-    """The configuration with what `is_causal` says: without it tokens of a decoder see those after them, as in
-    transformers. UnsupportedError where the network has a part for which that is not known."""
-    is_causal = hf.get("is_causal")
-    if is_causal is None or is_causal is True or not config.causal:
+def apply_causality(parts: FolderParts, config: ModelConfig) -> ModelConfig:
+    """The configuration with what `is_causal` says: if it is false, tokens of a decoder see those after them, as in
+    transformers. UnsupportedError where it says another thing than the network does, and where the network has a part
+    for which that is not known."""
+    file, stacks = str(parts.path / "config.json"), {name: parts.config.get(name) for name in STACKS}
+    named = {f"{name}.is_causal": stack.get("is_causal") for name, stack in stacks.items() if isinstance(stack, dict)}
+    named["is_causal"] = parts.config.get("is_causal")
+    for name, is_causal in named.items():
+        if not isinstance(is_causal, bool | None):
+            raise CheckpointError(f"{name} is {show_value(is_causal)}, which should be true or false", file=file)
+    top, has_decoder = named.pop("is_causal"), parts.spec.decoder is not no_decoder
+    if has_decoder and top is not None:
+        raise UnsupportedError(f"is_causal is {show_value(top)}, which is not known of encoder-decoders", file=file)
+    wrong = {name: each for name, each in named.items() if each not in (None, config.causal or name == DECODER_FIELD)}
+    if top and not config.causal:
+        wrong["is_causal"] = top
+    for name, is_causal in wrong.items():
+        message = f"{name} is {show_value(is_causal)}, and in this network tokens "
+        message += "see those before them only" if name == DECODER_FIELD or config.causal else "see those after them"
+        raise UnsupportedError(message, file=file)
+    if top is not False or not config.causal:
         return config
-    if is_causal is not False:
-        raise CheckpointError(f"is_causal is {show_value(is_causal)}, which should be true or false", file=file)
     if config.window or config.is_recurrent or config.has_distance_scores:
         message = "is_causal is false, which is known only of full attention without biases by distance"
         raise UnsupportedError(message, file=file)

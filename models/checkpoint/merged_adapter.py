@@ -5,7 +5,6 @@ module replaces the base's. Everything in an adapter is used, or refused by name
 """
 
 import math
-import os
 import re
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
@@ -23,6 +22,7 @@ from ..core.turns import convert_by_parts
 from .folder_files import FolderParts, JsonObject, read_json
 from .hub import is_id
 from .module_patterns import MAX_PATTERN_LENGTH, UnsupportedPattern, matches, parse_pattern
+from .source_policy import SourcePolicy
 from .tensor_files import FLOAT_ENCODINGS, TensorEntry, check_readable, ignore_bytes, read_safetensors
 
 CONFIG, WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
@@ -124,17 +124,20 @@ def is_adapter(path: Path) -> bool:
     return (path / CONFIG).is_file()
 
 
-def base_source(path: Path) -> str:
-    """The source of the base the adapter was made for: an id on the hub, or a path relative to the adapter."""
+def base_source(path: Path, policy: SourcePolicy) -> str:
+    """The source of the base the adapter was made for: an id on the hub, or a path relative to the adapter.
+
+    Only `policy` looks for the path, and only it reads "~": nothing tells whether a folder outside of it exists.
+    """
     settings = read_json(path / CONFIG)
     name = settings.get("base_model_name_or_path")
     if not isinstance(name, str) or not name:
         raise CheckpointError(
             "base_model_name_or_path does not name the base; load BASE+ADAPTER", file=str(path / CONFIG)
         )
-    near = path / os.path.expanduser(name)
-    if os.path.exists(near):
-        return str(near)
+    near = name if name.startswith("~") else str(path / name)
+    if policy.exists(near):
+        return near
     revision = settings.get("revision")
     if revision is not None and not isinstance(revision, str):
         raise CheckpointError(f"revision is {show_value(revision)}, which should be a string", file=str(path / CONFIG))

@@ -84,14 +84,15 @@ class TransformerDecoder(Transformer):
 
 class SharedTextTransformer(Transformer):
     """An encoder-decoder that reads the same text on both sides (Lewis et al. 2020, arXiv:1910.13461, section 3.1): the
-    decoder's input is the text moved by one token, behind the start token. The states are the decoder's.
+    decoder's input is the text moved by one token, behind the start token or the last one. The states are the
+    decoder's.
 
     It takes whole texts.
     """
 
     def __init__(self, config: EncoderDecoderConfig) -> None:
         super().__init__(config.encoder)
-        self.start = config.start
+        self.start, self.wraps_last = config.start, config.wraps_last
         self.decoder = TransformerDecoder(config.decoder)
         self.decoder.tokens = self.tokens
 
@@ -101,6 +102,8 @@ class SharedTextTransformer(Transformer):
         spans = list(zip(batch.starts, batch.lengths, strict=False))
         memory = SourceMemory.of(kept, spans, group_sequences(batch.lengths, batch.lengths))
         moved = torch.where(batch.positions == 0, self.start, batch.tokens.roll(1))
+        if self.wraps_last:
+            moved[[first for first, _ in spans]] = batch.tokens[[first + length - 1 for first, length in spans]]
         view = MemoryView([memory], range(len(batch.lengths)))
         return self.decoder(replace(batch, tokens=moved, segments=None, additions=None, memory=view))  # type: ignore[no-any-return]
 

@@ -351,7 +351,8 @@ class EncoderDecoderConfig:
 
     Logits are the products of states with the output matrix, which is the decoder's embedding matrix if `tied`. States
     are multiplied by `output_scale` before; with `output_bias` a bias for each token is added. The decoder's
-    `logit_cap` limits them.
+    `logit_cap` limits them. With `wraps_last` a decoder that reads the encoder's text has the last token of the text
+    before it, in place of `start`.
     """
 
     encoder: ModelConfig
@@ -361,3 +362,4 @@ class EncoderDecoderConfig:
     tied: bool = True
     output_scale: float = 1.0
     output_bias: bool = False
+    wraps_last: bool = False

@@ -1,9 +1,12 @@
 """Descriptions of served models: plain values, the tokenizer and the chat template.  Imports no torch."""
 
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Literal
+
+import orjson
 
 from polyhead.models.chat import ChatTemplate
 from polyhead.models.chat.chat_format import ChatFormat
@@ -41,6 +44,11 @@ TASK_FORMS: Mapping[Task, frozenset[OutputForm]] = {
 def describe_tasks(tasks: Collection[Task]) -> str:
     """The tasks as a phrase for messages."""
     return " or ".join(TASK_VERBS[task] for task in sorted(tasks))
+
+
+def json_sizes(labels: Iterable[str]) -> tuple[int, ...]:
+    """The bytes of each label as JSON, the largest first."""
+    return tuple(sorted((len(orjson.dumps(label)) for label in labels), reverse=True))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -106,6 +114,17 @@ class Model:
     skipped_tokens: frozenset[int] = frozenset()
     is_static: bool = False
     calibration: Calibration = NO_CALIBRATION
+
+    @cached_property
+    def entailment_label(self) -> int | None:
+        """The index of a classifier's entailment label; None if it has none. A checkpoint may have very many labels, so
+        they are looked at once."""
+        return next((index for index, label in enumerate(self.labels) if label.lower().startswith("entail")), None)
+
+    @cached_property
+    def label_bytes(self) -> tuple[int, ...]:
+        """The bytes of each label as JSON, the largest first."""
+        return json_sizes(self.labels)
 
     @property
     def forms(self) -> frozenset[OutputForm]:

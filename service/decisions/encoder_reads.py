@@ -21,7 +21,7 @@ from ..core.request import Task
 from ..core.text_limits import check_characters
 from ..text.answer_delta import NO_USAGE, Usage
 from ..text.encoder_inputs import EncodingRequest
-from ..text.zero_shot import PLACEHOLDER, fill_hypothesis, find_entailment_label, softmax
+from ..text.zero_shot import PLACEHOLDER, fill_hypothesis, softmax
 from .option_orders import Order, choose_orders
 from .question import DecisionRequest, Option, OptionScores, Question
 
@@ -102,7 +102,7 @@ def count_written_characters(model: Model, request: DecisionRequest) -> int:
 
 def read_entailment(model: Model, state: str, field: str, question: Question, _: Order) -> HeadRead:
     """A hypothesis for each option, whose entailments are compared; of a predicate without descriptions one."""
-    entails = find_entailment_label(model.labels)
+    entails = model.entailment_label
     assert entails is not None, "the classifier has an entailment label"
     contradicts = len(model.labels) - 1 if entails == 0 else 0
     if question.is_statement:
@@ -229,7 +229,7 @@ def require_instructions(question: Question) -> str:
 
 
 def read_classifier(model: Model, state: str, field: str, question: Question, order: Order) -> HeadRead:
-    entails = find_entailment_label(model.labels)
+    entails = model.entailment_label
     return (read_own_labels if entails is None else read_entailment)(model, state, field, question, order)
 
 

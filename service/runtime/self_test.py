@@ -15,13 +15,13 @@ from itertools import accumulate
 from pathlib import Path
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from polyhead.models.checkpoint.default_precision import DefaultPrecision
 from polyhead.models.checkpoint.description import Description, missing_embedding
 from polyhead.models.checkpoint.weight_reader import WeightReader
 from polyhead.models.core.turns import YieldTurn, keep_turn
-from polyhead.models.executors.contract import Executor, StateUse, StepInput
+from polyhead.models.executors.contract import Executor, StateUse, StepInput, step_in_turns
 from polyhead.models.native.library import library_hash
 from polyhead.models.network.ragged import RaggedBatch
 from polyhead.models.quantization.divergence import Divergence
@@ -33,6 +33,7 @@ from .self_test_results import FileHashes, PrecisionCosts
 TEXT_FILE = Path(__file__).parent / "quality.txt"  # prose and code of several kinds
 WINDOW_COUNT, WINDOW_TOKENS = 4, 32  # windows of the text, and tokens of each
 COMPARED_ROWS = 8  # rows at the end of each window whose predictions are compared: a vocabulary may be large
+COMPUTING_TURN_S = 0.02  # of the text of an encoder, between two turns of others
 TESTED_PRECISIONS = ("int8", "int4")
 
 
@@ -203,14 +204,16 @@ class SelfTest:
     def compare(self, executor: Executor, yield_turn: YieldTurn = keep_turn) -> None:
         """Measure the cost; `store_cost` should be called afterwards. Does nothing if the cost is known.
 
-        `yield_turn` is called after each text.
+        `yield_turn` is called after each text, and while the text of an encoder is computed: its layers may be many,
+        with one set of tensors.
         """
         if not self._is_due:
             return
         outputs = []
         for text in self._texts:
-            outputs.append(executor.step(self._rows_of(text, executor)).clone())
-            yield_turn()
+            for states in compute_in_turns(executor, self._rows_of(text, executor)):
+                outputs += [] if states is None else [states]
+                yield_turn()
         found = torch.cat(outputs)
         expected, self._reference = self._reference, torch.empty(0)
         if not found.isfinite().all():
@@ -243,6 +246,13 @@ class SelfTest:
         states = [StateUse(read=-1, write=0)] if executor.state_count else None
         compared = list(self._compared_rows(text))
         return StepInput(text, list(range(count)), [0, count], [list(range(blocks))], compared, states=states)
+
+
+def compute_in_turns(executor: Executor, rows: StepInput) -> Iterator[Tensor | None]:
+    """The result of a step, after None for each turn that did not finish it. A step with a cache has one turn."""
+    if executor.block_size:
+        return iter([executor.step(rows).clone()])
+    return step_in_turns(executor, rows, COMPUTING_TURN_S)
 
 
 def self_test_windows(description: Description, longest: int) -> list[list[int]]:

@@ -4,17 +4,10 @@ Each class makes one pair of text and hypothesis. The entailment scores of the p
 each with the pair's own contradiction score.
 """
 
-from collections.abc import Sequence
-
 import numpy as np
 from numpy.typing import NDArray
 
 PLACEHOLDER = "{}"
-
-
-def find_entailment_label(labels: Sequence[str]) -> int | None:
-    """Return the index of the classifier's entailment label; None if it has none."""
-    return next((index for index, label in enumerate(labels) if label.lower().startswith("entail")), None)
 
 
 def fill_hypothesis(template: str, name: str) -> str:

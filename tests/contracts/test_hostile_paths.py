@@ -9,6 +9,7 @@ import pytest
 
 from polyhead.models.checkpoint import describe_source as described
 from polyhead.models.checkpoint import hub
+from polyhead.models.checkpoint.merged_adapter import base_source
 from polyhead.models.checkpoint.source_policy import SourcePolicy
 from polyhead.models.core.errors import CheckpointError
 from polyhead.service.config.settings import Settings
@@ -92,6 +93,28 @@ def test_an_adapter_inside_does_not_bring_in_a_base_outside(root: Path) -> None:
         describe(adapter, "adapter_config.json", peft_type="LORA", base_model_name_or_path=name)
         with pytest.raises(CheckpointError, match="lies outside"):
             described("adapter", SourcePolicy(root))
+
+
+def test_an_adapter_does_not_show_whether_its_base_exists_outside(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Neither in the home folder nor by steps out of its own folder, which is deeper than the root."""
+    monkeypatch.setenv("HOME", str(root.parent))
+    adapter = root / "deep" / "adapter"
+    adapter.mkdir(parents=True)
+    for start in ("~/", f"{root.parent}/", "../../../", "../../"):
+        messages = set()
+        for name in ("the-outside-file", "nothing-at-all"):
+            describe(adapter, "adapter_config.json", peft_type="LORA", base_model_name_or_path=start + name)
+            with pytest.raises(CheckpointError) as raised:
+                described("deep/adapter", SourcePolicy(root))
+            messages.add(str(raised.value).replace(name, ""))
+        assert len(messages) == 1, messages
+
+
+def test_a_trusted_adapter_names_its_base_in_the_home_folder(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HOME", str(root))
+    describe(root, "adapter_config.json", base_model_name_or_path="~/inside")
+    policy = SourcePolicy(Path("/"))
+    assert policy.locate(base_source(root, policy)) == root / "inside"
 
 
 def test_without_the_key_answers_do_not_show_whether_a_path_exists(root: Path) -> None:

@@ -160,6 +160,8 @@ ROWS: dict[str, Row] = {
     **make_rows("Bart", BART, TEXT, SPAN),
     **make_rows("MBart", BART, TEXT, SPAN),
     **make_rows("PLBart", BART, TEXT),
+    **named("other start", make_rows("MBart", dict(BART, decoder_start_token_id=7), TEXT)),
+    **named("other start", make_rows("PLBart", dict(BART, decoder_start_token_id=7), TEXT)),
     **make_rows("Mvp", BART, TEXT, SPAN),
     **make_rows("LED", LONG_BART, SPAN),
     **make_rows("BigBirdPegasus", BART | BLOCKS, TEXT, SPAN),
@@ -227,6 +229,8 @@ def test_a_start_token_of_a_decoder_that_is_read_is_compared_with_the_vocabulary
     [
         ("Qwen2", "ForCausalLM", {"is_causal": False}, "its tokens see those after them"),
         ("Mistral", "Model", {"is_causal": False, "sliding_window": 8}, "is_causal is false, which is known only"),
+        ("Bert", "Model", {"is_causal": True}, "is_causal is True, and in this network tokens see those after them"),
+        ("ModernBert", "Model", {"is_causal": True}, "is_causal is True, and in this network"),
         ("Qwen2", "Model", {"is_causal": "no"}, "is_causal is 'no', which should be true or false"),
     ],
 )

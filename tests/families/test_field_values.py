@@ -197,6 +197,21 @@ VALUES: list[tuple[str, str, Any, str]] = [
     ("mixtral", "num_local_experts", 0, "num_local_experts|experts|count"),
     ("phi3-longrope", "original_max_position_embeddings", MISSING, ""),
     ("kolibri1", "norm_topk_prob", MISSING, ""),
+    ("llama", "partial_rotary_factor", 0.5, "partial_rotary_factor is 0.5: llama networks rotate all features"),
+    ("llama", "rope_scaling", {"rope_type": "linear", "factor": 4.0}, "rope_scaling and rope_parameters are both"),
+    ("llama", "rope_parameters", {"full_attention": {}, "sliding_attention": {}}, "llama networks have one rotation"),
+    ("gemma3", "rope_parameters", {"rope_type": "linear", "factor": 4.0}, "has no object for each type of layers"),
+    ("gemma3-images", "text_config.final_logit_softcapping", 2.0, "final_logit_softcapping is 2.0: only None"),
+    ("gemma3-images", "text_config.is_causal", False, "text_config.is_causal is False, and in this network"),
+    ("mimo_v2_flash", "rope_parameters.full_attention.partial_rotary_factor", MISSING, ""),
+    ("mellum", "partial_rotary_factor", 0.5, "or a share of features of sliding"),
+    (
+        "mellum",
+        "rope_parameters.full_attention.partial_rotary_factor",
+        0.5,
+        "a share of features of sliding",
+    ),
+    ("xglm", "pad_token_id", 2, "pad_token_id is 2: only 0 and 1 are known"),
 ]
 FolderOf = Callable[[str], tuple[Path, Any]]
 

@@ -9,10 +9,8 @@ from collections.abc import AsyncGenerator, Callable, Iterator, Mapping, Sequenc
 from contextlib import aclosing
 from dataclasses import dataclass
 from functools import partial
-from heapq import nlargest
 from typing import Any, TypeVar
 
-import orjson
 from fastapi import Request
 from starlette.responses import Response
 
@@ -105,10 +103,11 @@ class ReplyWriter:
         return dump_chunks(item, b'{"index":%d,"result":' % index, b"}\n")
 
 
-def max_label_bytes(labels: Sequence[str], top_k: int = 0) -> int:
-    """Upper bound of the bytes of one text's labels with their scores; with `top_k` only of so many."""
-    sizes = (len(orjson.dumps(label)) for label in labels)
-    return sum(nlargest(top_k, sizes) if top_k else sizes) + LABEL_BYTES * min(top_k or len(labels), len(labels))
+def max_label_bytes(label_bytes: Sequence[int], top_k: int = 0) -> int:
+    """Upper bound of the bytes of one text's labels with their scores; with `top_k` only of so many. `label_bytes`: the
+    bytes of each label as JSON, the largest first."""
+    sizes = label_bytes[:top_k] if top_k else label_bytes
+    return sum(sizes) + LABEL_BYTES * len(sizes)
 
 
 def max_vector_bytes(width: int) -> int:

@@ -215,6 +215,26 @@ def test_layers_that_share_their_weights_are_read_once(tmp_path: Path) -> None:
     assert 0 < test.cost < 0.01
 
 
+def test_others_may_compute_while_a_text_of_an_encoder_is_compared(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A small file may have many layers with one set of tensors. Turns change no cost."""
+    source = save_checkpoint(ROWS["AlbertModel"], tmp_path / "model")
+    what, costs, turns = checkpoint.describe_source(str(source)), [], []
+    for turn_s in (3600.0, 1e-9):
+        settings = Settings(model_dir=tmp_path, precision="int8")
+        test = SelfTest(what, choose_placement(settings, None, what.config), settings, what.max_tokens)
+        test.compute_reference(WeightReader(what), ignore_progress)
+        monkeypatch.setattr(fidelity, "COMPUTING_TURN_S", turn_s)
+        taken = list[None]()
+        loaded = checkpoint.load(str(source))
+        test.compare(NativeExecutor(loaded.network, precision="int8"), lambda taken=taken: taken.append(None))
+        costs.append(test.cost)
+        turns.append(len(taken))
+    assert turns[0] == len(fidelity.self_test_windows(what, what.max_tokens)) < turns[1] // 4
+    assert costs[0] == costs[1]
+
+
 def test_nan_costs_too_much(tmp_path: Path) -> None:
     source = file_of(tmp_path)
     what, settings = checkpoint.describe_source(str(source)), Settings(model_dir=tmp_path)

@@ -62,7 +62,7 @@ def keep_replies(wire: Any, model: Model, answers: Replies) -> Replies:  # noqa:
 
 async def score_classes(wire: hf_wire.ZeroShotRequest, model: Model, answers: Replies) -> Replies:
     """Combine the answers to each text's hypotheses into one: a score for each class."""
-    entails, count = zero_shot.find_entailment_label(model.labels), len(wire.parameters.classes)
+    entails, count = model.entailment_label, len(wire.parameters.classes)
     assert entails is not None, "the model has the task"
     async with aclosing(answers):
         async for group in batch_replies(answers, count):

@@ -7,7 +7,7 @@ single text, because the hosted service's clients expect it.
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from ....core.model import Model
+from ....core.model import Model, json_sizes
 from ....text.answer_delta import AnswerDelta
 from ....text.encoder_outputs import FillOutput, ScoreOutput, SpanOutput, TagOutput
 from ...shared import pipeline_outputs
@@ -45,7 +45,9 @@ def classify_writer(wire: ClassifyRequest, model: Model) -> ReplyWriter:
         return pipeline_outputs.rank_labels(model.labels, scores, options.top_k, options.threshold)
 
     return ReplyWriter(
-        write_one=write_one, write_error=write_hf_error, max_bytes=max_label_bytes(model.labels, options.top_k)
+        write_one=write_one,
+        write_error=write_hf_error,
+        max_bytes=max_label_bytes(model.label_bytes, options.top_k or 0),
     )
 
 
@@ -55,7 +57,7 @@ def zero_shot_writer(wire: ZeroShotRequest | LabelTextRequest, model: Model) -> 
     def write_one(reply: ScoreOutput) -> Any:
         return pipeline_outputs.rank_labels(classes, reply.values)
 
-    return make_writer(wire, write_one, max_label_bytes(classes))
+    return make_writer(wire, write_one, max_label_bytes(json_sizes(classes)))
 
 
 def choice_writer(wire: MultipleChoiceRequest, model: Model) -> ReplyWriter:  # noqa: ARG001

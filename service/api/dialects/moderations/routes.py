@@ -15,6 +15,7 @@ from pydantic import Field
 from starlette.responses import Response
 
 from ....core.errors import BadRequest
+from ....core.model import Model
 from ....text.encoder_inputs import EncodingRequest
 from ....text.encoder_outputs import ScoreOutput
 from ...shared.dialect import (
@@ -81,13 +82,14 @@ def label_thresholds(wire: ModerationRequest, labels: Sequence[str]) -> Mapping[
     return wire.thresholds or dict.fromkeys(labels, DEFAULT_THRESHOLD)
 
 
-def result_writer(labels: Sequence[str], thresholds: Mapping[str, float]) -> ReplyWriter:
+def result_writer(model: Model, thresholds: Mapping[str, float]) -> ReplyWriter:
     """Writes the result for each input."""
+    labels = model.labels
     applied = orjson.Fragment(orjson.dumps({label: ["text"] for label in labels}))  # the same in all results
     return ReplyWriter(
         write_one=partial(write_moderation, labels, thresholds, applied),
         write_error=write_openai_error,
-        max_bytes=OVERHEAD_BYTES + LABEL_COPIES * max_label_bytes(labels),
+        max_bytes=OVERHEAD_BYTES + LABEL_COPIES * max_label_bytes(model.label_bytes),
     )
 
 
@@ -109,7 +111,7 @@ async def answer_moderation(request: Request, wire: ModerationRequest) -> Respon
     model = record_model(request, authorized_models(request).resolve_or_only(wire.model, ["classify"]))
     thresholds, encoding = label_thresholds(wire, model.labels), read_moderation(wire)
     replies = await start_replies(request, wire, model, encoding)
-    results = await write_body(request, replies, result_writer(model.labels, thresholds), len(encoding.inputs))
+    results = await write_body(request, replies, result_writer(model, thresholds), len(encoding.inputs))
     before = orjson.dumps({"id": f"modr-{uuid.uuid4().hex}", "model": wire.model or model.name})[:-1]
     return results.response(before + b',"results":[', b"]}")
 

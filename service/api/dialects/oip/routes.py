@@ -31,7 +31,7 @@ from ...shared.dialect import (
     request_context,
     server,
 )
-from ...shared.encoding_calls import Replies, answer_size, reply_size, run_off_loop, start_replies
+from ...shared.encoding_calls import Replies, answer_size, json_response, reply_size, run_off_loop, start_replies
 from ...shared.json_body import open_json, receive_body
 from ...shared.streaming import (
     EventStream,
@@ -41,6 +41,7 @@ from ...shared.streaming import (
     encode_events,
     run_while_connected,
 )
+from ...shared.task_names import label_cost
 from .tensors import LENGTH_HEADER, TensorBody, split_body
 from .wire import (
     HEAD_INPUTS,
@@ -136,7 +137,8 @@ def write_all_statistics(request: Request, models: Sequence[Model]) -> Response:
 @router.get("/v2/models/{name:path}", summary="The tensors of a model.")
 @router.get("/v2/models/{name:path}/versions/{version}", summary="The same of its only version.")
 async def model_described(request: Request) -> Response:
-    return JsonResponse(write_oip_model(find_model(request)))
+    model = find_model(request)
+    return await json_response(request, label_cost(model), lambda: write_oip_model(model))
 
 
 @router.post(

@@ -196,10 +196,9 @@ def class_counts(wire: InferRequest) -> dict[str, int]:
 
 def class_bytes(wire: InferRequest, model: Model) -> int:
     """Bytes of the classes of one text, at most."""
-    label = max(map(len, model.labels), default=0)
-    return sum(
-        min(count, row_size(model)) * (CLASS_BYTES + CHAR_BYTES * label) for count in class_counts(wire).values()
-    )
+    counts = class_counts(wire).values()
+    label = max(map(len, model.labels), default=0) if counts else 0
+    return sum(min(count, row_size(model)) * (CLASS_BYTES + CHAR_BYTES * label) for count in counts)
 
 
 def row_size(model: Model) -> int:

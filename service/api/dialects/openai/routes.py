@@ -46,6 +46,7 @@ from ...shared.openai_errors import write_openai_error
 from ...shared.openai_sampling import SampledRequest
 from ...shared.post_routes import add_post_routes
 from ...shared.streaming import EventStream, JsonResponse, StreamWriter, encode_events
+from ...shared.task_names import label_cost
 from .chat_answers import chat_usage, write_chat, write_chat_chunks
 from .wire import (
     EMBEDDING_FIELDS,
@@ -240,7 +241,10 @@ async def path_models(request: Request) -> Response:
 @router.get("/v1/models/{name:path}", summary="One of what is served.")
 async def model(request: Request) -> Response:
     found = authorized_models(request).resolve(request.path_params["name"], get_args(Task))
-    return JsonResponse(write_openai_model(found, explained=server(request).settings.explain))
+    explained = server(request).settings.explain
+    return await json_response(
+        request, label_cost(found), lambda: write_openai_model(found, explained=explained, whole=True)
+    )
 
 
 DIALECT = Dialect(

@@ -162,11 +162,11 @@ def encode_base64(values: list[float]) -> str:
 
 def write_models(models: Sequence[Model], *, explained: bool) -> dict[str, Any]:
     """A list of all models, with the fields of OpenAI's lists, of Anthropic's and of TypeSafe's, which have the same
-    path.
+    path. Of many labels only the first are listed; a model's own path has them all.
     """
     names = [model.name for model in models]
     pages = {"has_more": False, "first_id": names[0] if names else None, "last_id": names[-1] if names else None}
-    listed = [write_openai_model(model, explained=explained) for model in models]
+    listed = [write_openai_model(model, explained=explained, whole=False) for model in models]
     return {"object": "list", "data": listed, "models": list(map(write_typesafe_model, models)), **pages}
 
 
@@ -176,10 +176,10 @@ def write_typesafe_model(model: Model) -> dict[str, Any]:
     return {"name": model.name, "description": description, "release_date": released}
 
 
-def write_openai_model(model: Model, *, explained: bool) -> dict[str, Any]:
+def write_openai_model(model: Model, *, explained: bool, whole: bool) -> dict[str, Any]:
     """A model, with the fields of OpenAI and of Anthropic.  Those from `task` on are an extension, which clients
-    ignore."""
+    ignore; `whole`: with all of its labels."""
     known = {"id": model.name, "object": "model", "created": model.created, "owned_by": "polyhead"}
     created = format_time(model.created)
     anthropic = {"type": "model", "display_name": model.name, "created_at": created}
-    return {**known, **anthropic, **describe_model(model, explained=explained)}
+    return {**known, **anthropic, **describe_model(model, explained=explained, whole=whole)}

@@ -27,7 +27,8 @@ from ...shared.dialect import (
 from ...shared.encoding_calls import collect_replies, compare_replies, json_response, reply_response, start_replies
 from ...shared.json_body import receive_json
 from ...shared.post_routes import add_post_routes
-from ...shared.streaming import JsonResponse, PartsResponse, run_while_connected
+from ...shared.streaming import PartsResponse, run_while_connected
+from ...shared.task_names import label_cost
 from ..tokens import routes as token_routes
 from .wire import (
     DecodeRequest,
@@ -90,7 +91,7 @@ async def predict(request: Request, wire: PredictRequest) -> Response:
     model = find_model(request, CLASSIFIERS)
     encoding = read_predict(wire)
     answers = await start_replies(request, wire, model, encoding)
-    return await reply_response(request, answers, predict_writer(model.labels, wire), len(encoding.inputs))
+    return await reply_response(request, answers, predict_writer(model, wire), len(encoding.inputs))
 
 
 @add_post_routes(router, "/embed", EmbedRequest, "Texts as vectors.")
@@ -187,7 +188,8 @@ async def decode(request: Request, wire: DecodeRequest) -> Response:
 @router.get("/models/{name:path}/info", summary="The same of one model.")
 async def info(request: Request) -> Response:
     model = find_model(request, default_tasks(request))
-    return JsonResponse(write_info(model, server(request).settings))
+    settings = server(request).settings
+    return await json_response(request, 2 * label_cost(model), lambda: write_info(model, settings))
 
 
 def rerank_tasks(request: Request) -> Collection[Task]:

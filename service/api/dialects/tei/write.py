@@ -63,11 +63,11 @@ def tei_status(error: PolyheadError) -> int:
             return error.status
 
 
-def predict_writer(labels: Sequence[str], wire: PredictRequest) -> ReplyWriter:
+def predict_writer(model: Model, wire: PredictRequest) -> ReplyWriter:
     return ReplyWriter(
-        write_one=lambda answer: rank_labels(labels, answer.values),
+        write_one=lambda answer: rank_labels(model.labels, answer.values),
         is_single=is_single(wire),
-        max_bytes=max_label_bytes(labels),
+        max_bytes=max_label_bytes(model.label_bytes),
         write_error=write_tei_error,
     )
 

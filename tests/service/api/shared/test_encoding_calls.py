@@ -31,6 +31,7 @@ from polyhead.service.api.shared.openai_errors import write_openai_error
 from polyhead.service.api.shared.streaming import LineStream, PartsResponse, dumps_sliced
 from polyhead.service.concurrency.thread_pool import ThreadPool
 from polyhead.service.core.errors import BodyTooLarge, PolyheadError
+from polyhead.service.core.model import json_sizes
 from polyhead.service.core.request import Encode
 from polyhead.service.resources.request_memory import ALLOCATOR_BYTES, UNBOUNDED_HEADROOM, Headroom, MemoryClaim
 from polyhead.service.text.answer_delta import Usage
@@ -51,7 +52,7 @@ LABELS = tuple(f"label \x01 {index}" for index in range(77))
 CLASSIFY = ReplyWriter(
     write_one=lambda reply: findings.rank_labels(LABELS, reply.values),
     write_error=write_openai_error,
-    max_bytes=max_label_bytes(LABELS),
+    max_bytes=max_label_bytes(json_sizes(LABELS)),
 )
 TAGS = ReplyWriter(write_one=lambda reply: map(findings.write_entity, reply.entities), write_error=write_openai_error)
 WORDS = ReplyWriter(write_one=lambda reply: findings.write_masks(reply.masks), write_error=write_openai_error)

@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import AsyncGenerator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, cast
 
@@ -388,10 +389,10 @@ def test_a_hypothesis_template_is_not_executed(app: FastAPI, registry: Registry,
     assert registry.requests[0].tokens == tuple(encoding.ids)
 
 
-def test_the_entailment_label_is_found() -> None:
+def test_the_entailment_label_is_found(models: list[Model]) -> None:
     logits = np.array([[1.0, 0.0, 3.0], [2.0, 9.0, 1.0]])
-    assert zero_shot.find_entailment_label(("no", "maybe", "Entailment")) == 2
-    assert zero_shot.find_entailment_label(LABELS) is None
+    assert replace(models[1], labels=("no", "maybe", "Entailment")).entailment_label == 2
+    assert replace(models[1], labels=LABELS).entailment_label is None
     one, two = zero_shot.class_probabilities(logits, 2, several=True)
     assert (one, two) == pytest.approx((1 / (1 + np.exp(-2)), 1 / (1 + np.exp(1))))
     assert sum(zero_shot.class_probabilities(logits, 2, several=False)) == pytest.approx(1)
