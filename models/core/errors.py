@@ -85,6 +85,10 @@ class EncodingError(ModelError):
     """Input that cannot be encoded."""
 
 
+class GrowthError(EncodingError):
+    """A tokenizer may make a text many times as long."""
+
+
 class StepInputError(ValueError):
     """A number of a step that is out of range: names the number, its value and the bound.
 

@@ -18,7 +18,7 @@ from typing import Any, TypeVar
 import orjson
 import tokenizers
 
-from ..core.errors import CheckpointError, EncodingError
+from ..core.errors import CheckpointError, EncodingError, GrowthError
 from . import gguf_vocabulary as gguf
 from . import patterns
 from . import tokenizer_files as folder
@@ -250,7 +250,7 @@ class Tokenizer:
         return [Encoding(each) for each in found]
 
     def _check_growth(self, texts: Iterable[Sequence[str]]) -> None:
-        """Raise EncodingError for a text, given in parts, that may become many times as long: its memory was counted by
+        """Raise GrowthError for a text, given in parts, that may become many times as long: its memory was counted by
         its length."""
         for parts in texts:
             if self._heavy is not None and all(map(self._heavy.isdisjoint, parts)):
@@ -258,7 +258,7 @@ class Tokenizer:
             length, grown = sum(map(len, parts)), sum(map(self._weights.of, parts))
             if grown > (most := MAX_MEAN_GROWTH * length + MAX_FREE_GROWTH):
                 message = f"the steps of the tokenizer may make {grown:.0f} characters of the {length} of a text"
-                raise EncodingError(f"{message}; {most} are the most")
+                raise GrowthError(f"{message}; {most} are the most")
 
     def encode_words(self, texts: Sequence[Sequence[str]]) -> list[Encoding]:
         """Texts that are split into words already, with special tokens around them; `Encoding.words` has the index of

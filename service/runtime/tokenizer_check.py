@@ -21,7 +21,7 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
-from polyhead.models.core.errors import CheckpointError, EncodingError, UnsupportedError, show_value
+from polyhead.models.core.errors import CheckpointError, EncodingError, GrowthError, UnsupportedError, show_value
 from polyhead.models.tokenizer import Tokenizer, TokenizerError
 from polyhead.models.tokenizer.regular_expression import remove_matches
 
@@ -216,9 +216,13 @@ def try_tokenizer(request: dict[str, Any]) -> CheckpointError | None:
     for piece in (*TEXT_PIECES, *vocabulary_pieces(tokenizer)):
         text = (piece[:TEXT_CHARACTERS] * (TEXT_CHARACTERS // len(piece) + 1))[:TEXT_CHARACTERS]
         began = time.process_time()
-        with suppress(EncodingError, TokenizerError):  # these fail only the request with that text
+        try:
             [encoding] = tokenizer.encode_batch([text])
             tokenizer.decode(encoding.ids[:TEXT_CHARACTERS])
+        except GrowthError as error:
+            return tokenizer_error(source, f"{error} (as {show_value(piece)})")
+        except (EncodingError, TokenizerError):
+            pass  # these fail only the request with that text
         seconds, limit = time.process_time() - began, request["text_seconds"]
         if seconds > limit:
             cost = (
