@@ -41,6 +41,8 @@ CODES = re.compile(r"\\x\{([0-9A-Fa-f]+)\}|\\x([0-9A-Fa-f]{1,2})|\\u([0-9A-Fa-f]
 QUANTIFIER = re.compile(r"([?*+])([?+]?)|\{(\d*)(,?)(\d*)\}(\??)")
 OPTIONS = re.compile(r"\?([a-zA-Z]*(?:-[a-zA-Z]*)?)([:)])")
 NAMED = re.compile(r"\?(?:<([^>=!][^>]*)>|'([^']+)')")
+IGNORES_CASE = re.compile(r"\(\?[a-zA-Z]*i")
+MOST_FOLDED = 3  # letters that one character is, without regard to case
 UNREAD = re.compile(r"\\(?:[1-9]|k[<']|g[<'])|\(\?[(~{]|\(\*")
 
 
@@ -279,6 +281,16 @@ class Part:
     least: int = 0  # characters
 
 
+def count_least(text: str, parts: int) -> int:
+    """The characters that an expression of so many parts takes out of a text at least.
+
+    Without regard to case one character may match three parts (U+FB03, "ffi"); \\K keeps what was matched before it.
+    """
+    if "\\K" in text:
+        return 0
+    return -(-parts // MOST_FOLDED) if IGNORES_CASE.search(text) else parts
+
+
 class Expression:
     """A regular expression of a checkpoint, which Oniguruma has accepted. CheckpointError if it may take very long.
 
@@ -297,7 +309,7 @@ class Expression:
         self._loops = 0  # repetitions without a bound around the part that is built
         whole = self._build(ExpressionReader(text).read())
         self._final |= {state for state, free in whole.last.items() if free}
-        self.least = whole.least
+        self.least = count_least(text, whole.least)
         self._read_characters()
         self._check_ambiguity()
 

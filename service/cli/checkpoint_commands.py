@@ -13,7 +13,7 @@ import typer
 
 app = typer.Typer()
 Method = Literal[
-    "attention", "attention_rollout", "attention_flow", "gradient_x_input", "integrated_gradients", "occlusion"
+    "auto", "attention", "attention_rollout", "attention_flow", "gradient_x_input", "integrated_gradients", "occlusion"
 ]
 Source = Annotated[str, typer.Argument(help="A checkpoint, or a quick-start model.", show_default=False)]
 Plot = Annotated[Path | None, typer.Option(help="A figure to write: .svg, .pdf or .png.")]
@@ -71,7 +71,9 @@ def explain(
     second: Annotated[
         str, typer.Argument(help="The second text of a pair, or the text that a vector is compared with.")
     ] = "",
-    method: Annotated[Method, typer.Option(help="The method of explanation.")] = "attention",
+    method: Annotated[
+        Method, typer.Option(help="The method of explanation; auto: the one that suits the model.")
+    ] = "auto",
     target: Annotated[
         str, typer.Option(help="A label, a word, a text, or a JSON object; by default the most likely.")
     ] = "",

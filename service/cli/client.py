@@ -15,13 +15,13 @@ class ClientError(Exception):
 
 
 class ApiClient:
-    """A client of the server at `url`.  If `key` is empty, none is sent."""
+    """A client of the server at `url`, by HTTP unless it says otherwise.  If `key` is empty, none is sent."""
 
     def __init__(self, url: str, key: str) -> None:
         headers = {"Authorization": f"Bearer {key}"} if key else {}
-        self.url = url
+        self.url = url if "://" in url else f"http://{url}"
         self.finish = ""  # why the last answer ended, once it has
-        self._http = httpx.Client(base_url=url, headers=headers, timeout=TIMEOUT)
+        self._http = httpx.Client(base_url=self.url, headers=headers, timeout=TIMEOUT)
 
     def find_model(self, task: str) -> str:
         """Return the name of the first ready model for `task`."""

@@ -244,8 +244,9 @@ class EncoderWorker:
         """Go on with the first of the batches that are computed or read."""
         reading = self._readings.popleft()  # for good, if it raises: its texts are computed again
         self._batch = [handle for handle in reading.handles if handle in self._requests]
+        was_first = self._goes_first(reading)  # it took no turn of the others
         events = self._advance(reading)
-        self._reads_next = False
+        self._reads_next = was_first
         computed = reading.computed_s
         report = replace(self._report(), forward_s=computed, sample_s=perf_counter() - began - computed)
         return StepResult(events, report, (), began)
@@ -399,6 +400,8 @@ class EncoderWorker:
 
     def _collect_events(self, reading: OpenReading, found: Sequence[TextEvents]) -> list[HandleEvent]:
         events: list[HandleEvent] = []
+        # A text may have ended while its batch was computed, and heads read several texts at once.
+        found = [(number, answers) for number, answers in found if reading.handles[number] in self._requests]
         for number, answers in found:
             handle = reading.handles[number]
             tokens = len(self._requests[handle].tokens)

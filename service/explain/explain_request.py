@@ -152,12 +152,12 @@ def choose_method(model: Model, parameters: ExplainParameters) -> ExplainParamet
 
     It is integrated gradients. For a generator it is gradients times input, because its scores jump along the path from
     a baseline, so that integrated gradients seldom add up. It is attention weights if an option of these is given
-    (layers, heads, top_k, encoding), and for a vector that is not compared with another.
+    (layers, heads, top_k), and for a vector that is not compared with another.
     """
     if not parameters.suits_model:
         return parameters
     method: ExplainMethod = "gradient_x_input" if model.task == "generate" else "integrated_gradients"
-    selects_weights = parameters.layers or parameters.heads or parameters.top_k or parameters.as_base64
+    selects_weights = parameters.layers or parameters.heads or parameters.top_k
     if selects_weights or (model.task == "embed" and parameters.target.text is None):
         method = "attention"
     return replace(parameters, method=method, suits_model=False)

@@ -276,19 +276,15 @@ class Model {
         for (auto& scratch : scratch_) scratch.low.reserve(size_t(PANEL) * rows.rank);
         planned_threads_ = team_.size();
         stage_ = 0;
-        return resume(turn);
+        return compute_turn(turn);
     }
 
     // Goes on with a step for `turn` nanoseconds, and until each thread has finished its piece: a panel of rows, or a tile
     // of attention.  0, or a network with experts or recurrent layers: to the end.  Returns whether the step is finished.
     // The pieces are the same whatever the turns, and so are the results.
     bool resume(int64_t turn) {
-        has_turn_ = turn && !inner_ && last_recurrent_ < 0;
-        turn_end_ = Clock::now() + std::chrono::nanoseconds(turn);
-        for (auto& claims : claims_) claims.n.store(team_.size(), std::memory_order_relaxed);
-        for (auto& scratch : scratch_) scratch.product = 0;
-        team_.run([this](int thread) { compute(thread); });
-        return stage_ == stage_count();
+        team_.choose_size();
+        return compute_turn(turn);
     }
 
   private:
@@ -508,6 +504,17 @@ class Model {
             return together ? part(n, thread, model.team_.size()) : std::pair(0, n);
         }
     };
+
+    bool compute_turn(int64_t turn) {
+        has_turn_ = turn && !inner_ && last_recurrent_ < 0;
+        turn_end_ = Clock::now() + std::chrono::nanoseconds(turn);
+        for (auto& claims : claims_) claims.n.store(team_.size(), std::memory_order_relaxed);
+        for (auto& scratch : scratch_) scratch.product = 0;
+        team_.run([this](int thread) { compute(thread); });
+        const bool is_finished = stage_ == stage_count();
+        if (is_finished) team_.adapt();  // at the end of other turns threads wait for the last piece
+        return is_finished;
+    }
 
     bool is_turn_over() const { return has_turn_ && Clock::now() >= turn_end_; }
 

@@ -50,7 +50,12 @@ class Team {
         const auto began = Clock::now();
         publish_job();
         work(0);
-        if (adapts_) adapt_size(Clock::now() - began);
+        took_ = Clock::now() - began;
+    }
+
+    // Judges by the last job whether the next ones have fewer threads.
+    void adapt() {
+        if (adapts_ && size_ > 1) adapt_size(took_);
     }
 
     // Returns when all threads of the job have called it.
@@ -125,7 +130,7 @@ class Team {
     const bool adapts_;
     const int spins_, max_size_;
     int size_;
-    Time pause_ = SHORT;
+    Time pause_ = SHORT, took_{};
     Clock::time_point until_{};
     void (*job_)(void*, int) = nullptr;
     void* argument_ = nullptr;

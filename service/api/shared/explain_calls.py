@@ -13,7 +13,7 @@ from typing import Annotated, Any, Literal
 from fastapi import Request
 from pydantic import Field
 
-from ...core.errors import BadRequest, PolyheadError, StepFailed
+from ...core.errors import AnswerTooLarge, BadRequest, PolyheadError, StepFailed
 from ...core.model import Model
 from ...core.request import ExplanationResult, Failed, Generate, GeneratedToken, Sampling, Terms
 from ...explain import explain_response
@@ -148,8 +148,22 @@ def check_explain_enabled(request: Request) -> None:
 async def compute_explanation(explain_call: ExplainCall, subject: ExplainSubject) -> dict[str, Any]:
     """The JSON object of an explanation.  Weights are chosen and encoded while it is written, so it is to be written on
     a thread.
+
+    Where no method was asked for and integrated gradients take too much work, it is gradients times input.
     """
-    request_id, model, options = f"explain-{uuid.uuid4().hex}", explain_call.model, explain_call.options
+    options = explain_call.options
+    try:
+        return await compute_by_method(explain_call, options, subject)
+    except AnswerTooLarge:
+        if not explain_call.asked.suits_model or options.method != "integrated_gradients":
+            raise
+    return await compute_by_method(explain_call, replace(options, method="gradient_x_input"), subject)
+
+
+async def compute_by_method(
+    explain_call: ExplainCall, options: ExplainParameters, subject: ExplainSubject
+) -> dict[str, Any]:
+    request_id, model = f"explain-{uuid.uuid4().hex}", explain_call.model
     layout = await server(explain_call.request).load_explainer(model)  # no await between this and the submission
     explain_response.check_size(options, subject, layout, server(explain_call.request).settings)
     size = explain_response.memory_of(options, subject, layout)

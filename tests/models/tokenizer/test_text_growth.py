@@ -164,6 +164,8 @@ BOMBS: dict[str, Tokenizer] = {
     "a charsmap": backend([normalizers.Precompiled(charsmap("a", "b" * 20)), normalizers.Replace("b", "a" * 20)]),
     "an expression": backend([normalizers.Replace(Regex("a"), "a" * 7)] * 3),
     "an expression that matches nothing": backend([normalizers.Replace(Regex("a*"), "a" * 3)] * 3),
+    "an expression that keeps what it matched": backend([normalizers.Replace(Regex("\u2603\\K"), "\u2603")] * 10),
+    "three letters that are one": backend([normalizers.Replace(Regex("(?i:ffi)"), "\ufb03" * 3)] * 9),
     "several letters": backend([normalizers.Replace("ab", "ab" * 3)] * 6),
     "a decoder": backend((), (), [decoders.Replace("a", "aa")] * 9),
     "many tables": backend([normalizers.NFC()] * 30),

@@ -439,6 +439,36 @@ def test_a_long_text_that_ends_meanwhile_is_computed_no_further(how: str) -> Non
     assert executor.turns == executor.dropped == [100]
 
 
+@pytest.mark.parametrize("how", ["abort", "expire"])
+def test_a_text_that_ends_while_its_batch_is_computed_fails_no_other(how: str) -> None:
+    executor = SlowEncoder()
+    worker = encoder(executor, token_budget=40)
+    first, other = ask(worker, encode([1] * 10, terms=Terms(deadline=3.0)), encode([2] * 11, raw=True))
+    turn(worker)
+    if how == "abort":
+        worker.abort(first)
+    else:
+        assert [ticket for ticket, _ in worker.expire(4.0)] == [first]
+    finish(worker)
+    assert values(other) == [22.0, 55.0, 0.0]
+    assert not first.events
+    assert len(executor.seen) == 1, "nothing is computed again"
+
+
+def test_a_long_text_has_its_turns_while_batches_of_several_turns_arrive() -> None:
+    executor = SlowEncoder()
+    worker = encoder(executor, token_budget=80)
+    [long] = ask(worker, encode([100] * 200))
+    turn(worker)
+    for _ in range(60):
+        if not worker._requests.waiting:
+            ask(worker, encode([1] * 20), encode([1] * 20))
+        turn(worker)
+    assert long.ended
+    assert executor.turns.count(100) == 20
+    assert executor.turns.count(1) > 30
+
+
 def test_a_turn_that_fails_fails_its_text_only() -> None:
     executor = SlowEncoder()
     executor.failing_tokens = {100}

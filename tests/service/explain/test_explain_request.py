@@ -30,7 +30,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Any:
         ("generate", {"layers": (0,)}, "attention"),
         ("classify", {"heads": (1,)}, "attention"),
         ("classify", {"top_k": 3}, "attention"),
-        ("classify", {"as_base64": True}, "attention"),
+        ("classify", {"as_base64": True}, "integrated_gradients"),
         ("embed", {}, "attention"),
         ("embed", {"target": TargetSpec(text="another")}, "integrated_gradients"),
     ],

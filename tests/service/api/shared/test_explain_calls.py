@@ -98,7 +98,7 @@ def test_no_text_is_tokenised_on_the_event_loop(
 
 
 @pytest.mark.parametrize(
-    "asked", [{"top_k": 2}, {"encoding": "base64"}, {"encoding": "base64", "dtype": "float16"}, {"method": "attention"}]
+    "asked", [{"top_k": 2}, {"encoding": "base64"}, {"encoding": "base64", "dtype": "float16"}, {}]
 )
 def test_an_explanation_is_made_and_written_on_a_thread_in_parts(
     tiny_classifier: Path, asked: dict[str, Any], monkeypatch: pytest.MonkeyPatch
@@ -127,7 +127,9 @@ def test_an_explanation_is_made_and_written_on_a_thread_in_parts(
     monkeypatch.setattr(explain_response, "base64", SimpleNamespace(b64encode=b64encode))
     monkeypatch.setattr(streaming, "orjson", SimpleNamespace(dumps=dumps))
     judge = scripted.model(tiny_classifier, "judge", "classify", max_tokens=512, labels=("0", "1"))
-    answer = ask(Registry([judge], script), "/v1/explain", {"model": "judge", "input": "a " * 150} | asked)
+    answer = ask(
+        Registry([judge], script), "/v1/explain", {"model": "judge", "input": "a " * 150, "method": "attention"} | asked
+    )
     assert answer.status_code == 200, answer.text
     rows = len(answer.json()["tokens"])
     assert all(aside)
