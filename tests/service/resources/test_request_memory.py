@@ -2,13 +2,17 @@
 
 import asyncio
 import math
+from contextlib import suppress
 from pathlib import Path
+from threading import Event
 from typing import Any
 
 import httpx
 import pytest
 
-from polyhead.service.core.errors import BodyTooLarge, Overloaded
+from polyhead.service.api.dialects.tokens import routes as tokens_routes
+from polyhead.service.api.dialects.tokens.routes import write_tokens
+from polyhead.service.core.errors import BodyTooLarge, Expired, Overloaded
 from polyhead.service.core.grammar import Grammar
 from polyhead.service.core.request import Terms
 from polyhead.service.resources.key_share import KeyShare
@@ -54,6 +58,71 @@ def test_a_key_holds_its_share_of_memory() -> None:
     for claim in (*many, part):
         claim.release()
     assert headroom._reserved_of == {"b": 50 * MIB}
+
+
+def test_a_request_that_has_ended_claims_no_more() -> None:
+    headroom = shared()
+    claim = MemoryClaim(headroom, "a")
+    claim.grow(MIB, "the body")
+    claim.release()
+    claim.grow(MIB, "the body")
+    claim.close()
+    with pytest.raises(Expired, match="the answer is not needed any more"):
+        claim.grow(MIB, "the answer")
+    assert (headroom._reserved, headroom._reserved_of) == (0, {})
+
+
+def test_a_request_that_ends_while_its_claim_grows_keeps_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    headroom = shared()
+    claim, reserve = MemoryClaim(headroom, "a"), headroom.reserve
+
+    def reserve_and_end(*arguments: Any) -> None:
+        reserve(*arguments)
+        claim.close()
+
+    monkeypatch.setattr(headroom, "reserve", reserve_and_end)
+    with pytest.raises(Expired):
+        claim.grow(MIB, "the answer")
+    assert (headroom._reserved, headroom._reserved_of) == (0, {})
+
+
+def test_a_thread_that_goes_on_after_its_client_has_left_claims_nothing(
+    tiny_generator: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Found in a review: what it claimed later was never released, and was missing in the share of its key."""
+    headroom, talker = Headroom(), model(tiny_generator, "talker", "generate")
+    app = application(Registry([talker], echo), headroom)
+    begun, goes_on, ended = Event(), Event(), Event()
+    errors = list[Exception]()
+
+    def held_write(*arguments: Any) -> Any:
+        begun.set()
+        goes_on.wait()
+        try:
+            return write_tokens(*arguments)
+        except Exception as error:
+            errors.append(error)
+            raise
+        finally:
+            ended.set()
+
+    monkeypatch.setattr(tokens_routes, "write_tokens", held_write)
+
+    async def run() -> None:
+        async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://testserver") as http:
+            body = {"model": "talker", "prompt": "a film", "return_token_strs": True}
+            call = asyncio.create_task(http.post("/tokenize", json=body))
+            await asyncio.to_thread(begun.wait)
+            call.cancel()
+            with suppress(asyncio.CancelledError):
+                await call
+            assert headroom._reserved == 0
+            goes_on.set()
+            await asyncio.to_thread(ended.wait)
+
+    asyncio.run(run())
+    assert [type(error) for error in errors] == [Expired]
+    assert headroom._reserved == 0
 
 
 def test_one_key_or_none_has_all() -> None:
