@@ -97,6 +97,13 @@ class Headroom:
             if owner:
                 self._count(owner, -size)
 
+    def move(self, size: int, owner: str, other: str) -> None:
+        """Count `size` bytes that are reserved for `owner` as those of `other`, whatever its share."""
+        with self._lock:
+            for name, change in ((owner, -size), (other, size)):
+                if name:
+                    self._count(name, change)
+
     @contextmanager
     def reserved(self, size: int, what: str, owner: str = "") -> Iterator[None]:
         self.reserve(size, what, owner=owner)
