@@ -122,9 +122,9 @@ class ThreadPool:
                 self._replace_slow_threads()
             return unwrap(cast(T | Failure, work.future.result()))
         finally:
-            self._waiting.discard(work)
-            with self._lock:
+            with self._lock:  # from where it may be queued again first
                 self._blocked.get((work.source, work.owner), {}).pop(work, None)
+                self._waiting.discard(work)
                 self._release_blocked(work.source)
 
     def start(self, function: Callable[[], object], piece: WorkInfo) -> WorkItem:

@@ -50,7 +50,7 @@ class RepeatedNgrams:
         count, self._most = len(tokens), size - 1
         self._tokens, self._count = np.array(tokens, np.int32), count
         # [T] for each place, how many tokens before it are equal to the last ones, `_most` at most
-        self._runs = np.zeros(count, np.uint8)
+        self._runs = np.zeros(count, np.int32)
         alike = np.ones(count, np.bool_)
         for back in range(1, min(self._most, count) + 1):
             alike[:back] = False
@@ -71,7 +71,7 @@ class RepeatedNgrams:
         count = self._count
         if count == len(self._tokens):
             self._tokens = np.concatenate([self._tokens, np.zeros(count + 16, np.int32)])
-            self._runs = np.concatenate([self._runs, np.zeros(count + 16, np.uint8)])
+            self._runs = np.concatenate([self._runs, np.zeros(count + 16, np.int32)])
         longer = np.minimum(self._runs[:count] + 1, self._most)
         self._runs[1 : count + 1] = np.where(self._tokens[:count] == token, longer, 0)
         self._runs[0] = 0

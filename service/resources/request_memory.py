@@ -12,7 +12,7 @@ from threading import RLock
 
 import orjson
 
-from ..core.errors import BodyTooLarge, Overloaded
+from ..core.errors import BodyTooLarge, Expired, Overloaded
 from .key_share import NO_SHARES, KeyShare
 
 ALLOCATOR_BYTES = 96 << 20  # bytes that libraries and the allocator may still take
@@ -97,6 +97,13 @@ class Headroom:
             if owner:
                 self._count(owner, -size)
 
+    def move(self, size: int, owner: str, other: str) -> None:
+        """Count `size` bytes that are reserved for `owner` as those of `other`, whatever its share."""
+        with self._lock:
+            for name, change in ((owner, -size), (other, size)):
+                if name:
+                    self._count(name, change)
+
     @contextmanager
     def reserved(self, size: int, what: str, owner: str = "") -> Iterator[None]:
         self.reserve(size, what, owner=owner)
@@ -137,10 +144,11 @@ class Headroom:
 
 
 class MemoryClaim:
-    """The memory reserved for one request of `owner`, until it is released."""
+    """The memory reserved for one request of `owner`, until it is released.  Any thread may let it grow."""
 
     def __init__(self, headroom: Headroom, owner: str = "") -> None:
         self._headroom, self._owner, self._size = headroom, owner, 0
+        self._is_closed, self._lock = False, RLock()
 
     def set_owner(self, owner: str) -> None:
         """The request is that of `owner`.  Call it before anything is claimed."""
@@ -148,17 +156,31 @@ class MemoryClaim:
         self._owner = owner
 
     def grow(self, size: int, what: str) -> None:
-        """Reserve `size` bytes more.  Raises as `Headroom.reserve` does."""
-        self._headroom.reserve(size, what, self._size, self._owner)
-        self._size += size
+        """Reserve `size` bytes more.  Raises as `Headroom.reserve` does, and Expired after `close`."""
+        if not self._is_closed:
+            self._headroom.reserve(size, what, self._size, self._owner)
+            with self._lock:
+                if not self._is_closed:
+                    self._size += size
+                    return
+            self._headroom.release(size, self._owner)
+        raise Expired(f"{what} is not needed any more: its request has ended")
 
     def open_part(self) -> "MemoryClaim":
         """A claim of its own for a part of the request, which is released before the request ends."""
         return MemoryClaim(self._headroom, self._owner)
 
     def release(self) -> None:
-        self._headroom.release(self._size, self._owner)
-        self._size = 0
+        """Release all; the claim may grow again."""
+        with self._lock:
+            size, self._size = self._size, 0
+        self._headroom.release(size, self._owner)
+
+    def close(self) -> None:
+        """Release all when the request has ended: a thread that still works for it claims nothing more."""
+        with self._lock:
+            self._is_closed = True
+        self.release()
 
 
 UNBOUNDED_HEADROOM = Headroom()

@@ -74,11 +74,18 @@ class MemoryLimit(Protocol):
         Raises BodyTooLarge where there is never as much, Overloaded where other requests have it.
         """
 
+    def share_shortfall(self, size: int, owner: str, /) -> float:
+        """How many bytes of `size` other requests of `owner` leave no room for in its share."""
+
     def release(self, size: int, owner: str = "") -> None: ...
+
+    def move(self, size: int, owner: str, other: str) -> None:
+        """Count `size` bytes that are reserved for `owner` as those of `other`."""
 
 
 class LexerMemory:
-    """What the lexers of all guides reserve of `limit`, each for the key whose grammar it is.
+    """What the lexers of all guides reserve of `limit`: each for the key whose grammar it is, or for no key while it is
+    that of a cached guide, which all keys use.
 
     `trim_caches(most)` drops cached guides until the lexers of all have at most `most` bytes.
     """
@@ -88,22 +95,26 @@ class LexerMemory:
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="guide-growth")
         self._queue: FairQueue[LexerJob] = FairQueue()  # grammars take turns, by seconds
         self._lock = Lock()
-        self._owner = ""  # the name of the key; empty for guides that are of no key
+        self.owner = ""  # the name of the key; empty for guides that are of no key
 
     def for_owner(self, owner: str) -> "LexerMemory":
         """The same memory and thread, for the grammars of a key."""
         view = copy(self)
-        view._owner = owner
+        view.owner = owner
         return view
 
-    def reserve(self, size: int, before: int) -> None:
-        """Raises Overloaded, or TooComplex where the server never has as much."""
+    def reserve(self, size: int, before: int, owner: str) -> None:
+        """Drops cached guides for it where others have the memory.  Raises Overloaded, or TooComplex where there is
+        never as much.
+        """
         try:
             try:
-                self._limit.reserve(size, WHAT, before, self._owner)
+                self._limit.reserve(size, WHAT, before, owner)
             except Overloaded:
+                if self._limit.share_shortfall(size, owner):
+                    raise  # cached guides are not in its share
                 self._trim_caches(0)
-                self._limit.reserve(size, WHAT, before, self._owner)
+                self._limit.reserve(size, WHAT, before, owner)
         except BodyTooLarge as error:
             raise TooComplex(TOO_COMPLEX + error.message) from None
 
@@ -112,7 +123,10 @@ class LexerMemory:
         self._trim_caches(min(MAX_CACHED_BYTES, self._limit.total / 8))
 
     def release(self, claim: "LexerClaim") -> None:
-        self._limit.release(claim.size, self._owner)
+        self._limit.release(claim.size, claim.owner)
+
+    def move(self, size: int, owner: str, other: str) -> None:
+        self._limit.move(size, owner, other)
 
     def compile_aside(self, guide: "CompiledGuide", room: int) -> "Future[Lexer]":
         """Compile a guide again, on the thread for it."""
@@ -151,16 +165,27 @@ class LexerJob:
 
 
 class LexerClaim:
-    """The bytes that one lexer has reserved."""
+    """The bytes that one lexer has reserved for `owner`, a key; empty for that of a cached guide."""
 
     def __init__(self, memory: LexerMemory) -> None:
-        self._memory, self.size = memory, 0
+        self._memory, self.size, self.owner = memory, 0, memory.owner
+        self._lock = Lock()
 
     def grow_to(self, size: int) -> None:
-        if size > self.size:
-            self._memory.reserve(size - self.size, self.size)
-            self.size = size
+        """One thread at a time calls it."""
+        more, owner = size - self.size, self.owner
+        if more > 0:
+            self._memory.reserve(more, self.size, owner)  # without the lock: it may drop cached guides
+            with self._lock:
+                self._memory.move(more, owner, self.owner)  # it may be another one by now
+                self.size = size
             self._memory.trim_caches()
+
+    def set_cached(self, is_cached: bool) -> None:
+        """Any thread may call it."""
+        with self._lock:
+            owner, self.owner = self.owner, "" if is_cached else self._memory.owner
+            self._memory.move(self.size, owner, self.owner)
 
 
 class LexerFull(Exception):
@@ -294,11 +319,20 @@ class CompiledGuide:
         self.spec = GuideSpec(grammar, None)
         self.bytes_per_state = BYTES_PER_STATE + BYTES_PER_LEXEME * len(REPETITIONS.findall(grammar.source))
         self._lock = Lock()
+        self._is_cached = False
         self._next: Future[Lexer] | None = None  # that will replace the lexer
         self.lexer = Lexer(self, LEXER_ROOMS[0])
 
     def new_state(self) -> "GrammarState":
         return GrammarState(self)
+
+    def set_cached(self, is_cached: bool) -> None:
+        """Count the lexer, and those that replace it, for no key, or for the key whose grammar it is.  Other lexers are
+        those of its key: answers still use them.
+        """
+        with self._lock:
+            self._is_cached = is_cached
+            self.lexer.claim.set_cached(is_cached)
 
     def replace(self, lexer: Lexer) -> Lexer:
         """The lexer that replaces `lexer`.  Raises GuideBusy until it is compiled, and as Lexer does."""
@@ -310,9 +344,11 @@ class CompiledGuide:
             if not self._next.done():
                 raise GuideBusy(self._next)
             compiled, self._next = self._next, None
-            self.lexer = compiled.result()
-            self.memory.trim_caches()
-            return self.lexer
+            replaced, self.lexer = self.lexer, compiled.result()
+            replaced.claim.set_cached(False)
+            self.lexer.claim.set_cached(self._is_cached)
+        self.memory.trim_caches()  # without the lock, which it takes of the guides that it drops
+        return compiled.result()
 
 
 class GrammarState:

@@ -33,7 +33,12 @@ class UnlimitedMemory:
 
     def reserve(self, size: int, what: str, before: int = 0, owner: str = "") -> None: ...
 
+    def share_shortfall(self, _size: int, _owner: str, /) -> float:
+        return 0
+
     def release(self, size: int, owner: str = "") -> None: ...
+
+    def move(self, size: int, owner: str, other: str) -> None: ...
 
 
 UNLIMITED_MEMORY = UnlimitedMemory()
@@ -61,7 +66,8 @@ class GuideCompiler:
     def compile(
         self, model: Model, grammar: Grammar | None, thinking: Thinking | None, owner: str = ""
     ) -> Guide | None:
-        """The guide of an answer; None if nothing constrains it.  A new one takes its memory from that of `owner`.
+        """The guide of an answer; None if nothing constrains it.  A new one takes its memory from that of `owner`,
+        except while it is cached: all keys use it then.
 
         Raises BadRequest, which names the field and what is wrong.  It can take seconds, for the first guide of a model
         or for a hard grammar.
@@ -150,10 +156,10 @@ class GuideCache:
             if key in self._guides:
                 return
             self._guides[key] = guide
+            guide.set_cached(True)
             self._characters += len(grammar.source)
             while len(self._guides) > MAX_CACHED_GUIDES or self._characters > MAX_CACHED_CHARS:
-                (_, source), _ = self._guides.popitem(last=False)
-                self._characters -= len(source)
+                self._drop_oldest()
 
     @property
     def size(self) -> int:
@@ -166,7 +172,12 @@ class GuideCache:
         dropped: list[CompiledGuide] = []
         with self._lock:
             while self._guides and sum(guide.lexer.claim.size for guide in dropped) < size:
-                (_, source), guide = self._guides.popitem(last=False)
-                self._characters -= len(source)
-                dropped.append(guide)
+                dropped.append(self._drop_oldest())
         return sum(guide.lexer.claim.size for guide in dropped)
+
+    def _drop_oldest(self) -> CompiledGuide:
+        """The guide that was used least recently, which is cached no more.  The caller has the lock."""
+        (_, source), guide = self._guides.popitem(last=False)
+        self._characters -= len(source)
+        guide.set_cached(False)
+        return guide

@@ -67,12 +67,16 @@ class InFlightCounter:
         self._submitted_tokens = 0  # since the start
         self._samples = deque([self._take_sample()], maxlen=RATE_SAMPLES + 1)
 
-    def check_room(self) -> None:
-        """Raises Overloaded if there is no room for another request of any size."""
+    def check_requests(self) -> None:
+        """Raises Overloaded if there is no room for another request, whether or not it has tokens."""
         if self.in_flight >= self.limits.requests:
             taken = f"{self.limits.requests} requests{self.owner_text} are in flight"
             message = f"{taken}, no more are taken until one is answered"
             raise Overloaded(message, retry_after=self.estimate_wait())
+
+    def check_room(self) -> None:
+        """Raises Overloaded if there is no room for another request of any size."""
+        self.check_requests()
         if self.committed_tokens >= self.limits.tokens:
             raise self._token_error(f"no more are taken until some of the {self.limits.tokens} are answered")
 
@@ -126,17 +130,20 @@ class InFlightCounter:
 
 
 class Permit:
-    """The permit of an admitted request to send its body.  The request is in flight from `acquire` to `release`."""
+    """The permit of an admitted request to send its body.  The request is in flight from `acquire` to `release`.
 
-    def __init__(self, counters: Sequence[InFlightCounter]) -> None:
-        self.counters = counters
+    One that `has_tokens` needs room for them, too.
+    """
+
+    def __init__(self, counters: Sequence[InFlightCounter], has_tokens: bool = True) -> None:
+        self.counters, self.has_tokens = counters, has_tokens
         self.is_acquired = False
         self.check_room()
 
     def check_room(self) -> None:
         """Raises Overloaded if there is no room."""
         for counter in self.counters:
-            counter.check_room()
+            (counter.check_room if self.has_tokens else counter.check_requests)()
 
     def acquire(self) -> None:
         """Count the request, whose body is complete now.  Raises Overloaded if there is no room any more."""
@@ -192,14 +199,14 @@ class Admission:
         self._closed_at = min(self._closed_at, self._clock())
 
     @contextmanager
-    def open_permit(self, owner: str = "") -> Iterator[Permit]:
+    def open_permit(self, owner: str = "", has_tokens: bool = True) -> Iterator[Permit]:
         """A permit that can be acquired once the body is complete.  It is released at the end.
 
         Raises Unavailable while draining, and Overloaded if there is no room now.
         """
         if self.is_draining:
             raise Unavailable("the server is shutting down", retry_after=self._total.estimate_wait())
-        permit = Permit(self._counters_of(owner))
+        permit = Permit(self._counters_of(owner), has_tokens)
         self._permits.add(permit)
         try:
             yield permit
@@ -208,9 +215,9 @@ class Admission:
             permit.release()
 
     @contextmanager
-    def admit(self, owner: str = "") -> Iterator[None]:
+    def admit(self, owner: str = "", has_tokens: bool = True) -> Iterator[None]:
         """Admit a request that is complete: its permit is acquired at once."""
-        with self.open_permit(owner) as permit:
+        with self.open_permit(owner, has_tokens) as permit:
             permit.acquire()
             yield
 

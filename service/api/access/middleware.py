@@ -85,7 +85,7 @@ class AccessMiddleware:
         finally:
             context.cleanup.close()
             if own_call is None:
-                context.claim.release()
+                context.claim.close()
             if not is_handled:
                 context.outcome, context.reason = "failed", PolyheadError.code
             self.record_end(context, scope, status, trace)

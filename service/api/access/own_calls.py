@@ -50,7 +50,7 @@ class OwnAnswer:
     def release(self) -> None:
         """Let go of the body and its memory, whoever still has the answer."""
         self.body.clear()
-        self.claim.release()
+        self.claim.close()
 
 
 class OwnCalls:
@@ -79,7 +79,7 @@ class OwnCalls:
         response, claim = OwnResponse(body), MemoryClaim(self.headroom)
         scope[OWN_CALL] = OwnCall(self.find_key(owner), claim)
         with ExitStack() as unanswered:
-            unanswered.callback(claim.release)
+            unanswered.callback(claim.close)
             error = await wait_for_error(self.run(scope, response))
             if isinstance(error, Exception) and response.status:
                 log.error("a request of a batch was answered %d", response.status, exc_info=error)

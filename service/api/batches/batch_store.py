@@ -29,19 +29,22 @@ class BatchStore:
 
     async def open(self) -> None:
         """Read what is known of all batches, after the files.  A batch with files that are not its own is left where it
-        is, and logged.
+        is, and logged; then no output is removed, since it may be that of such a batch.
         """
+        is_complete = True
         for batch in await self._records.read_all():
             uses = (batch.input_file, "batch"), (batch.output_file, "batch_output"), (batch.error_file, "batch_output")
             if foreign := [file for file, purpose in uses if not self.files.may_use(file, batch.owner, purpose)]:
                 path = self._records.path(batch.id)
                 log.warning("%s is not read: %s is not such a file of its key", path, foreign[0])
+                is_complete = False
                 continue
             self._set(batch)
         for batch in self.unfinished():
             self.files.hold(batch.input_file)
-        outputs = ((batch.output_file, batch.error_file) for batch in self._batches.values())
-        await self.files.remove_unfinished(set(chain.from_iterable(outputs)))
+        if is_complete and not self._records.has_unread:
+            outputs = ((batch.output_file, batch.error_file) for batch in self._batches.values())
+            await self.files.remove_unfinished(set(chain.from_iterable(outputs)))
 
     def __getitem__(self, batch_id: str) -> Batch:
         return self._batches[batch_id]

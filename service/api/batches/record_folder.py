@@ -73,6 +73,7 @@ class RecordFolder(Generic[R]):
 
     def __init__(self, folder: Path, kind: type[R], disk: Disk) -> None:
         self.folder, self.kind, self._disk = folder, kind, disk
+        self.has_unread = False  # whether `read_all` has left a record where it is
 
     async def read_all(self) -> list[R]:
         """All records, the oldest first.  One that cannot be read is left where it is, and logged.
@@ -92,11 +93,13 @@ class RecordFolder(Generic[R]):
                     record = self.kind.model_validate_json(file.read(MAX_RECORD_BYTES))
             except (OSError, ValueError) as error:
                 log.warning("%s is not read: %s", path, first_line(error))
+                self.has_unread = True
                 continue
             if record.id == path.stem:
                 found.append(record)
             else:
                 log.warning("%s is not read: it is the record of %s", path, record.id)
+                self.has_unread = True
         return sorted(found, key=lambda record: record.created_at)
 
     async def write(self, record: R) -> None:

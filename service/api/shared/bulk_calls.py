@@ -87,11 +87,11 @@ async def answer_lines(request: Request, lines: Iterator[Line], work: LineWork) 
             done, _ = await asyncio.wait(running, return_when=asyncio.FIRST_COMPLETED)
             for task in sorted(done, key=lambda each: running[each].line.index):
                 yield task.result()
-                running.pop(task).context.claim.release()
+                running.pop(task).context.claim.close()
     finally:
         await cancel_tasks(*running)
         for call in running.values():
-            call.context.claim.release()
+            call.context.claim.close()
 
 
 def has_room(running: Collection["RunningCall"], cost: int) -> bool:
@@ -100,7 +100,7 @@ def has_room(running: Collection["RunningCall"], cost: int) -> bool:
 
 
 class RunningCall:
-    """The call of one line, with a part of the request's context. Its claim is released once its answer is sent."""
+    """The call of one line, with a part of the request's context. Its claim is closed once its answer is sent."""
 
     def __init__(self, request: Request, line: Line, work: LineWork) -> None:
         self.line, self.cost = line, work.cost(line)

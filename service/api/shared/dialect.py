@@ -145,13 +145,14 @@ def turn_taker(request: Request) -> TakeTurn:
 
 def admit_reader(request: Request, size: int, what: str) -> None:
     """Claim `size` bytes for `what`, which a GET sends: they stay in memory until the client has read them, also when
-    it is deleted.  A large one takes a place in flight, so that a key's readers cannot claim all memory.
+    it is deleted.  A large one takes a place among the requests in flight, so that a key's readers cannot claim all
+    memory; how many tokens are in flight is no matter.
 
     Raises BodyTooLarge, Overloaded and Unavailable.
     """
     context = request_context(request)
     if size > FREE_BYTES:
-        context.cleanup.enter_context(server(request).admission.admit(context.owner))
+        context.cleanup.enter_context(server(request).admission.admit(context.owner, has_tokens=False))
     context.claim.grow(size, what)
 
 

@@ -167,6 +167,39 @@ def test_slow_work_of_one_owner_holds_up_no_other_owner_of_its_source(
     asyncio.run(run())
 
 
+def test_work_whose_caller_leaves_is_not_begun_while_what_it_waits_for_ends(
+    stuck: threading.Event, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Found in a review: the slow work ended just when the caller had looked for its own in the queue."""
+
+    async def run() -> None:
+        pool, dropped_begun = ThreadPool(1, "few", PATIENCE_S, replace_after=0.05), threading.Event()
+        discard = pool._waiting.discard
+
+        def discard_late(work: Any) -> None:
+            discard(work)
+            if not pool._lock.locked():  # other threads may come in between
+                stuck.set()
+                dropped_begun.wait()
+
+        async with asyncio.timeout(PATIENCE_S):
+            slow = asyncio.create_task(pool.run(stuck.wait, WorkInfo("it", "model")))
+            await until(lambda: any(work.replaced for work in pool._running))
+            dropped = asyncio.create_task(pool.run(dropped_begun.set, WorkInfo("it", "model")))
+            await until(lambda: len(pool._blocked.get(("model", ""), ())) == 1)
+            monkeypatch.setattr(pool._waiting, "discard", discard_late)
+            dropped.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await dropped
+            stuck.set()
+            assert await slow
+            assert await pool.run(lambda: 5, WorkInfo("it", "model")) == 5
+        assert not dropped_begun.is_set()
+        pool.close()
+
+    asyncio.run(run())
+
+
 def test_an_owner_with_slow_work_leaves_a_thread_to_others(stuck: threading.Event) -> None:
     """Its next pieces do not take all threads again until they are slow, too."""
 

@@ -387,6 +387,16 @@ def test_repeated_ngrams_are_those_of_all_tokens(prompt: list[int], answer: list
         assert ngrams.next_tokens.tolist() == repeated_ngram_tokens(tokens, size)
 
 
+def test_repeated_ngrams_may_be_longer_than_a_byte_counts() -> None:
+    """generation_config.json may ask for any size."""
+    ngrams, tokens = RepeatedNgrams([1] * 298, 300), [1] * 298
+    for _ in range(4):
+        assert ngrams.next_tokens.tolist() == repeated_ngram_tokens(tokens, 300)
+        ngrams.push(1)
+        tokens.append(1)
+    assert ngrams.next_tokens.tolist() == RepeatedNgrams(tokens, 300).next_tokens.tolist() == [1]
+
+
 @pytest.mark.parametrize(
     "sampling",
     [

@@ -1,18 +1,25 @@
 """Memory for requests: the share of each key, and what is kept only while no request needs its memory."""
 
 import asyncio
+import gc
 import math
+from contextlib import suppress
 from pathlib import Path
+from threading import Event
 from typing import Any
 
 import httpx
 import pytest
 
-from polyhead.service.core.errors import BodyTooLarge, Overloaded
+from polyhead.service.api.dialects.tokens import routes as tokens_routes
+from polyhead.service.api.dialects.tokens.routes import write_tokens
+from polyhead.service.core.errors import BodyTooLarge, Expired, Overloaded
 from polyhead.service.core.grammar import Grammar
+from polyhead.service.core.guide import GuideBusy
 from polyhead.service.core.request import Terms
 from polyhead.service.resources.key_share import KeyShare
 from polyhead.service.resources.request_memory import ALLOCATOR_BYTES, Headroom, MemoryClaim
+from polyhead.service.structured.compiled_guide import CompiledGuide
 from polyhead.service.structured.guide_compiler import GuideCompiler
 from polyhead.service.text.tokenization import TextProcessor
 from tests.service.api.access.test_auth import keys_file
@@ -54,6 +61,71 @@ def test_a_key_holds_its_share_of_memory() -> None:
     for claim in (*many, part):
         claim.release()
     assert headroom._reserved_of == {"b": 50 * MIB}
+
+
+def test_a_request_that_has_ended_claims_no_more() -> None:
+    headroom = shared()
+    claim = MemoryClaim(headroom, "a")
+    claim.grow(MIB, "the body")
+    claim.release()
+    claim.grow(MIB, "the body")
+    claim.close()
+    with pytest.raises(Expired, match="the answer is not needed any more"):
+        claim.grow(MIB, "the answer")
+    assert (headroom._reserved, headroom._reserved_of) == (0, {})
+
+
+def test_a_request_that_ends_while_its_claim_grows_keeps_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    headroom = shared()
+    claim, reserve = MemoryClaim(headroom, "a"), headroom.reserve
+
+    def reserve_and_end(*arguments: Any) -> None:
+        reserve(*arguments)
+        claim.close()
+
+    monkeypatch.setattr(headroom, "reserve", reserve_and_end)
+    with pytest.raises(Expired):
+        claim.grow(MIB, "the answer")
+    assert (headroom._reserved, headroom._reserved_of) == (0, {})
+
+
+def test_a_thread_that_goes_on_after_its_client_has_left_claims_nothing(
+    tiny_generator: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Found in a review: what it claimed later was never released, and was missing in the share of its key."""
+    headroom, talker = Headroom(), model(tiny_generator, "talker", "generate")
+    app = application(Registry([talker], echo), headroom)
+    begun, goes_on, ended = Event(), Event(), Event()
+    errors = list[Exception]()
+
+    def held_write(*arguments: Any) -> Any:
+        begun.set()
+        goes_on.wait()
+        try:
+            return write_tokens(*arguments)
+        except Exception as error:
+            errors.append(error)
+            raise
+        finally:
+            ended.set()
+
+    monkeypatch.setattr(tokens_routes, "write_tokens", held_write)
+
+    async def run() -> None:
+        async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://testserver") as http:
+            body = {"model": "talker", "prompt": "a film", "return_token_strs": True}
+            call = asyncio.create_task(http.post("/tokenize", json=body))
+            await asyncio.to_thread(begun.wait)
+            call.cancel()
+            with suppress(asyncio.CancelledError):
+                await call
+            assert headroom._reserved == 0
+            goes_on.set()
+            await asyncio.to_thread(ended.wait)
+
+    asyncio.run(run())
+    assert [type(error) for error in errors] == [Expired]
+    assert headroom._reserved == 0
 
 
 def test_one_key_or_none_has_all() -> None:
@@ -105,15 +177,71 @@ def test_texts_that_are_tokenised_take_memory_of_their_key(tiny_embedder: Path) 
 
 
 def test_lexers_take_memory_of_the_key_whose_grammar_it_is(tiny_generator: Path) -> None:
-    """That of any object is used by all keys."""
+    """Those of cached guides are used by all keys, and that of any object always."""
     headroom, talker = shared(), model(tiny_generator, "talker", "generate")
     guides = GuideCompiler(headroom)
     guides.compile(talker, Grammar("object", "", "response_format"), None, "a")
     assert headroom._reserved
     assert headroom._reserved_of == {}
-    kept = guides.compile(talker, Grammar("regex", "[ab]+", "response_format"), None, "a")
-    assert kept is not None
-    assert set(headroom._reserved_of) == {"a"}
+    used, grammar = list[Any](), Grammar("regex", "[ab]+", "response_format")
+    used.append(guides.compile(talker, grammar, None, "a"))
+    used[0].lexer.claim.grow_to(4 * MIB)
+    assert headroom._reserved_of == {}
+    guides._trim_caches(0)  # an answer still has it
+    assert headroom._reserved_of == {"a": 4 * MIB}
+    used[0].lexer.claim.grow_to(5 * MIB)
+    assert headroom._reserved == headroom._reserved_of["a"] == 5 * MIB
+    used.clear()
+    gc.collect()
+    assert (headroom._reserved, headroom._reserved_of) == (0, {})
+    guides.close()
+
+
+def test_a_replaced_lexer_is_that_of_its_key_and_the_next_of_none(tiny_generator: Path) -> None:
+    headroom, talker = shared(), model(tiny_generator, "talker", "generate")
+    guides = GuideCompiler(headroom)
+    guide = guides.compile(talker, Grammar("regex", "[ab]+", "response_format"), None, "a")
+    assert isinstance(guide, CompiledGuide)
+    first = guide.lexer
+    try:
+        guide.replace(first)
+    except GuideBusy as busy:
+        busy.ready.exception()
+    assert guide.replace(first) is guide.lexer is not first
+    assert headroom._reserved_of == {"a": first.claim.size}
+    assert headroom._reserved == first.claim.size + guide.lexer.claim.size
+    guides.close()
+
+
+def test_a_lexer_that_leaves_the_cache_while_it_grows_is_that_of_its_key(tiny_generator: Path) -> None:
+    headroom, talker = shared(), model(tiny_generator, "talker", "generate")
+    guides = GuideCompiler(headroom)
+    guide = guides.compile(talker, Grammar("regex", "[ab]+", "response_format"), None, "a")
+    assert isinstance(guide, CompiledGuide)
+    claim, size = guide.lexer.claim, guide.lexer.claim.size
+    idle = guides.compile(talker, Grammar("regex", "[bc]+", "response_format"), None, "a")
+    assert isinstance(idle, CompiledGuide)
+    idle.lexer.claim.grow_to(6 * MIB)
+    del idle
+    others = MemoryClaim(headroom)
+    others.grow(98 * MIB - headroom._reserved, "others")
+    claim.grow_to(size + 3 * MIB)  # both are dropped for it
+    assert (claim.size, headroom._reserved_of) == (size + 3 * MIB, {"a": size + 3 * MIB})
+    others.release()
+    assert headroom._reserved == claim.size
+    guides.close()
+
+
+def test_a_key_at_its_share_drops_no_guide_of_others(tiny_generator: Path) -> None:
+    """Found in a review: each of its refused grammars emptied the caches of all keys."""
+    headroom, talker = shared(), model(tiny_generator, "talker", "generate")
+    guides, grammar = GuideCompiler(headroom), Grammar("regex", "[ab]+", "response_format")
+    guide = guides.compile(talker, grammar, None, "b")
+    headroom.reserve(50 * MIB, "others", owner="a")
+    with pytest.raises(Overloaded, match="key_share"):
+        guides.compile(talker, Grammar("regex", "[bc]+", "response_format"), None, "a")
+    assert guides.find_cached(talker, grammar, None) is guide
+    assert guides.compile(talker, grammar, None, "a") is guide
     guides.close()
 
 

@@ -238,6 +238,16 @@ def test_the_wait_is_computed_from_the_rate_of_late() -> None:
         assert admission.estimate_wait() == MAX_WAIT_S
 
 
+def test_a_request_without_tokens_needs_a_place_only() -> None:
+    load = FakeEngine()
+    admission = Admission(AdmissionLimits(1, 10), load)
+    load.tokens = 10
+    with pytest.raises(Overloaded, match="10 tokens are in flight"):
+        admission.admit().__enter__()
+    with admission.admit(has_tokens=False), pytest.raises(Overloaded, match="1 requests are in flight"):
+        admission.admit(has_tokens=False).__enter__()
+
+
 def test_before_the_first_end_the_wait_grows_with_the_time() -> None:
     clock = ManualClock()
     admission = Admission(AdmissionLimits(1, PLENTY), FakeEngine(), clock=clock)

@@ -845,6 +845,29 @@ def test_a_batch_reads_and_writes_files_of_its_own_key_only(tmp_path: Path, capl
     assert not asked
 
 
+@pytest.mark.parametrize("unread", ["{", "foreign", "elsewhere", ""])
+def test_the_output_of_a_batch_that_cannot_be_read_is_kept(unread: str, tmp_path: Path) -> None:
+    """Found in a review: what it had answered was removed with the first start that could not read its record."""
+
+    async def run() -> None:
+        first = Batches(tmp_path, succeed)
+        await first.start()
+        output, others = await first.files.start_output("me", "b"), await first.files.add("other", "a", lines(1))
+        await first.stop()
+        name = f"batch_{1:024x}"
+        record = {"id": name, "owner": "me", "created_at": 1, "endpoint": ENDPOINT, "input_file": others.id}
+        record |= {"output_file": output} | ({"id": f"batch_{2:024x}"} if unread == "elsewhere" else {})
+        if unread:
+            text = unread if unread == "{" else json.dumps(record)
+            (tmp_path / "batches" / f"{name}.json").write_text(text)
+        again = Batches(tmp_path, succeed)
+        await again.start()
+        assert again.files.contains(output) == bool(unread)
+        await again.stop()
+
+    asyncio.run(run())
+
+
 def test_an_empty_output_that_cannot_be_removed_ends_the_batch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The batches of its key that wait are answered."""
 

@@ -102,7 +102,9 @@ def test_large_lists_take_a_place_in_flight(tmp_path: Path, monkeypatch: pytest.
     async def run() -> None:
         runner = await open_runner(tmp_path)
         file = await runner.store.files.add("", "a", b"x")
-        await runner.store.add(Batch(id=new_id("batch_"), owner="", created_at=1, endpoint="", input_file=file.id))
+        await runner.store.add(
+            Batch(id=new_id("batch_"), owner="", created_at=1, endpoint="/v1/embeddings", input_file=file.id)
+        )
         for free, taken in ((1 << 16, 0), (100, 1)):
             monkeypatch.setattr(dialect, "FREE_BYTES", free)
             for list_some in (routes.list_files, routes.list_batches):
@@ -110,6 +112,7 @@ def test_large_lists_take_a_place_in_flight(tmp_path: Path, monkeypatch: pytest.
                 await list_some(request, after="", limit=100)
                 admission: Admission = request.app.state.server.admission
                 assert admission.in_flight == taken
+                assert not any(permit.has_tokens for permit in admission._permits)
                 if taken:
                     with pytest.raises(Overloaded, match="1 requests are in flight"):
                         await list_some(request, after="", limit=100)
@@ -125,7 +128,14 @@ def test_a_batch_and_a_content_that_are_read_slowly_are_claimed(tmp_path: Path) 
         runner, headroom = await open_runner(tmp_path), Headroom(1 << 30)
         file = await runner.store.files.add("", "a", b"x" * (2 * PIECE_BYTES))
         metadata = {str(number): "x" * 512 for number in range(16)}
-        batch = Batch(id=new_id("batch_"), owner="", created_at=1, endpoint="", input_file=file.id, metadata=metadata)
+        batch = Batch(
+            id=new_id("batch_"),
+            owner="",
+            created_at=1,
+            endpoint="/v1/embeddings",
+            input_file=file.id,
+            metadata=metadata,
+        )
         await runner.store.add(batch)
         for show, name, least in (
             (routes.show_batch, batch.id, 16 * 512),

@@ -147,7 +147,7 @@ def test_too_many_responses_are_removed_of_the_key_with_most() -> None:
     """The number is short, not the bytes: a key with few large ones keeps them."""
     store = opened(1000, responses=9)
     for name in "12":
-        store.keep(StoredResponse(name, "v", b"y" * 10 * SIZE, Turn([], [], None)))
+        store.keep(StoredResponse(name, "v", [b"y" * 10 * SIZE], Turn([], [], None)))
     for name in "abcd":
         store.keep(kept(name, "a"))
     for name in "efghij":
@@ -184,9 +184,9 @@ def test_responses_have_a_part_of_the_memory_for_requests(caplog: pytest.LogCapt
         "responses_mib 1024 is more than 1/4 of the 40 MiB for requests; 10 MiB of responses are kept"
     ]
     for name in "123":
-        store.keep(StoredResponse(name, "", b"y" * (4 << 20), Turn([], [], None)))
+        store.keep(StoredResponse(name, "", [b"y" * (4 << 20)], Turn([], [], None)))
     assert found(store, "", "123") == "23"
-    store.keep(StoredResponse("4", "", b"y" * (11 << 20), Turn([], [], None)))
+    store.keep(StoredResponse("4", "", [b"y" * (11 << 20)], Turn([], [], None)))
     assert why_not(store, "4") == f"the response '4' {response_store.TOO_LARGE}"
     caplog.clear()
     ResponseStore(ResponseLimits(1 << 20, 60), headroom=headroom).warn_of_less_room()
