@@ -122,7 +122,7 @@ def test_a_generated_answer_has_a_row_for_each_token(tiny_generator: Path, tmp_p
 
 def test_the_answer_of_an_encoder_decoder_is_aligned_with_its_source(folder: Path, tmp_path: Path) -> None:
     out = tmp_path / "out.svg"
-    result = polyhead(folder / "translate", "A good film", "--max-tokens", 5, "--plot", out)
+    result = polyhead(folder / "translate", "A good film", "--method", "attention", "--max-tokens", 5, "--plot", out)
     assert result.exit_code == 0, result.output
     assert "cross attention, mean of heads 0 to 1 of layers 0 to 2" in result.stdout
     assert '<g id="cross"' in out.read_text()

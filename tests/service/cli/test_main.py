@@ -311,7 +311,7 @@ def test_a_missing_server_is_reported_with_its_address() -> None:
     assert result.exit_code == 1
     assert "http://127.0.0.1:9 does not answer" in result.stderr
     with pytest.raises(ClientError, match="does not answer"):
-        ApiClient("no address", "").find_model("embed")
+        ApiClient("ftp://127.0.0.1", "").find_model("embed")
 
 
 def test_models_are_fetched_and_named(monkeypatch: pytest.MonkeyPatch) -> None:

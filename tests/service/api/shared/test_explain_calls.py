@@ -16,6 +16,7 @@ import pytest
 from polyhead.models.tokenizer import Tokenizer
 from polyhead.service.api.shared import streaming
 from polyhead.service.api.shared.streaming import SEND_BYTES
+from polyhead.service.core.errors import AnswerTooLarge
 from polyhead.service.core.model import Model
 from polyhead.service.core.request import (
     AttentionWeights,
@@ -24,8 +25,10 @@ from polyhead.service.core.request import (
     Event,
     ExplainTextRequest,
     ExplanationResult,
+    Failed,
     Generate,
     GeneratedToken,
+    HeadOutput,
     Request,
 )
 from polyhead.service.explain import explain_response
@@ -182,3 +185,22 @@ def test_a_long_explanation_is_sent_in_parts(tiny_generator: Path) -> None:
         pieces = [len(message["body"]) for message in connection.sent if message["type"] == "http.response.body"]
         assert sum(pieces) > 4 * SEND_BYTES
         assert max(pieces) <= SEND_BYTES
+
+
+def test_a_method_that_takes_too_much_work_is_replaced_unless_it_was_asked_for(tiny_classifier: Path) -> None:
+    def limited(model: Model, request: Request) -> Iterable[Event]:
+        if isinstance(request, ExplainTextRequest) and request.method == "integrated_gradients":
+            yield Failed(AnswerTooLarge("steps: too much work", param="steps"))
+        elif isinstance(request, ExplainTextRequest):
+            yield from script(model, request)
+        else:
+            yield HeadOutput([0.25, 0.75])
+            yield Done("encoded", len(request.tokens))
+
+    judge = scripted.model(tiny_classifier, "judge", "classify", labels=("0", "1"))
+    registry, body = Registry([judge], limited), {"model": "judge", "input": "a film"}
+    for asked in ({}, {"method": "auto"}, {"steps": 9}):
+        answer = ask(registry, "/v1/explain", body | asked)
+        assert (answer.status_code, answer.json()["method"]) == (200, "gradient_x_input"), answer.text
+    refused = ask(registry, "/v1/explain", body | {"method": "integrated_gradients"})
+    assert (refused.status_code, "too much work" in refused.text) == (413, True), refused.text

@@ -123,15 +123,6 @@ def test_without_a_method_the_one_that_suits_is_taken(server: Process) -> None:
             assert (said["method"], bool(said[shows])) == (method, True)
 
 
-def test_a_method_that_takes_too_much_work_is_replaced_only_if_it_was_not_asked_for(server: Process) -> None:
-    """The server computes 100 GFLOP for one explanation."""
-    steps = {"steps": 1000, "input": "a good film " * 12}
-    assert explain(server, "judge", **steps)["method"] == "gradient_x_input"
-    asked = {"model": "judge", "method": "integrated_gradients", **steps}
-    refused = ask(server, "/v1/explain", asked)
-    assert (refused.status_code, "GFLOP, at most 100 are" in refused.text) == (413, True), refused.text
-
-
 def test_attention_is_that_of_the_reference(server: Process, folders: dict[str, Path]) -> None:
     said = explain(server, "judge", method="attention")
     model: Any = tf.BertForSequenceClassification.from_pretrained(folders["judge"], attn_implementation="eager")
