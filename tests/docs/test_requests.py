@@ -62,6 +62,7 @@ def test_every_kind_of_request_is_in_readme() -> None:
         "/v1/systemone",
         "/v1/embeddings",
         "/v1/rerank",
+        "/v1/explain",
         "/models/minilm/similarity",
     )
     assert sent == [SHOWN_ADDRESS + end for end in ends]
