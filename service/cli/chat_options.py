@@ -9,8 +9,8 @@ from .client import ApiClient
 @dataclass(frozen=True)
 class ChatOptions:
     """`model` is empty for the first generator.  `sampling` has only the fields of a request that were chosen: for the
-    others the server uses the checkpoint's suggestions.  `system` is the system message; empty: none.  An answer to a
-    text from a pipe ends after `piped_pieces` pieces, each of a token or more; 0: it has no such limit.
+    others the server uses the checkpoint's suggestions.  `system` is the system message; empty: none.  The answer to
+    one question ends after `piped_pieces` pieces, each of a token or more; 0: it has no such limit.
     """
 
     model: str = ""

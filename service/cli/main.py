@@ -29,7 +29,7 @@ Url = Annotated[str, typer.Option(envvar=URL_VARIABLE, help="Address of the serv
 Key = Annotated[str, typer.Option(envvar="POLYHEAD_API_KEY", help="Key to send, if the server requires one.")]
 ModelName = Annotated[str, typer.Option("--model", help="Name of the model; by default the first for this task.")]
 Texts = Annotated[list[str] | None, typer.Argument(metavar="[TEXT]...", show_default=False)]
-PIPED_TOKENS = 1024  # of an answer to a text from a pipe, where nobody can stop it
+PIPED_TOKENS = 1024  # of the answer to one question, which nobody may be there to stop
 bench = typer.Typer(help="Measure this machine.", no_args_is_help=True)
 app.add_typer(bench, name="bench")
 app.add_typer(cli_checkpoint.app)
@@ -120,6 +120,7 @@ def connect_client(url: str, key: str) -> Iterator[Any]:
 
 @app.command()
 def chat(
+    text: Texts = None,
     model: ModelName = "",
     url: Url = DEFAULT_URL,
     key: Key = "",
@@ -128,7 +129,7 @@ def chat(
         typer.Option(
             min=0,
             help="Longest answer in tokens; 0: up to the context's end. "
-            f"By default {PIPED_TOKENS} for a text from a pipe, else 0.",
+            f"By default {PIPED_TOKENS} for one question, else 0.",
         ),
     ] = None,
     temperature: Annotated[
@@ -140,7 +141,7 @@ def chat(
     system: Annotated[str, typer.Option(help="System message of the conversation.")] = "",
     markdown: Annotated[bool, typer.Option(help="Render Markdown in a terminal.")] = True,
 ) -> None:
-    """Chat with a generator, or answer a question from standard input.
+    """Chat with a generator, or answer one question: a text, or standard input.
 
     A line that ends in a backslash is continued, and three double quotes begin and end a text of several lines.
     Ctrl-C stops an answer, Ctrl-D leaves.
@@ -151,14 +152,14 @@ def chat(
     sampling = {name: value for name, value in chosen.items() if value is not None}
     options = ChatOptions(model, system, sampling, markdown, PIPED_TOKENS if max_tokens is None else 0)
     with connect_client(url, key) as client:
-        if sys.stdin.isatty():
+        if not text and sys.stdin.isatty():
             from . import conversation
 
             conversation.hold_conversation(client, options)
         else:
             from . import terminal
 
-            terminal.answer_input(client, options)
+            terminal.answer_question(client, options, " ".join(text or [sys.stdin.read().removesuffix("\n")]))
 
 
 @app.command()

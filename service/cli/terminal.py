@@ -28,9 +28,9 @@ def write_error(text: str) -> None:
     sys.stderr.flush()
 
 
-def answer_input(client: ApiClient, options: ChatOptions) -> None:
-    """Answer the question that is on standard input.  Says on standard error if the answer was cut."""
-    messages = [*options.opening, {"role": "user", "content": sys.stdin.read().removesuffix("\n")}]
+def answer_question(client: ApiClient, options: ChatOptions, question: str) -> None:
+    """Answer one question.  Says on standard error if the answer was cut."""
+    messages = [*options.opening, {"role": "user", "content": question}]
     with closing(client.chat(messages, options.fields(client))) as pieces:
         try:
             is_cut = write_pieces(pieces, options.piped_pieces)

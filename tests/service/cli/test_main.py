@@ -156,6 +156,12 @@ def test_a_question_is_read_from_stdin(monkeypatch: pytest.MonkeyPatch) -> None:
     }
 
 
+def test_a_question_is_an_argument(monkeypatch: pytest.MonkeyPatch) -> None:
+    seen = answering(monkeypatch, served)
+    assert polyhead("chat", "What is", "the capital?", "--model", "talk").stdout == "Paris\n"
+    assert body(seen[0])["messages"] == [{"role": "user", "content": "What is the capital?"}]
+
+
 @pytest.mark.parametrize(
     ("finish", "arguments", "is_cut"),
     [("stop", (), False), ("length", (), True), ("length", ("--max-tokens", "2"), True), (None, (), True)],
