@@ -44,7 +44,7 @@ def library_part(name: str) -> Any:
 def request_headers() -> dict[str, str]:
     """The headers of each request: contents as they are, and the user's token. The library's own headers would name
     further programs on this machine, for which it asks the hub first. Each request has a connection of its own, which
-    ends with it: of a connection that is used again nobody says which it is."""
+    ends with it: the socket of a connection that is used again is not known."""
     headers = {"User-Agent": "polyhead", "Accept-Encoding": "identity", "Connection": "close"}
     token = None if library_part("constants").HF_HUB_DISABLE_IMPLICIT_TOKEN else huggingface_hub.get_token()
     return headers | ({"Authorization": f"Bearer {token}"} if token else {})

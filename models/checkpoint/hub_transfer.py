@@ -96,7 +96,7 @@ class Tally:
 
     CheckpointError if the bytes of all files together come too slowly: a hub that sends one now and then would keep the
     download, since each of them counts as progress. What has come stays, and the next download continues it.
-    `check_owner` raises where whoever has begun the download has given it up.
+    `check_owner` raises if the load that began the download was cancelled.
     """
 
     label: str

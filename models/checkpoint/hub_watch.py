@@ -1,4 +1,4 @@
-"""Ends requests to a hub that take too long, or that nobody wants any more, from a thread beside them.
+"""Ends requests to a hub that take too long, or whose load was cancelled, from a thread beside them.
 
 The library limits the time without a byte. A hub that sends a byte of a header now and then, or one interim answer
 after the other, would keep the thread that waits for it, and the file that it has locked, for ever.
@@ -19,7 +19,7 @@ CheckWanted = Callable[[], None]
 
 
 def always_wanted() -> None:
-    """The default check: whoever asks waits for the answer."""
+    """The default check: the request is not cancelled."""
 
 
 class TooSlowError(CheckpointError):

@@ -29,7 +29,7 @@ Url = Annotated[str, typer.Option(envvar=URL_VARIABLE, help="Address of the serv
 Key = Annotated[str, typer.Option(envvar="POLYHEAD_API_KEY", help="Key to send, if the server requires one.")]
 ModelName = Annotated[str, typer.Option("--model", help="Name of the model; by default the first for this task.")]
 Texts = Annotated[list[str] | None, typer.Argument(metavar="[TEXT]...", show_default=False)]
-PIPED_TOKENS = 1024  # of the answer to one question, which nobody may be there to stop
+PIPED_TOKENS = 1024  # of the answer to one question, which may be part of a script
 bench = typer.Typer(help="Measure this machine.", no_args_is_help=True)
 app.add_typer(bench, name="bench")
 app.add_typer(cli_checkpoint.app)

@@ -300,8 +300,10 @@ class EncoderWorker:
 
     def _goes_first(self, reading: OpenReading) -> bool:
         """Whether it is a batch whose states are computed. With one long text, texts that wait take turns."""
+        if not reading.is_computing:
+            return False
         held = sum(len(self._requests[handle].tokens) for handle in reading.handles if handle in self._requests)
-        return reading.is_computing and held <= self._token_budget
+        return held <= self._token_budget
 
     @property
     def _tokens_left(self) -> int:

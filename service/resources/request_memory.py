@@ -82,7 +82,7 @@ class Headroom:
             return True
 
     def shortfall(self, size: int) -> float:
-        """How many bytes of `size` cannot be reserved now, whoever needs them."""
+        """How many bytes of `size` cannot be reserved now, by any owner."""
         with self._lock:
             return max(self._reserved + size - self.total, 0)
 

@@ -1,4 +1,4 @@
-"""The reading of a call's answers on threads: ends early if nobody waits for them, and claims their memory."""
+"""The reading of a call's answers on threads, and its memory. It ends early after the deadline or without a client."""
 
 import time
 from collections.abc import Callable, Iterator

@@ -207,6 +207,17 @@ def finish(worker: Worker) -> list[StepReport]:
     return reports
 
 
+def finish_with_failures(worker: Worker) -> None:
+    """Steps until no request is left; those that are blamed for a failed step end with its error."""
+    while worker.has_work:
+        try:
+            turn(worker)
+        except RuntimeError:
+            for ticket, event in worker.blame_failed_step():
+                ticket.receive(event)
+    worker.check_invariants()
+
+
 def generate(prompt: Sequence[int], max_tokens: int = 8, **options: object) -> Generate:
     options.setdefault("sampling", GREEDY)
     return Generate("test", tuple(prompt), max_tokens, **options)  # type: ignore[arg-type]

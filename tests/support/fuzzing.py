@@ -429,7 +429,7 @@ class Round:
         elif not self.executor.block_count and self.choice.random() < 0.5:
             for _ in self.executor.step_in_turns(rows, SHORTEST_TURN_S):
                 if self.choice.random() < 0.1:
-                    break  # nobody waits for it any more
+                    break  # as if its texts were cancelled
         else:
             self.executor.step(rows)
         COUNTS["answered"] += 1

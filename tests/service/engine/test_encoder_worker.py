@@ -19,7 +19,7 @@ from polyhead.models.network.work_pieces import Pieces
 from polyhead.service.core.errors import BadRequest, Expired, StepFailed
 from polyhead.service.core.request import Done, Encode, Failed, HeadOutput, Terms, TokenOutputs
 from polyhead.service.engine.encoder_worker import EncoderWorker
-from tests.support.engine_fakes import FakeEncoder, FakeHead, RecordingTicket, ask, finish, turn
+from tests.support.engine_fakes import FakeEncoder, FakeHead, RecordingTicket, ask, finish, finish_with_failures, turn
 
 
 @pytest.fixture(autouse=True, scope="module")
@@ -332,13 +332,7 @@ def test_a_failing_computation_fails_its_text_only() -> None:
     worker, head = finder()
     head.failing_token = 8
     tickets = ask(worker, labelled(7, 3), labelled(8, 4), labelled(9, 5))
-    while worker.has_work:
-        try:
-            turn(worker)
-        except RuntimeError:
-            for ticket, event in worker.blame_failed_step():
-                ticket.receive(event)
-    worker.check_invariants()
+    finish_with_failures(worker)
     assert [isinstance(ticket.events[-1], Done) for ticket in tickets] == [True, False, True]
     assert "failed" in str(failure(tickets[1]))
 
@@ -476,13 +470,7 @@ def test_a_turn_that_fails_fails_its_text_only() -> None:
     [long] = ask(worker, encode([100] * 50))
     turn(worker)
     [short] = ask(worker, encode([1, 2], raw=True))
-    while worker.has_work:
-        try:
-            turn(worker)
-        except RuntimeError:
-            for ticket, event in worker.blame_failed_step():
-                ticket.receive(event)
-    worker.check_invariants()
+    finish_with_failures(worker)
     assert "failed" in str(failure(long))
     assert values(short) == [3.0, 1.0, 0.0]
 

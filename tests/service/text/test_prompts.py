@@ -192,7 +192,7 @@ def test_banned_words_are_tokenised_as_long_as_somebody_waits(generator: Model) 
     def check() -> None:
         checks.append(1)
         if len(checks) == 3:
-            raise Expired("nobody waits")
+            raise Expired("the client left")
 
     asked = GenerationRequest(field="prompt", prompts=("a",), sampling=Sampling(), bad_words=("fox",) * 1000)
     with pytest.raises(Expired):
