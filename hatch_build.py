@@ -1,8 +1,8 @@
 """Compiles the native step when the package is built or installed, so that no compiler is wanted at run time.
 
 Without a compiler the package is complete but for that: models run on torch.  With POLYHEAD_NATIVE=aside nothing is
-compiled here: whoever says so compiles beside what is installed, for a package manager wants this before it fetches
-anything else (`make` does).  With POLYHEAD_NATIVE=aarch64 the wheel is for 64-bit ARM: aarch64-linux-gnu-g++ compiles
+compiled here: `make` sets it and compiles in a process of its own, because pip builds this package before it
+downloads anything else.  With POLYHEAD_NATIVE=aarch64 the wheel is for 64-bit ARM: aarch64-linux-gnu-g++ compiles
 its portable step (deploy/release.sh).
 """
 

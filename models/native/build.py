@@ -123,4 +123,6 @@ def build() -> list[str]:
 
 
 if __name__ == "__main__":
-    sys.stdout.write(f"{', '.join(build()) or 'nothing'}\n")
+    if any(is_stale(LIBRARIES / f"{name}.so") for name in TARGETS) and find_compiler():
+        sys.stderr.write(f"compiling the step of the models for {', '.join(TARGETS)}; this takes 1 to 4 minutes\n")
+    sys.stderr.write(f"the step of the models is compiled for: {', '.join(build()) or 'nothing'}\n")

@@ -110,7 +110,8 @@ def _no_tokenizer(folder: Path) -> CheckpointError:
         message = "has only a tekken.json, which is not read; put the tokenizer.json of the same model beside it"
         return UnsupportedError(message, file=str(folder))
     known = f"no tokenizer.json, no vocab.txt, no vocab.json with merges.txt and no {sentencepiece_folder.FILES[0]}"
-    return CheckpointError(f"has {known}", file=str(folder))
+    step = "save the tokenizer beside the weights (in transformers: tokenizer.save_pretrained(folder))"
+    return CheckpointError(f"has {known}; {step}", file=str(folder))
 
 
 def _read_settings(folder: Path) -> _Settings:

@@ -50,7 +50,8 @@ from .checkpoint_source import describe_checked, resolve_source
 from .client import error_message
 from .labelled_files import MAX_LISTED
 from .labelled_questions import LabelledState, read_labelled_states
-from .local_server import CLIENT_TIMEOUT_S, OPEN_SETTINGS, serve_locally, silence_logs
+from .local_server import OPEN_SETTINGS, serve_locally, silence_logs
+from .remote_server import connect_server
 
 NAME = "model"  # of the model in this process
 ASKED_AT_ONCE = 16  # rows
@@ -200,13 +201,8 @@ async def connect(arguments: CalibrateArguments, settings: Settings) -> AsyncIte
         async with serve_locally(settings) as ([model, *_], client):
             yield client, model.dtype
         return
-    headers = {"Authorization": f"Bearer {arguments.key}"} if arguments.key else {}
-    async with httpx.AsyncClient(base_url=arguments.url, headers=headers, timeout=CLIENT_TIMEOUT_S) as client:
-        try:
-            yield client, ""
-        except (httpx.HTTPError, httpx.InvalidURL) as error:
-            reason = str(error) or type(error).__name__
-            raise ModelError(f"{arguments.url} does not answer: {reason}; is the server running? See --url") from None
+    async with connect_server(arguments.url, arguments.key) as client:
+        yield client, ""
 
 
 async def ask_rows(

@@ -17,6 +17,8 @@ Method = Literal[
 ]
 Source = Annotated[str, typer.Argument(help="A checkpoint, or a quick-start model.", show_default=False)]
 Plot = Annotated[Path | None, typer.Option(help="A figure to write: .svg, .pdf or .png.")]
+AskedUrl = Annotated[str, typer.Option(help="A server to ask; by default the model is loaded in this process.")]
+AskedKey = Annotated[str, typer.Option(envvar="POLYHEAD_API_KEY", help="Key to send, if the server requires one.")]
 AsJson = Annotated[bool, typer.Option("--json", help="As JSON, to be read by programs.")]
 
 
@@ -85,8 +87,11 @@ def explain(
     max_tokens: Annotated[int, typer.Option(min=1, help="Tokens that a generator writes.")] = 16,
     plot: Plot = None,
     as_json: AsJson = False,
+    url: AskedUrl = "",
+    key: AskedKey = "",
 ) -> None:
-    """Explain an answer of a model: which tokens count, or where its heads attend.  No server is needed.
+    """Explain an answer of a model: which tokens count, or where its heads attend.  No server is needed; with --url,
+    MODEL is the name of a model there.
 
     With --json it prints the answer of POST /v1/explain. docs/explain.md says what each method shows, and what it does
     not.
@@ -101,7 +106,9 @@ def explain(
     selections = {"target": target, "layers": layers, "heads": heads}
     options |= {name: value for name, value in selections.items() if value}
     with exit_on_error(), exit_on_interrupt():
-        work(ExplainArguments(model, (text, second) if second else (text,), options, plot, as_json), print_text)
+        work(
+            ExplainArguments(model, (text, second) if second else (text,), options, plot, as_json, url, key), print_text
+        )
 
 
 @app.command()
@@ -174,9 +181,9 @@ def calibrate(
         typer.Option(help="A share of right answers, as 0.99: above which confidence, and for how many decisions."),
     ] = None,
     output: Annotated[Path | None, typer.Option(help="The file to write; by default beside the model.")] = None,
-    url: Annotated[str, typer.Option(help="A server to ask; by default the model is loaded in this process.")] = "",
+    url: AskedUrl = "",
     name: Annotated[str, typer.Option(help="The model's name on that server; by default its only one.")] = "",
-    key: Annotated[str, typer.Option(envvar="POLYHEAD_API_KEY", help="Key to send, if the server requires one.")] = "",
+    key: AskedKey = "",
     plot: Plot = None,
     as_json: AsJson = False,
 ) -> None:

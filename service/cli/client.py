@@ -19,7 +19,7 @@ class ApiClient:
 
     def __init__(self, url: str, key: str) -> None:
         headers = {"Authorization": f"Bearer {key}"} if key else {}
-        self.url = url if "://" in url else f"http://{url}"
+        self.url = complete_url(url)
         self.finish = ""  # why the last answer ended, once it has
         self._http = httpx.Client(base_url=self.url, headers=headers, timeout=TIMEOUT)
 
@@ -73,6 +73,11 @@ class ApiClient:
         except (httpx.HTTPError, httpx.InvalidURL) as error:
             reason = str(error) or type(error).__name__
             raise ClientError(f"{self.url} does not answer: {reason}; is the server running? See --url") from None
+
+
+def complete_url(url: str) -> str:
+    """`url` with http:// before it if it names no scheme."""
+    return url if "://" in url else f"http://{url}"
 
 
 def chunk_texts(chunk: Mapping[str, Any]) -> Iterator[str]:

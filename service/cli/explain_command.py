@@ -1,29 +1,32 @@
-"""`polyhead explain`: explains an answer in this process.
+"""`polyhead explain`: explains an answer, in this process or by a server that runs already.
 
-It sends a request to the application over ASGI, without a socket, so its result and its checks are those of POST
-/v1/explain.
+In this process it sends a request to the application over ASGI, without a socket, so its result and its checks are
+those of POST /v1/explain.
 """
 
 import asyncio
 import json
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import httpx
 import numpy as np
 
 from polyhead.models.core.errors import ModelError
 
-from ..config.settings import Settings, read_settings
-from ..core.model import Model
+from ..config.settings import read_settings
 from ..core.names import is_name
 from . import explain_figures as figures
 from . import plotting as canvas
 from .checkpoint_source import REFERENCE_SETTINGS, resolve_source
+from .client import error_message
 from .explain_figures import JsonObject
 from .local_server import OPEN_SETTINGS, serve_locally, silence_logs
+from .remote_server import connect_server
 
 LOCAL_SETTINGS = {  # limits that protect other clients are lifted
     **REFERENCE_SETTINGS,
@@ -41,13 +44,25 @@ RANGE = re.compile(r"(\d+)(?:-(\d+))?")
 
 @dataclass(frozen=True)
 class ExplainArguments:
-    """The arguments of `polyhead explain`.  `options` are the fields of the request that were given."""
+    """The arguments of `polyhead explain`.  `options` are the fields of the request that were given.  `url` "": the
+    model is loaded in this process; else `model` is what the server there calls it.
+    """
 
     model: str
     texts: tuple[str, ...]
     options: Mapping[str, Any]
     plot: Path | None
     as_json: bool
+    url: str
+    key: str
+
+
+@dataclass(frozen=True)
+class AskedModel:
+    """A served model, as far as a request needs to know it."""
+
+    name: str
+    task: str
 
 
 def explain_model(arguments: ExplainArguments, print_text: Callable[[str], object]) -> None:
@@ -56,27 +71,49 @@ def explain_model(arguments: ExplainArguments, print_text: Callable[[str], objec
     """
     if arguments.plot:
         canvas.check_plot_path(arguments.plot)
-    defaults = read_settings({})
-    name = figures.short_name(arguments.model)
-    name = name if is_name(name) else "model"
-    settings = read_settings({**LOCAL_SETTINGS, "models": {name: resolve_source(arguments.model, defaults.model_dir)}})
     with silence_logs():
-        answer = asyncio.run(post_explain(settings, arguments))
+        answer = asyncio.run(post_explain(arguments))
     print_text(json.dumps(answer, ensure_ascii=False) if arguments.as_json else format_answer(answer))
     if arguments.plot:
         canvas.save_figure(figures.draw_answer(answer), arguments.plot)
 
 
-async def post_explain(settings: Settings, arguments: ExplainArguments) -> dict[str, Any]:
+async def post_explain(arguments: ExplainArguments) -> dict[str, Any]:
     """Send the request once the model is loaded, and return the answer.  Raises ModelError."""
-    async with serve_locally(settings) as (ready, client):
-        answer = await client.post("/v1/explain", json=build_body(arguments, ready[0]))
+    async with connect(arguments) as (model, client):
+        answer = await client.post("/v1/explain", json=build_body(arguments, model))
     if answer.is_success:
         return dict(answer.json())
-    raise ModelError(answer.json()["error"]["message"])
+    raise ModelError(error_message(answer))
 
 
-def build_body(arguments: ExplainArguments, model: Model) -> dict[str, Any]:
+@asynccontextmanager
+async def connect(arguments: ExplainArguments) -> AsyncIterator[tuple[AskedModel, httpx.AsyncClient]]:
+    """The model, and a client of the server that has it."""
+    if arguments.url:
+        async with connect_server(arguments.url, arguments.key) as client:
+            yield await find_model(client, arguments.model), client
+        return
+    name = figures.short_name(arguments.model)
+    name = name if is_name(name) else "model"
+    source = resolve_source(arguments.model, read_settings({}).model_dir)
+    async with serve_locally(read_settings({**LOCAL_SETTINGS, "models": {name: source}})) as ([model, *_], client):
+        yield AskedModel(model.name, model.task), client
+
+
+async def find_model(client: httpx.AsyncClient, name: str) -> AskedModel:
+    """The model that the server calls `name`.  Raises ModelError."""
+    listed = await client.get("/v1/models")
+    if listed.is_error:
+        raise ModelError(error_message(listed))
+    served = [AskedModel(each["id"], each["task"]) for each in listed.json()["data"]]
+    if found := next((each for each in served if each.name == name), None):
+        return found
+    names = ", ".join(each.name for each in served) or "none is ready yet"
+    raise ModelError(f"{client.base_url} serves no model that is called {name!r}; it serves: {names}")
+
+
+def build_body(arguments: ExplainArguments, model: AskedModel) -> dict[str, Any]:
     """Build the request's body.  The second text of an embedder is the target to compare with."""
     first, *second = arguments.texts
     body: dict[str, Any] = {"model": model.name, "input": first, **arguments.options}
@@ -85,23 +122,23 @@ def build_body(arguments: ExplainArguments, model: Model) -> dict[str, Any]:
     elif second:
         body["input"] = [first, *second]
     if target := arguments.options.get("target"):
-        body["target"] = parse_target(target, model)
+        body["target"] = parse_target(target, model.task)
     for name in ("layers", "heads"):
         if name in body:
             body[name] = parse_numbers(f"--{name}", body[name])
     return body if arguments.as_json else body | {"encoding": "base64"}
 
 
-def parse_target(value: str, model: Model) -> Any:
+def parse_target(value: str, task: str) -> Any:
     """Read --target: a JSON object, or the one word that the task needs."""
     if value.lstrip().startswith("{"):
         try:
             return json.loads(value)
         except ValueError as error:
             raise ModelError(f"--target: is not JSON: {error}") from None
-    if model.task not in TARGET_FIELDS:
-        raise ModelError(f'--target: for the task {model.task} an object is expected, as in {{"start": 0, "end": 4}}')
-    return {TARGET_FIELDS[model.task]: value}
+    if task not in TARGET_FIELDS:
+        raise ModelError(f'--target: for the task {task} an object is expected, as in {{"start": 0, "end": 4}}')
+    return {TARGET_FIELDS[task]: value}
 
 
 def parse_numbers(option: str, value: str) -> list[int]:

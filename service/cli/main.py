@@ -4,6 +4,7 @@ Imports are inside functions here and in service.cli.checkpoint_commands, so tha
 """
 
 import gc
+import logging
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -71,6 +72,7 @@ def run_server(chosen: Any) -> int:
     if why := capacity.explain_shortage():  # else the process is killed while torch is imported
         raise report_failure(why)
     logs.configure_logging(chosen.log_format, chosen.log_level)
+    logging.getLogger(__name__).info("starting: torch and the other libraries are imported, which can take 15 s")
     return int(choose_server(chosen)(chosen, traces=choose_tracing(chosen)))
 
 

@@ -53,6 +53,13 @@ from .streaming import JSON_LINES
 NeutralValues = Mapping[str, tuple[Any, ...]]  # by field, the values at which an unsupported field changes nothing
 FREE_BYTES = 1 << 16  # that a GET may claim without a place in flight: no more than a connection has in its buffers
 MAX_SUGGESTED_CHARS = 100  # characters of an unknown field for which a known one is suggested
+SAME_FIELDS = (  # names that dialects give to one thing
+    ("input", "inputs", "text", "texts", "prompt", "query", "question", "messages"),
+    ("documents", "texts", "passages", "sentences"),
+    ("max_tokens", "max_new_tokens", "max_completion_tokens", "max_output_tokens", "num_predict", "max_length"),
+    ("stop", "stop_sequences"),
+    ("labels", "candidate_labels"),
+)
 MAX_QUOTED_CHARS = 60  # characters of an offending value that a message repeats
 MAX_TEXTS = 100_000  # in one call; the setting max_batch_texts is smaller
 MAX_IDS = 1 << 18  # of one prompt, or lists of token ids
@@ -504,6 +511,9 @@ def field_path(parts: Sequence[int | str]) -> str:
 
 
 def suggest_name(name: str, known: Sequence[str]) -> str:
-    """A hint with a known name that is similar to `name`; empty for a long name, which takes long to compare."""
-    close = get_close_matches(name, known, n=1) if len(name) <= MAX_SUGGESTED_CHARS else []
+    """A hint with a known name that means the same elsewhere, or that is similar to `name`; empty for a long name,
+    which takes long to compare.
+    """
+    same = [other for group in SAME_FIELDS if name in group for other in group if other in known]
+    close = same or (get_close_matches(name, known, n=1) if len(name) <= MAX_SUGGESTED_CHARS else [])
     return f"; did you mean {close[0]}?" if close else ""

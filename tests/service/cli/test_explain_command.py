@@ -18,6 +18,7 @@ from polyhead.service.cli.explain_command import parse_numbers
 from polyhead.service.core.request import ExplainMethod
 from polyhead.service.runtime import quickstart
 from tests.support import checkpoints
+from tests.support.processes import Process
 from tests.support.translators import translator
 
 TEXT = "A good film, but far too long."
@@ -183,3 +184,17 @@ def test_numbers_are_single_ones_and_ranges() -> None:
     assert parse_numbers("--layers", "0, 4-6,2") == [0, 4, 5, 6, 2]
     with pytest.raises(ModelError):
         parse_numbers("--layers", "-1")
+
+
+def test_a_server_can_be_asked(tiny_quick_start: Process, tiny_classifier: Path) -> None:
+    url = tiny_quick_start.url
+    found = text_output("sentiment", TEXT, "--steps", 20, "--url", url.removeprefix("http://"))
+    assert found["attributions"] == text_output(tiny_classifier, TEXT, "--steps", 20)["attributions"]
+    pair = polyhead("minilm", TEXT, "A film.", "--method", "gradient_x_input", "--url", url)
+    assert pair.exit_code == 0, pair.output
+    unknown = polyhead("other", TEXT, "--url", url)
+    assert unknown.exit_code == 1
+    assert "serves no model that is called 'other'; it serves: smollm2, minilm, sentiment" in unknown.stderr
+    silent = polyhead("sentiment", TEXT, "--url", "http://127.0.0.1:9")
+    assert silent.exit_code == 1
+    assert "does not answer" in silent.stderr

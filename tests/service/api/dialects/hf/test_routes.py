@@ -237,6 +237,7 @@ def test_tokens_are_drawn_only_when_asked(given: Any, temperature: float) -> Non
             {"inputs": "a", "parameters": {"function_to_apply": "tanh"}},
             "parameters.function_to_apply: must",
         ),
+        (ClassifyRequest, {"text": "a"}, "text: is not a known field; did you mean inputs?"),
         (ClassifyRequest, {"inputs": "a", "stream": True}, "stream: true is not supported"),
         (ClassifyRequest, {"inputs": [{"text": 1}]}, 'inputs: must be a string, {"text", "text_pair"} or a list'),
         (ClassifyRequest, {}, "inputs: is required"),

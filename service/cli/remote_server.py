@@ -1,0 +1,25 @@
+"""A server that runs already, for commands that otherwise load the model in this process."""
+
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+import httpx
+
+from polyhead.models.core.errors import ModelError
+
+from .client import complete_url
+from .local_server import CLIENT_TIMEOUT_S
+
+
+@asynccontextmanager
+async def connect_server(url: str, key: str) -> AsyncIterator[httpx.AsyncClient]:
+    """A client of the server at `url`, by HTTP unless it says otherwise. If `key` is empty, none is sent. Raises
+    ModelError if the server does not answer.
+    """
+    address, headers = complete_url(url), {"Authorization": f"Bearer {key}"} if key else {}
+    try:
+        async with httpx.AsyncClient(base_url=address, headers=headers, timeout=CLIENT_TIMEOUT_S) as client:
+            yield client
+    except (httpx.HTTPError, httpx.InvalidURL) as error:
+        reason = str(error) or type(error).__name__
+        raise ModelError(f"{address} does not answer: {reason}; is the server running? See --url") from None
