@@ -2,8 +2,7 @@
 #   VARIANT      cpu, or gpu: torch with CUDA; the driver comes from the host (docker run --gpus all)
 #   BASE         an image with python3 >= 3.11 and venv; deploy/digests.sh updates its digest
 #   RUNTIME      base of the second stage, by default BASE: the same Python at the same path; needs neither shell nor pip
-#   TORCH_INDEX  an index with CPU builds of torch, if the configured ones have none: PyTorch's page "Get started" has its
-#                address for pip and CPU
+#   TORCH_INDEX  an index with CPU builds of torch, where uv cannot reach the usual one
 #   EXTRAS       optional dependencies: `ray` for replicas of a cluster; the Kubernetes operator for Ray starts them by bash,
 #                which the default image does not have
 # A pip configuration is passed as the build secret `pip`, so that neither an index nor its password stays in a layer.

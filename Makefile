@@ -3,16 +3,18 @@
 PYTHON ?= python3
 HOST ?= 127.0.0.1
 PORT ?= 8000
+VARIANT ?= cpu
 MINUTES = 5
 SECONDS = 60
 WORKERS = 3
 
 BIN = .venv/bin
 PIP = POLYHEAD_NATIVE=aside $(BIN)/python -m pip install --disable-pip-version-check --progress-bar on -c constraints.txt
-# uv where it is there and pip has no index of its own settings, which uv would not read.  It takes torch for CPUs, and
-# shows a bar for each step; pip shows none while it unpacks.  Bytecode is compiled when a module is first imported.
-UV := $(shell command -v uv >/dev/null && ! $(PYTHON) -m pip config list 2>/dev/null | grep -qE 'index|find-links' && echo uv)
-INSTALL = $(if $(UV),POLYHEAD_NATIVE=aside uv pip install --python $(BIN)/python --torch-backend cpu -c constraints.txt,$(PIP) --no-compile)
+# uv, which shows a bar for each step (pip shows none while it unpacks) and finds torch for CPUs; but pip where it has
+# an index of its own settings, which uv would not read.  Bytecode is compiled when a module is first imported.
+OWN_INDEX := $(shell $(PYTHON) -m pip config list 2>/dev/null | grep -E 'index|find-links')
+UV = $(if $(OWN_INDEX),,$(shell PATH="$(BIN):$$PATH"; command -v uv))
+INSTALL = $(if $(UV),POLYHEAD_NATIVE=aside $(UV) pip install --python $(BIN)/python -c constraints.txt,$(PIP) --no-compile)
 PINS = pyproject.toml constraints.txt
 TOOLS = .venv/.prometheus .venv/.helm
 
@@ -22,7 +24,7 @@ TOOLS = .venv/.prometheus .venv/.helm
 help:  ## list the targets
 	@sed -n 's/^\([a-z-]*\):.*  ## \(.*\)/\1\t\2/p' $(MAKEFILE_LIST) | expand -t 12
 
-setup:  ## install into .venv
+setup:  ## install into .venv; VARIANT=gpu takes torch with CUDA
 	@$(MAKE) --no-print-directory --jobs=2 .venv/.core .venv/.native
 
 models: .venv/.core  ## fetch the quick-start models
@@ -91,7 +93,7 @@ conformance: .venv/.dev .venv/.native  ## official and other clients; lm-eval's 
 	$(BIN)/polyhead models
 	$(BIN)/python -m benchmarks.conformance --install
 
-image:  ## build the container image; NAME=polyhead VARIANT=cpu TORCH_INDEX=...
+image:  ## build the container image; NAME=polyhead VARIANT=cpu TORCH_INDEX=
 	deploy/image.sh
 
 manifests: .venv/.helm  ## render the plain Kubernetes manifests from the Helm chart
@@ -105,29 +107,33 @@ clean:  ## remove what these targets made, .venv included
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
 # A stamp means "installed from these files": a change of one of them installs again.
-.venv/.core: $(PINS) | .venv/.python
+.venv/.torch-$(VARIANT): constraints.txt deploy/torch.sh | .venv/.python
 	@echo "Installing, 1 of 2: torch, a large package (200 MB for CPUs), then a minute to unpack it"
-	@$(INSTALL) torch
+	@$(if $(OWN_INDEX),,command -v uv >/dev/null || $(PIP) uv)
+	@PATH="$(CURDIR)/$(BIN):$$PATH" PIP=$(BIN)/pip PIP_NO_COMPILE=1 PIP_DISABLE_PIP_VERSION_CHECK=1 deploy/torch.sh $(VARIANT) "$(TORCH_INDEX)"
+	@touch $@
+
+.venv/.core: $(PINS) | .venv/.torch-$(VARIANT)
 	@echo "Installing, 2 of 2: polyhead and its other libraries"
 	@$(INSTALL) -e .
 	@touch $@
 
-.venv/.dev: $(PINS) | .venv/.python
-	$(PIP) --no-compile -e '.[dev]'
+.venv/.dev: $(PINS) | .venv/.torch-$(VARIANT)
+	$(INSTALL) -e '.[dev]'
 	@touch .venv/.core $@
 
 # Playwright; the browser is the system's.
 .venv/.browser: $(PINS) | .venv/.dev
-	$(PIP) -e '.[browser]'
+	$(INSTALL) -e '.[browser]'
 	@touch $@
 
 # Ray, for replicas on a cluster.
 .venv/.ray: $(PINS) | .venv/.dev
-	$(PIP) -e '.[ray]'
+	$(INSTALL) -e '.[ray]'
 	@touch $@
 
 .venv/.release: $(PINS) | .venv/.dev
-	$(PIP) -e '.[release]'
+	$(INSTALL) -e '.[release]'
 	@touch $@
 
 .venv/.python:

@@ -1,19 +1,35 @@
 #!/bin/sh
-# Installs torch while the image is built, in the version of constraints.txt:  torch.sh VARIANT INDEX
-# The plain `torch` of pip's index has CUDA on Linux, several gigabytes.  The CPU build has the version VERSION+cpu, so
-# exactly this version is requested.
+# Installs torch in the version of constraints.txt, for `make` and the image:  torch.sh VARIANT [INDEX]
+# PIP is the pip of the environment, by default the image's.  On Linux the plain `torch` of pip's index has CUDA,
+# several gigabytes; the CPU build has the version VERSION+cpu.  It comes from INDEX or from what pip is configured to
+# use, if either has it; otherwise uv fetches it, which knows where CPU builds are.
 set -eu
-variant=$1 index=$2
+variant=$1 index=${2:-}
 pip=${PIP:-/opt/polyhead/bin/pip}
 torch=$(grep '^torch==' constraints.txt)
 
+by_uv() {
+  echo "uv installs $torch for CPUs"
+  if ! uv=$(command -v uv); then
+    place=$(mktemp -d)
+    trap 'rm -rf "$place"' EXIT
+    "$pip" install --quiet --target "$place" uv && uv=$place/bin/uv || return 1
+  fi
+  "$uv" pip install --python "${pip%/*}/python" --torch-backend cpu "$torch"
+}
+
 case $variant in
-  cpu) torch="$torch+cpu" ;;
-  gpu) ;;
+  cpu) ;;
+  gpu) exec env PIP_EXTRA_INDEX_URL="$index" "$pip" install "$torch" ;;
   *) echo "VARIANT must be cpu or gpu, not $variant" >&2; exit 1 ;;
 esac
-# The index is used for this package only.
-PIP_EXTRA_INDEX_URL=$index "$pip" install "$torch" && exit
-[ "$variant" = gpu ] || echo "No index has $torch: pass TORCH_INDEX, the address of the index that PyTorch's page
-\"Get started\" names for pip and CPU; or VARIANT=gpu for the build with CUDA." >&2
+[ "$(uname -s)" = Linux ] || exec "$pip" install "$torch"  # elsewhere the plain torch is for CPUs
+if [ -n "$index" ]; then  # for this package only
+  PIP_EXTRA_INDEX_URL=$index "$pip" install "$torch+cpu" && exit
+elif "$pip" config list | grep -qE 'index|find-links'; then
+  "$pip" install "$torch+cpu" && exit
+fi
+by_uv && exit
+echo "$torch for CPUs is not to be had: pass TORCH_INDEX, the address of the index that PyTorch's page \"Get started\"
+names for pip and CPU; or VARIANT=gpu for the build with CUDA." >&2
 exit 1

@@ -6,6 +6,7 @@
 import http.server
 import importlib.util
 import json
+import os
 import re
 import shlex
 import shutil
@@ -14,6 +15,7 @@ import sys
 import threading
 import tomllib
 from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
 
@@ -187,39 +189,62 @@ def test_it_is_healthy_when_it_is_ready(
     assert (done.returncode == 0) == healthy
 
 
+@dataclass(frozen=True)
+class Installer:
+    """pip and uv as stubs that write down how they were called, and fail unless a file has their name."""
+
+    folder: Path
+
+    def install(self, variant: str, index: str = "") -> subprocess.CompletedProcess[str]:
+        (self.folder / "asked").write_text("")
+        command = ["/bin/sh", ROOT / "deploy" / "torch.sh", variant, index]
+        variables = {"PIP": str(self.folder / "pip"), "PATH": f"{self.folder}{os.pathsep}/usr/bin:/bin"}
+        return subprocess.run(command, cwd=ROOT, env=variables, capture_output=True, text=True, check=False)
+
+    def asked(self) -> list[str]:
+        return [" ".join(line.split()) for line in (self.folder / "asked").read_text().splitlines()]
+
+    def allow(self, *names: str) -> None:
+        for name in ("pip", "uv"):
+            (self.folder / f"{name}-works").unlink(missing_ok=True)
+        for name in names:
+            (self.folder / f"{name}-works").touch()
+
+
 @pytest.fixture
-def pip(tmp_path: Path) -> Path:
-    """A stub pip that records its arguments and succeeds if the file `found` exists."""
-    tool = tmp_path / "pip"
-    tool.write_text('#!/bin/sh\ncd "${0%/*}"\necho "$PIP_EXTRA_INDEX_URL" "$@" >asked\ntest -e found\n')
-    tool.chmod(0o755)
-    (tmp_path / "found").touch()
-    return tool
+def installer(tmp_path: Path) -> Installer:
+    for name in ("pip", "uv"):
+        script = (
+            '#!/bin/sh\ncd "${0%/*}"\n[ "$*" = "config list" ] && { cat config 2>/dev/null; exit; }\n'
+            f'echo {name} "$PIP_EXTRA_INDEX_URL" "$@" >>asked\ntest -e {name}-works\n'
+        )
+        (tmp_path / name).write_text(script)
+        (tmp_path / name).chmod(0o755)
+    return Installer(tmp_path)
 
 
-def torch_sh(pip: Path, variant: str, index: str = "") -> subprocess.CompletedProcess[str]:
-    command = ["/bin/sh", ROOT / "deploy" / "torch.sh", variant, index]
-    return subprocess.run(command, cwd=ROOT, env={"PIP": str(pip)}, capture_output=True, text=True, check=False)
-
-
-def test_the_requested_torch_is_that_of_the_variant(pip: Path) -> None:
+def test_torch_comes_from_the_given_or_configured_index_or_else_by_uv(installer: Installer) -> None:
     (pinned,) = re.findall(r"^torch==.*$", (ROOT / "constraints.txt").read_text(), flags=re.MULTILINE)
-    for variant, index, asked in (
-        ("cpu", "", f"install {pinned}+cpu"),
-        ("cpu", "https://example.com/cpu", f"https://example.com/cpu install {pinned}+cpu"),
-        ("gpu", "", f"install {pinned}"),
-    ):
-        assert torch_sh(pip, variant, index).returncode == 0
-        assert (pip.parent / "asked").read_text().strip() == asked
+    index, python = "https://example.com/cpu", installer.folder / "python"
+    by_uv = f"uv pip install --python {python} --torch-backend cpu {pinned}"
+    installer.allow("pip", "uv")
+    assert (installer.install("cpu").returncode, installer.asked()) == (0, [by_uv])
+    assert (installer.install("cpu", index).returncode, installer.asked()) == (0, [f"pip {index} install {pinned}+cpu"])
+    assert (installer.install("gpu").returncode, installer.asked()) == (0, [f"pip install {pinned}"])
+    installer.allow("uv")
+    assert installer.install("cpu", index).returncode == 0
+    assert installer.asked() == [f"pip {index} install {pinned}+cpu", by_uv]
+    (installer.folder / "config").write_text("global.find-links='/opt/wheels'\n")
+    installer.allow("pip", "uv")
+    assert (installer.install("cpu").returncode, installer.asked()) == (0, [f"pip install {pinned}+cpu"])
 
 
-def test_a_build_without_a_torch_for_cpus_says_what_to_do(pip: Path) -> None:
-    (pip.parent / "found").unlink()
-    done = torch_sh(pip, "cpu")
+def test_a_build_without_a_torch_for_cpus_says_what_to_do(installer: Installer) -> None:
+    done = installer.install("cpu")
     assert done.returncode == 1
     assert "pass TORCH_INDEX" in done.stderr
     assert "VARIANT=gpu" in done.stderr
-    assert torch_sh(pip, "tpu").stderr == "VARIANT must be cpu or gpu, not tpu\n"
+    assert installer.install("tpu").stderr == "VARIANT must be cpu or gpu, not tpu\n"
 
 
 @pytest.fixture
