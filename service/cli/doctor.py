@@ -85,7 +85,8 @@ def examine_torch(release: str, cuda: str, *, has_gpu: bool) -> Finding:
     if has_gpu:
         return Finding("torch", "ok", f"{release}, with a GPU")
     if cuda:
-        advice = "the CPU build is several GB smaller: pip install uv && uv pip install --reinstall --torch-backend cpu torch"
+        command = "pip install uv && uv pip install --reinstall --torch-backend cpu torch"
+        advice = f"the CPU build is several GB smaller: {command}"
         return Finding("torch", "info", f"{release}, built for CUDA {cuda}, and no GPU is seen", advice)
     return Finding("torch", "ok", f"{release}, for CPUs")
 

@@ -1,4 +1,6 @@
-"""The wheel installs only the package `polyhead`, which works beside other packages named `models` or `service`."""
+"""The wheel: only the package `polyhead`, which works beside other packages named `models` or `service`, and its compiled
+step, which needs no compiler.
+"""
 
 import os
 import re
@@ -12,6 +14,7 @@ from pathlib import Path
 import httpx
 import pytest
 
+from polyhead.models.native import build
 from tests.support.places import ROOT
 
 OTHER_PACKAGE = 'raise ImportError("this is another package of this name")\n'
@@ -21,19 +24,9 @@ COMMAND = "serve", "--port", "0", "--host", "127.0.0.1"
 @pytest.fixture(scope="module")
 def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("wheel")
-    command = [
-        sys.executable,
-        "-m",
-        "pip",
-        "wheel",
-        "--quiet",
-        "--no-deps",
-        "--no-build-isolation",
-        "--wheel-dir",
-        str(folder),
-        str(ROOT),
-    ]
-    subprocess.run(command, check=True, env=os.environ | {"POLYHEAD_NATIVE": "aside"})
+    options = ["--quiet", "--no-deps", "--no-build-isolation", "--wheel-dir", str(folder)]
+    variables = {name: value for name, value in os.environ.items() if name != "POLYHEAD_NATIVE"}
+    subprocess.run([sys.executable, "-m", "pip", "wheel", *options, str(ROOT)], check=True, env=variables)
     (built,) = folder.iterdir()
     return built
 
@@ -55,9 +48,10 @@ def installed(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def without_path() -> dict[str, str]:
-    """The environment without PYTHONPATH, which would hide the installed package."""
-    return {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
+def installed_variables(installed: Path) -> dict[str, str]:
+    """The environment's variables, without PYTHONPATH, which would hide the package, and without a compiler."""
+    kept = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
+    return kept | {"PATH": str(installed / "bin")}
 
 
 def test_it_contains_one_package(wheel: Path) -> None:
@@ -71,7 +65,17 @@ def test_it_contains_one_package(wheel: Path) -> None:
     ).stdout.split()
     inside = {name.removeprefix("polyhead/") for name in names}
     assert {name for name in tracked if (ROOT / name).exists()} <= inside
-    assert not [name for name in names if name.endswith((".so", ".pyc"))], "the wheel contains compiled files"
+    assert not [name for name in names if name.endswith(".pyc")]
+
+
+def test_it_contains_the_compiled_step(wheel: Path) -> None:
+    steps = {Path(name).stem for name in zipfile.ZipFile(wheel).namelist() if name.endswith(".so")}
+    if build.find_compiler():
+        assert steps == build.TARGETS.keys()
+        assert wheel.stem.endswith(sysconfig.get_platform().replace("-", "_").replace(".", "_"))
+    else:
+        assert not steps
+        assert wheel.stem.endswith("-none-any")
 
 
 def test_it_serves_beside_packages_named_as_the_folders(installed: Path, tiny_classifier: Path, tmp_path: Path) -> None:
@@ -79,7 +83,7 @@ def test_it_serves_beside_packages_named_as_the_folders(installed: Path, tiny_cl
         [installed / "bin" / "polyhead", *COMMAND, f"judge={tiny_classifier}"],
         stderr=subprocess.PIPE,
         text=True,
-        env=without_path(),
+        env=installed_variables(installed),
         cwd=tmp_path,
     )
     try:
@@ -109,4 +113,24 @@ def test_modules_have_the_installed_name(installed: Path) -> None:
         "assert not {'models', 'service', 'training'} & set(sys.modules)\n"
         f"assert sys.modules['polyhead'].__file__.startswith({str(installed)!r})\n"
     )
-    subprocess.run([installed / "bin" / "python", "-P", "-c", code], check=True, env=without_path())
+    subprocess.run([installed / "bin" / "python", "-P", "-c", code], check=True, env=installed_variables(installed))
+
+
+@pytest.mark.skipif(build.find_compiler() is None, reason="needs a C++ compiler")
+def test_its_step_runs_without_a_compiler(installed: Path) -> None:
+    command = [installed / "bin" / "polyhead", "doctor"]
+    found = subprocess.run(command, env=installed_variables(installed), capture_output=True, text=True, check=False)
+    assert re.search(r"^compiled step +\w+ runs", found.stdout, flags=re.MULTILINE), found.stdout + found.stderr
+
+
+@pytest.mark.thorough
+def test_pip_installs_it_with_all_that_it_needs(wheel: Path, tmp_path: Path) -> None:
+    """In an empty environment, from the package index of this machine."""
+    venv.create(tmp_path / "empty", with_pip=True, symlinks=True)
+    python, constraints = tmp_path / "empty" / "bin" / "python", ROOT / "constraints.txt"
+    variables = installed_variables(tmp_path / "empty")
+    subprocess.run([python, "-m", "pip", "install", "--quiet", "-c", constraints, wheel], check=True, env=variables)
+    subprocess.run([python, "-m", "pip", "check"], check=True, env=variables)
+    code = "from polyhead.models.native.library import runnable_targets as found; assert found(), found()"
+    if build.find_compiler():
+        subprocess.run([python, "-c", code], check=True, env=variables, cwd=tmp_path)
