@@ -6,7 +6,6 @@ other processes of the machine take, and a thread that keeps the event loop from
 import http.client
 import json
 import logging
-import resource
 import socket
 import subprocess
 import sys
@@ -22,6 +21,8 @@ from tests.support.crowd import COMPLETIONS, completion
 from tests.support.edits import edited
 from tests.support.places import ROOT
 from tests.support.processes import Process
+
+resource = pytest.importorskip("resource")
 
 log = logging.getLogger(__name__)
 TALKING = 64

@@ -1,6 +1,4 @@
-"""The wheel: only the package `polyhead`, which works beside other packages named `models` or `service`, and its compiled
-step, which needs no compiler.
-"""
+"""The wheel: one package, beside other packages named `models` or `service`; its compiled step needs no compiler."""
 
 import os
 import re

@@ -7,7 +7,6 @@ and then runs as `polyhead serve`. Linux only."""
 import ctypes
 import json
 import os
-import resource
 import signal
 import socket
 import subprocess
@@ -17,6 +16,9 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
+
+if sys.platform != "win32":
+    import resource
 
 SUBREAPER = 36  # PR_SET_CHILD_SUBREAPER
 MOST = 1 << 20  # bytes of a message

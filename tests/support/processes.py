@@ -5,7 +5,6 @@
 import json
 import os
 import re
-import resource
 import signal
 import subprocess
 import sys
@@ -20,6 +19,9 @@ import httpx
 
 from tests.support.faults import Fault, write
 from tests.support.fork_server import ForkedProcess, start_forked
+
+if sys.platform != "win32":
+    import resource
 
 PATIENCE = 120.0  # seconds; a busy machine imports slowly
 SERVE = ("-m", "polyhead", "serve")

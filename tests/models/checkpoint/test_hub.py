@@ -1,6 +1,5 @@
 """Models by their name on the hub, from a hub on this machine that the library itself talks to."""
 
-import fcntl
 import gzip
 import hashlib
 import importlib
@@ -17,6 +16,8 @@ from polyhead.models.checkpoint.hub import DownloadOptions, HubSource, download
 from polyhead.models.checkpoint.hub_files import HubFile
 from polyhead.models.core.errors import CheckpointError, UnsupportedError
 from tests.support.hub_stub import COMMIT, HubStub, serve_hub
+
+fcntl = pytest.importorskip("fcntl")
 
 LARGE = bytes(range(256)) * 40  # longer than what the stub stores as a small file
 QUANTISATIONS = ("Q2_K", "Q4_K_M", "Q8_0")

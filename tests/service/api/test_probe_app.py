@@ -1,7 +1,6 @@
 """Probes while many clients connect: connections accepted in a turn, the backlog, and the port for probes."""
 
 import asyncio
-import resource
 import signal
 import socket
 from contextlib import ExitStack
@@ -15,6 +14,8 @@ from polyhead.service.api.openapi import PROBE_PATHS
 from polyhead.service.server.process import ACCEPT_BATCH, LISTEN_BACKLOG
 from tests.support.processes import Process
 from tests.support.raw import answers, heard
+
+resource = pytest.importorskip("resource")
 
 CROWD = 2560  # connections that wait
 ASKING = 500  # of them with a request
