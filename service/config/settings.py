@@ -147,7 +147,7 @@ class Settings(ParallelSettings):
         512, ge=1, le=1 << 20, description="Tokens of a text whose answer is explained, at most."
     )
     explain_gflop: int = Field(
-        1000,
+        800,
         ge=1,
         le=1 << 40,
         description="Billions of floating-point operations that one explanation computes, at most, by an estimate from "

@@ -94,10 +94,10 @@ class WorkLimit:
         changes = list[str]()
         if request.method == "integrated_gradients":
             changes += self._suggest_largest(
-                "at most {} steps", request.steps, lambda count: replace(request, steps=count)
+                "at most {} step{}", request.steps, lambda count: replace(request, steps=count)
             )
         if len(request.goals) > 1:
-            fewer = "at most {} targets (max_tokens, or a shorter target.text)"
+            fewer = "at most {} target{} (max_tokens, or a shorter target.text)"
             changes += self._suggest_largest(
                 fewer, len(request.goals), lambda count: replace(request, goals=request.goals[:count])
             )
@@ -108,9 +108,10 @@ class WorkLimit:
         return changes
 
     def _suggest_largest(self, words: str, most: int, build: Callable[[int], ExplanationRequest]) -> list[str]:
-        """Return `words` with the largest number up to `most` that is within the limit; nothing if even 1 is not."""
+        """Return `words` with the largest number up to `most` that is within the limit, and an s if it is no 1; nothing
+        if even 1 is not.
+        """
         if self._operations_of(build(1)) > self.operations:
             return []
-        return [
-            words.format(search_highest(1, most, lambda count: self._operations_of(build(count)) <= self.operations))
-        ]
+        largest = search_highest(1, most, lambda count: self._operations_of(build(count)) <= self.operations)
+        return [words.format(largest, "s" if largest > 1 else "")]

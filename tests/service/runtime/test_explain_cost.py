@@ -103,9 +103,9 @@ def test_the_prompt_that_took_100_seconds_is_refused_with_what_would_do() -> Non
     double = 2 * LIMIT  # within it are several targets
     said = refusal(SMOLLM2, asked, double)
     assert "47 tokens, 16 targets, 50 steps takes about " in said
-    assert "at most 2000 are computed (the server's setting explain_gflop)" in said
-    [steps] = re.findall(r"at most (\d+) steps", said)
-    [targets] = re.findall(r"at most (\d+) targets", said)
+    assert "at most 1600 are computed (the server's setting explain_gflop)" in said
+    [steps] = re.findall(r"at most (\d+) steps?", said)
+    [targets] = re.findall(r"at most (\d+) targets?", said)
     assert said.endswith("or the method gradient_x_input")
     for number, changed in ((int(steps), "steps"), (int(targets), "targets")):
         for more in (0, 1):
