@@ -136,6 +136,13 @@ def test_a_path_has_the_rule_of_its_longest_prefix() -> None:
             assert find_access_rule(path, method) == rule_of_longest_prefix(path, method), (method, path)
 
 
+def test_a_line_break_at_the_end_of_a_path_changes_no_rule(app: FastAPI) -> None:
+    """A route's pattern, which ends in $, matches before such a line break, too."""
+    for method, route in routes(app):
+        path = re.sub(r"{[^}]*}", "x", route.path)
+        assert find_access_rule(f"{path}\n", method) == find_access_rule(path, method)
+
+
 @pytest.mark.parametrize("start", ["", "/v1/models", "/models", "/v2/repository"])
 @pytest.mark.parametrize("part", ["/", "/a", "//a"])
 def test_the_cost_of_a_rule_does_not_grow_with_the_path(start: str, part: str) -> None:
