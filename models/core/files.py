@@ -1,10 +1,12 @@
-"""Reads files of a checkpoint safely: a file must be a regular file inside its folder (or inside the blob folder of a
-hub's cache) and no longer than the limit for its kind. So no file can block the reader, fill the memory or lead outside
-of the folder."""
+"""Reads and writes files of a checkpoint safely: a file must be a regular file inside its folder (or inside the blob
+folder of a hub's cache) and no longer than the limit for its kind. So no file can block the reader, fill the memory or
+lead outside of the folder."""
 
 import os
+import secrets
 import stat
 from collections.abc import Collection
+from functools import partial
 from itertools import islice
 from pathlib import Path
 from typing import BinaryIO
@@ -66,6 +68,19 @@ def read_beginning(path: Path, most: int) -> bytes:
     """The first `most` bytes of a file. Raises CheckpointError as `open_member` does, and OSError."""
     with open_member(path) as file:
         return file.read(most)
+
+
+def replace_file(path: Path, content: bytes, mode: int = 0o666) -> None:
+    """Writes a file whole, or leaves what is there as it is. The new file has a random name first: a stranger's folder
+    cannot hold a link of that name, which would lead elsewhere. Raises OSError."""
+    new = path.with_suffix(f".{secrets.token_hex(8)}.new")
+    try:
+        with open(new, "xb", opener=partial(os.open, mode=mode)) as file:
+            file.write(content)
+        new.replace(path)
+    except OSError:
+        new.unlink(missing_ok=True)
+        raise
 
 
 def copy_file(source: Path, target: Path) -> None:

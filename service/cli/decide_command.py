@@ -21,7 +21,7 @@ from polyhead.models.core.errors import ModelError
 
 from ..core.logs import escape_for_terminal
 from .client import TIMEOUT
-from .decision_client import DecisionClient, RowCalls
+from .decision_client import DecisionClient, Line, RowCalls
 from .decision_rows import (
     STANDARD_INPUT,
     ReadPosition,
@@ -144,7 +144,7 @@ class DecideRun:
                 while asked.start(rows, ROWS_AHEAD * arguments.concurrency) or asked.lines:
                     line = await asked.lines[0]
                     asked.lines.popleft()
-                    output.write(orjson.dumps(line, option=orjson.OPT_APPEND_NEWLINE))
+                    output.write(format_line(line, is_shown=output is sys.stdout.buffer))
                     output.flush()
                     self.summary.add(line)
                     self.asked += 1
@@ -181,6 +181,12 @@ def format_seconds(seconds: float) -> str:
     minutes, rest = divmod(round(seconds), 60)
     hours, minutes = divmod(minutes, 60)
     return f"{hours} h {minutes} min" if hours else f"{minutes} min {rest} s" if minutes else f"{rest} s"
+
+
+def format_line(line: Line, *, is_shown: bool) -> bytes:
+    """`line` as JSON. On a terminal control characters of a server's answer are escaped."""
+    written = orjson.dumps(line, option=orjson.OPT_APPEND_NEWLINE)
+    return escape_for_terminal(written.decode(), sys.stdout).encode() if is_shown else written
 
 
 def write_line(text: str) -> None:

@@ -12,7 +12,7 @@ from typing import Annotated, Literal, Self, get_args
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from polyhead.models.core.errors import CheckpointError, ModelError, show_value
-from polyhead.models.core.files import read_json_bytes
+from polyhead.models.core.files import read_json_bytes, replace_file
 
 from ..core.calibration import (
     CONFIDENCE_BINS,
@@ -241,10 +241,8 @@ def read_calibration_file(path: Path) -> CalibrationFile:
 
 def write_calibration_file(path: Path, content: CalibrationFile) -> None:
     """Write a file whole or not at all. Raises ModelError if it cannot be written."""
-    growing = path.with_name(f".{path.name}.part")
     try:
-        growing.write_text(content.model_dump_json(indent=1) + "\n", encoding="utf-8")
-        growing.replace(path)
+        replace_file(path, f"{content.model_dump_json(indent=1)}\n".encode())
     except OSError as error:
         raise ModelError(f"{path} cannot be written: {error.strerror}; name another file with --output") from None
 

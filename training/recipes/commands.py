@@ -1,6 +1,5 @@
 """`polyhead train | evaluate | export`.  A kind of recipe is a line in KINDS."""
 
-import os
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,6 +14,7 @@ from ..export.adapter_folder import write_json
 from ..export.result_folder import copy_result
 from ..loop import trainer
 from ..loop.errors import RecipeError
+from ..networks.base_model import check_written_files, find_downloads
 from . import finetune_run, network_run
 from .evaluate import evaluate_network, evaluate_task, evaluate_texts
 from .recipe import FinetuneRecipe, NetworkRecipe, Recipe, RunOptions, read_recipe
@@ -45,20 +45,12 @@ def train(
     parent.  `smoke`: a run of seconds without downloads.  `folder_check`: see RunOptions.
     Raises RecipeError for a wrong recipe or run, CheckpointError for a wrong download or checkpoint.
     """
-    refuse_links(out)
+    check_written_files(out)
     recipe = read_recipe(path).smoke_recipe() if smoke else read_recipe(path)
     torch.set_num_threads(recipe.threads)
-    corpus = recipe.source.create_sample() if smoke else recipe.source.read_corpus(out.parent / "downloads")
+    corpus = recipe.source.create_sample() if smoke else recipe.source.read_corpus(find_downloads(out.parent))
     options = RunOptions(path, trainer.RunFolder(out, resume, recipe.describe()), smoke, folder_check)
     return complete_run(KINDS[type(recipe)].prepare(recipe, corpus, options), options.run_folder)
-
-
-def refuse_links(out: Path) -> None:
-    """Raises RecipeError for a link in a run's folder. It may be a stranger's, and files would be written elsewhere."""
-    for folder, folders, files in os.walk(out):
-        for name in (*folders, *files):
-            if (path := Path(folder, name)).is_symlink():
-                raise RecipeError(f"{path}: is a link; a run is written to files and folders of its own")
 
 
 def complete_run(run: PreparedRun, run_folder: trainer.RunFolder) -> dict[str, Any]:

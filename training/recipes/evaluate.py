@@ -10,7 +10,7 @@ from polyhead.models.network.heads import LanguageHead, MaskHead
 
 from ..data.examples import Example, split_by_source
 from ..loop.errors import RecipeError
-from ..networks.base_model import find_base_folder
+from ..networks.base_model import find_base_folder, find_downloads
 from ..objectives.causal import CausalObjective
 from ..objectives.masked import MaskedObjective
 from ..objectives.objective import Objective, measure_objective
@@ -28,7 +28,7 @@ def evaluate_task(
 ) -> dict[str, float]:
     """Measure what a finetune recipe made of its base model: an adapter or a whole model."""
     runs = folder.absolute().parent.parent
-    corpus = recipe.source.read_corpus(runs / "downloads")
+    corpus = recipe.source.read_corpus(find_downloads(runs))
     base = f"{find_base_folder(recipe.trunk, recipe_file.parent, runs)}+" if recipe.lora else ""
     served = load(f"{base}{folder}", folder_check=folder_check)
     task = recipe.source.create_task(corpus.labels)
@@ -43,7 +43,7 @@ def evaluate_network(
     """Measure a folder that generates, fills in or translates.  Raises RecipeError for other tasks."""
     checkpoint = load(str(folder), folder_check=folder_check)
     objective = choose_objective(checkpoint, min(checkpoint.max_tokens, recipe.data.context))
-    corpus = recipe.source.read_corpus(folder.absolute().parent / "downloads")
+    corpus = recipe.source.read_corpus(find_downloads(folder.absolute().parent))
     split = split_by_source(corpus, recipe.data.validation, recipe.data.held_out)
     return evaluate_examples(objective, split.held_out, recipe_file)
 

@@ -118,10 +118,12 @@ class FileStore:
                 log.warning("%s is removed: its content is gone", record)
                 remove_stray(record)
                 continue
-            if stat.S_ISREG(content.st_mode) and file.bytes <= content.st_size:
-                found.append(file)
-            else:
+            if not stat.S_ISREG(content.st_mode) or file.bytes > content.st_size:
                 log.warning("%s is not read: %s is no regular file of its %d bytes", record, path.name, file.bytes)
+            elif content.st_size > self.limits.bytes:
+                log.warning("%s is not read: %s is longer than all files together may be", record, path.name)
+            else:
+                found.append(file)
         for path in self._records.folder.glob("*.content"):
             if not os.path.lexists(path.with_suffix(".json")):
                 remove_stray(path)

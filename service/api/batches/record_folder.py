@@ -1,5 +1,6 @@
 """Folders of small JSON files, one for each record, and the reads and writes of the disk, which run on threads."""
 
+import asyncio
 import errno
 import logging
 import math
@@ -11,8 +12,11 @@ from collections.abc import Callable, Iterable
 from functools import partial
 from pathlib import Path
 from typing import Annotated, Generic, TypeVar
+from weakref import WeakValueDictionary
 
 from pydantic import BaseModel, ConfigDict, Field
+
+from polyhead.models.core.files import replace_file
 
 from ...concurrency.thread_pool import ThreadPool, WorkInfo
 from ...core.errors import InsufficientStorage, first_line
@@ -24,6 +28,7 @@ ID_PATTERN = re.compile(r"[a-z]+[-_][0-9a-f]{24}")
 FILE_ID = r"file-[0-9a-f]{24}"  # those of files
 ID_BYTES = 12
 MAX_NUMBER = (1 << 53) - 1  # in a record: JSON has it exactly
+RECORD_MODE = 0o600  # only the server's user may read files of clients
 # Nothing here is a link, and opening a pipe must not wait for its other end.
 OPEN_FLAGS = getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_CLOEXEC", 0)
 T = TypeVar("T")
@@ -73,6 +78,7 @@ class RecordFolder(Generic[R]):
 
     def __init__(self, folder: Path, kind: type[R], disk: Disk) -> None:
         self.folder, self.kind, self._disk = folder, kind, disk
+        self._writing = WeakValueDictionary[str, asyncio.Lock]()  # by record, so that the last write wins
         self.has_unread = False  # whether `read_all` has left a record where it is
 
     async def read_all(self) -> list[R]:
@@ -106,7 +112,9 @@ class RecordFolder(Generic[R]):
         """Replace a record: afterwards, or if the machine stops meanwhile, its file has the old one or the new one."""
         content = record.model_dump_json().encode()
         assert len(content) <= MAX_RECORD_BYTES, "the fields of a record are bounded, so that it can be read"
-        await self._disk.run(record.owner, partial(replace_file, self.path(record.id), content), len(content))
+        replace = partial(replace_file, self.path(record.id), content, RECORD_MODE)
+        async with self._writing.setdefault(record.id, asyncio.Lock()):  # an owner has several threads
+            await self._disk.run(record.owner, replace, len(content))
 
     async def remove(self, record_id: str, owner: str) -> None:
         """Remove a record, as work of `owner`."""
@@ -122,7 +130,7 @@ def new_id(prefix: str) -> str:
 
 def open_regular(path: str, flags: int) -> int:
     """Opens for `open`.  Raises OSError for a link, and for what is no regular file."""
-    descriptor = os.open(path, flags | OPEN_FLAGS, 0o600)
+    descriptor = os.open(path, flags | OPEN_FLAGS, RECORD_MODE)
     if not stat.S_ISREG(os.fstat(descriptor).st_mode):
         os.close(descriptor)
         raise OSError(errno.EINVAL, "it is no regular file")
@@ -131,7 +139,7 @@ def open_regular(path: str, flags: int) -> int:
 
 def remove_stray(path: Path) -> None:
     """Remove a file that nothing names, if its name is that of a record.  One that cannot be removed is logged."""
-    if ID_PATTERN.fullmatch(path.stem):
+    if ID_PATTERN.fullmatch(path.name.partition(".")[0]):
         try:
             path.unlink(missing_ok=True)
         except OSError as error:
@@ -141,17 +149,6 @@ def remove_stray(path: Path) -> None:
 def write_file(path: Path, content: bytes | bytearray) -> None:
     with open(path, "wb", opener=open_regular) as file:
         file.write(content)
-
-
-def replace_file(path: Path, content: bytes) -> None:
-    """Write a file whole, or leave what is there as it is."""
-    new = path.with_suffix(".new")
-    try:
-        write_file(new, content)
-        new.replace(path)
-    except OSError:
-        new.unlink(missing_ok=True)
-        raise
 
 
 def read_part(path: Path, start: int, size: int) -> bytes:

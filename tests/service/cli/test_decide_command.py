@@ -367,3 +367,12 @@ def test_no_more_rows_are_read_than_are_asked(server: Server, questions: Path, t
         assert run(server, questions, rows, "--concurrency", 4).exit_code == 0
     assert 0 < most <= 2 * decide_command.ROWS_AHEAD * 4 + 2
     assert os.path.getsize(rows) == max(read)
+
+
+def test_what_a_terminal_shows_has_no_control_characters(monkeypatch: pytest.MonkeyPatch) -> None:
+    line = {"index": 0, "model": "a\u009b2J\u202eb"}
+    assert "\u009b" in decide_command.format_line(line, is_shown=False).decode()
+    monkeypatch.setattr("sys.stdout.isatty", lambda: True)
+    shown = decide_command.format_line(line, is_shown=True).decode()
+    assert shown.removesuffix("\n").isprintable()
+    assert json.loads(shown) == line

@@ -124,6 +124,20 @@ def test_a_place_that_cannot_be_written_is_named(tmp_path: Path) -> None:
         write_calibration_file(tmp_path / "nowhere" / "c.json", CalibrationFile.model_validate(whole()))
 
 
+@pytest.mark.parametrize("exists", [True, False])
+def test_links_in_the_folder_are_not_written_through(exists: bool, tmp_path: Path) -> None:
+    """The folder may be a stranger's: a link of any name that could be foreseen leads to a file of the user."""
+    path, outside = calibration_path(tmp_path), tmp_path.with_name(f"{tmp_path.name}-outside")
+    if exists:
+        outside.write_text("kept")
+    for name in (path.name, f".{path.name}.part", path.with_suffix(".new").name):
+        (tmp_path / name).symlink_to(outside)
+    write_calibration_file(path, CalibrationFile.model_validate(whole()))
+    assert outside.exists() == exists
+    assert not exists or outside.read_text() == "kept"
+    assert read_calibration_file(path) == CalibrationFile.model_validate(whole())
+
+
 def test_a_calibration_lies_in_the_folder_or_beside_the_file(tmp_path: Path) -> None:
     assert calibration_path(tmp_path) == tmp_path / "polyhead_calibration.json"
     assert calibration_path(tmp_path / "m.gguf") == tmp_path / "m.gguf.calibration.json"

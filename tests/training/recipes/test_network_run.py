@@ -1,6 +1,7 @@
 """Recipes that train networks from scratch: smoke runs, saved folders with equal outputs in transformers, and data."""
 
 import json
+import os
 import re
 import shutil
 from dataclasses import replace
@@ -199,6 +200,31 @@ def test_a_run_does_not_write_through_links(name: str, runs: Path, tmp_path: Pat
     (run / name).symlink_to(outside)
     with pytest.raises(RecipeError, match=f"{name}: is a link; a run is written to files and folders of its own"):
         commands.train(RECIPES / f"{WHOLE[0]}.toml", run, smoke=True, resume=True)
+
+
+def test_a_run_does_not_wait_for_a_pipe(runs: Path, tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    shutil.copytree(runs / WHOLE[0], run)
+    (run / "metrics.jsonl").unlink()
+    os.mkfifo(run / "metrics.jsonl")
+    with pytest.raises(RecipeError, match=r"metrics\.jsonl: is neither a file nor a folder"):
+        commands.train(RECIPES / f"{WHOLE[0]}.toml", run, smoke=True, resume=True)
+
+
+@pytest.mark.parametrize("inside", ["", "brown"])
+def test_downloads_are_not_written_through_links(inside: str, runs: Path, tmp_path: Path) -> None:
+    """The folder of downloads lies beside the run, which may be a stranger's."""
+    outside, downloads = tmp_path / "outside", tmp_path / "runs" / "downloads"
+    outside.mkdir()
+    (downloads / inside).parent.mkdir(parents=True)
+    (downloads / inside).symlink_to(outside)
+    with pytest.raises(RecipeError, match="is a link"):
+        commands.train(RECIPES / f"{WHOLE[0]}.toml", downloads.with_name("run"))
+    model = downloads.with_name("model")
+    shutil.copytree(runs / WHOLE[0] / network_run.MODEL_FOLDER, model)
+    with pytest.raises(RecipeError, match="is a link"):
+        commands.evaluate(model, RECIPES / f"{WHOLE[0]}.toml")
+    assert not any(outside.iterdir())
 
 
 # ---- data

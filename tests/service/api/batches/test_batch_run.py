@@ -20,7 +20,7 @@ from polyhead.service.api.batches.batch import KEPT_BYTES, WINDOW_S, Batch, Batc
 from polyhead.service.api.batches.batch_runner import BatchRunner
 from polyhead.service.api.batches.batch_store import MAX_UNFINISHED, BatchStore
 from polyhead.service.api.batches.file_store import FileStore, StoredFile, StoreLimits
-from polyhead.service.api.batches.record_folder import DISK_THREADS, new_id
+from polyhead.service.api.batches.record_folder import DISK_THREADS, Disk, RecordFolder, new_id
 from polyhead.service.api.dialects.batches.wire import BatchRequest, read_line
 from polyhead.service.config.settings import Settings, SettingsError
 from polyhead.service.core.errors import Conflict, InsufficientStorage, NotFound, TooMany
@@ -227,13 +227,44 @@ def test_a_fault_of_the_server_fails_the_batch_and_the_next_one_runs(tmp_path: P
     asyncio.run(run())
 
 
+def test_the_last_write_of_a_record_wins(tmp_path: Path) -> None:
+    """An owner has several threads, and the first write may take longer."""
+
+    async def run() -> None:
+        disk = Disk()
+        records = RecordFolder(tmp_path, StoredFile, disk)
+        await records.read_all()
+        file = StoredFile(id=f"file-{0:024x}", owner="", created_at=1, filename="a", purpose="batch", bytes=0)
+        versions = [file.model_copy(update={"bytes": size}) for size in range(50)]
+        await asyncio.gather(*(records.write(each) for each in versions))
+        assert await records.read_all() == [versions[-1]]
+        disk.close()
+
+    asyncio.run(run())
+
+
+def test_a_content_that_is_longer_than_all_files_may_be_is_not_read(tmp_path: Path) -> None:
+    async def run() -> None:
+        batches = Batches(tmp_path, succeed)
+        await batches.start()
+        kept, changed = [await batches.files.add("me", name, b"{}") for name in "ab"]
+        await batches.stop()
+        os.truncate(batches.files.content_path(changed.id), 1 << 40)  # sparse
+        again = Batches(tmp_path, succeed)
+        await again.start()
+        assert [each.id for each in again.files.list_files("me")] == [kept.id]
+        await again.stop()
+
+    asyncio.run(run())
+
+
 def test_a_disk_that_is_full_ends_the_batch_in_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     async def call(owner: str, path: str, body: bytes) -> OwnAnswer:
-        monkeypatch.setattr("polyhead.service.api.batches.record_folder.write_file", refuse)
+        monkeypatch.setattr("polyhead.service.api.batches.record_folder.replace_file", refuse)
         return OwnAnswer(200, bytearray(body))
 
-    def refuse(path: Path, content: bytes) -> None:
-        raise OSError(errno.ENOSPC, "No space left on device", str(path), len(content))
+    def refuse(path: Path, content: bytes, mode: int) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device", str(path), len(content), mode)
 
     async def run() -> None:
         batches = Batches(tmp_path, call)
@@ -695,10 +726,10 @@ def test_slow_work_of_one_key_on_the_disk_delays_no_other(
         goes_on.set()
 
 
-def refuse_writes(path: Path, content: bytes) -> None:
-    """Writes the beginning of a file, as on a disk that becomes full meanwhile."""
-    path.write_bytes(content[:1])
-    raise OSError(errno.ENOSPC, "No space left on device", str(path))
+def refuse_writes(path: Path, target: Path) -> None:
+    """Leaves the beginning of a file, as on a disk that becomes full while it is written."""
+    os.truncate(path, 1)
+    raise OSError(errno.ENOSPC, "No space left on device", str(target))
 
 
 def test_a_full_disk_keeps_no_part_of_a_record(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -712,7 +743,7 @@ def test_a_full_disk_keeps_no_part_of_a_record(tmp_path: Path, monkeypatch: pyte
         await batches.start()
         file = await batches.files.add("me", "a", lines(1))
         before = count()
-        monkeypatch.setattr(record_folder, "write_file", refuse_writes)
+        monkeypatch.setattr(Path, "replace", refuse_writes)
         for _ in range(3):
             batch = Batch(id=new_id("batch_"), owner="me", created_at=1, endpoint=ENDPOINT, input_file=file.id)
             with pytest.raises(InsufficientStorage):
