@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Iterator
+from itertools import count
 from pathlib import Path
 from typing import Any
 
@@ -10,34 +11,66 @@ import openai
 import pytest
 from openai.types import Batch
 
-from tests.support.processes import Process
+from tests.support.faults import Fault
+from tests.support.processes import FaultServer, Process
 
 ENDED = {"failed", "completed", "expired", "cancelled"}
-KEYS = "one=a-key-of-one,two=a-key-of-two"
+NAMES = [f"user{number}" for number in range(16)]
+
+
+def key_of(name: str) -> str:
+    return f"a-key-of-{name}"
+
+
+def api_keys(names: list[str]) -> str:
+    return ",".join(f"{name}={key_of(name)}" for name in names)
 
 
 class Server:
-    """A server with a folder of files, which may be started again on the same folder."""
+    """A server with a folder of files, which may be started again on the same folder.
 
-    def __init__(self, models: list[str], folder: Path, *flags: str) -> None:
+    `api_key` is that of the client that comes next. A test of a server that several tests share has a key of its own,
+    and so sees none of their files."""
+
+    def __init__(self, models: list[str], folder: Path, *flags: str, faults: Path | None = None) -> None:
         arguments = (*models, "--files-dir", str(folder), "--threads", "1", *flags)
-        self.process = Process(*arguments)
+        self.folder, self.api_key = folder, "none"
+        self.process = FaultServer(faults, *arguments) if faults else Process(*arguments)
         self.process.ready()
 
-    def client(self, key: str = "none") -> openai.OpenAI:
-        return openai.OpenAI(base_url=f"{self.process.url}/v1", api_key=key, max_retries=0)
+    def client(self, key: str = "") -> openai.OpenAI:
+        return openai.OpenAI(base_url=f"{self.process.url}/v1", api_key=key or self.api_key, max_retries=0)
+
+    def post(self, path: str, **content: Any) -> httpx.Response:
+        headers = {"Authorization": f"Bearer {self.api_key}"} | content.pop("headers", {})
+        return httpx.post(self.process.url + path, headers=headers, timeout=60, **content)
+
+    def arm(self, *faults: Fault) -> None:
+        assert isinstance(self.process, FaultServer)
+        self.process.arm(*faults)
 
 
-@pytest.fixture
+@pytest.fixture(scope="module")
 def models(tiny_generator: Path, tiny_classifier: Path, tiny_embedder: Path) -> list[str]:
     return [f"chat={tiny_generator}", f"judge={tiny_classifier}", f"vectors={tiny_embedder}"]
 
 
-@pytest.fixture
-def server(models: list[str], tmp_path: Path) -> Iterator[Server]:
-    found = Server(models, tmp_path / "files")
+@pytest.fixture(scope="module")
+def shared(models: list[str], tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    folder = tmp_path_factory.mktemp("batches")
+    found = Server(models, folder / "files", "--api-keys", api_keys(NAMES), faults=folder)
     yield found
     assert found.process.stop() == 0, found.process.log
+
+
+numbers = count()
+
+
+@pytest.fixture
+def server(shared: Server) -> Server:
+    """The server of all tests, with a key that no other test has."""
+    shared.api_key = key_of(NAMES[next(numbers)])
+    return shared
 
 
 def lines_of(endpoint: str, bodies: list[Any]) -> bytes:
@@ -85,7 +118,7 @@ def test_requests_are_answered_as_over_http(server: Server) -> None:
     for number, body in enumerate(bodies):
         response = found[f"r{number}"]["response"]
         assert response["status_code"] == 200
-        alone = httpx.post(f"{server.process.url}/v1/chat/completions", json=body).json()
+        alone = server.post("/v1/chat/completions", json=body).json()
         assert response["body"]["choices"] == alone["choices"]
     error = answers(client, batch.error_file_id)["r20"]
     assert error["response"]["status_code"] == 404
@@ -108,14 +141,20 @@ def test_every_endpoint(server: Server, endpoint: str, body: Any) -> None:
     batch = ended(server, client, begin(client, endpoint, [body]).id)
     assert batch.status == "completed"
     found = answers(client, batch.output_file_id)["r0"]["response"]
-    alone = httpx.post(server.process.url + endpoint, json=body).json()
+    alone = server.post(endpoint, json=body).json()
     assert (found["status_code"], found["body"].keys()) == (200, alone.keys())
 
 
+STEPS = 60  # in which some of LONGER are answered, but not the last
+LONGER = [chat(number, 4 + 2 * number) for number in range(60)]
+
+
 def test_a_killed_server_goes_on_where_it_was(models: list[str], tmp_path: Path) -> None:
-    first = Server(models, tmp_path / "files")
+    """It is killed while most requests are not answered, since its engine hangs after some steps."""
+    first = Server(models[:1], tmp_path / "files", faults=tmp_path)
+    first.arm(Fault("hang", after=STEPS))
     client = first.client()
-    batch = begin(client, "/v1/chat/completions", [chat(number, 60) for number in range(120)])
+    batch = begin(client, "/v1/chat/completions", LONGER)
     first.process.until(lambda: done(client, batch.id) > 5)
     first.process.child.kill()
     first.process.child.wait()
@@ -124,12 +163,12 @@ def test_a_killed_server_goes_on_where_it_was(models: list[str], tmp_path: Path)
     written = output.read_bytes()
     output.write_bytes(written[:-7])  # as if the last line were cut off
     kept = {json.loads(line)["id"] for line in written.splitlines()[:-1]}
-    second = Server(models, tmp_path / "files")
+    second = Server(models[:1], tmp_path / "files")
     client = second.client()
     found = ended(second, client, batch.id)
-    assert (found.status, found.request_counts and found.request_counts.completed) == ("completed", 120)
+    assert (found.status, found.request_counts and found.request_counts.completed) == ("completed", len(LONGER))
     lines = client.files.content(found.output_file_id or "").text.splitlines()
-    assert len(lines) == 120 == len({json.loads(line)["custom_id"] for line in lines})
+    assert len(lines) == len(LONGER) == len({json.loads(line)["custom_id"] for line in lines})
     assert kept <= {json.loads(line)["id"] for line in lines}, "answers were computed again"
     assert second.process.stop() == 0
 
@@ -141,15 +180,17 @@ def done(client: openai.OpenAI, batch_id: str) -> int:
 
 def test_a_cancelled_batch_keeps_what_was_answered(server: Server) -> None:
     client = server.client()
-    batch = begin(client, "/v1/chat/completions", [chat(number, 100) for number in range(200)])
+    server.arm(Fault("hang", after=STEPS))
+    batch = begin(client, "/v1/chat/completions", LONGER)
     with pytest.raises(openai.ConflictError, match="is read by a batch"):
         client.files.delete(batch.input_file_id)
     server.process.until(lambda: done(client, batch.id) > 0)
     assert client.batches.cancel(batch.id).status in ("cancelling", "cancelled")
+    server.arm()
     found = ended(server, client, batch.id)
     assert found.status == "cancelled"
     assert found.request_counts
-    assert 0 < found.request_counts.completed < 200
+    assert 0 < found.request_counts.completed < len(LONGER)
     assert len(answers(client, found.output_file_id)) == found.request_counts.completed
     assert client.files.delete(batch.input_file_id).deleted
     server.process.rest()
@@ -181,8 +222,8 @@ def test_a_file_with_errors_fails_before_any_request(server: Server) -> None:
 
 
 def test_each_key_sees_its_own_and_has_its_share(models: list[str], tmp_path: Path) -> None:
-    server = Server(models, tmp_path / "files", "--api-keys", KEYS, "--files-mib", "1")
-    one, two = server.client("a-key-of-one"), server.client("a-key-of-two")
+    server = Server(models[2:], tmp_path / "files", "--api-keys", api_keys(["one", "two"]), "--files-mib", "1")
+    one, two = server.client(key_of("one")), server.client(key_of("two"))
     batch = begin(one, "/v1/embeddings", [{"model": "vectors", "input": "a"}])
     found = ended(server, one, batch.id)
     for call in (
@@ -225,7 +266,7 @@ def test_uploads_that_are_refused(server: Server) -> None:
         (400, "other: is not a known field", {"files": {"file": ("a", b"x")}, "data": {"other": "x"}}),
         (400, "file: is required", {"files": {"purpose": (None, b"batch")}}),
     ):
-        answer = httpx.post(f"{server.process.url}/v1/files", **form)  # type: ignore[arg-type]
+        answer = server.post("/v1/files", **form)
         assert (answer.status_code, problem in answer.text) == (status, True), answer.text
     unknown = "unknown-name-of-a-charset"
     for kind in (
@@ -235,12 +276,12 @@ def test_uploads_that_are_refused(server: Server) -> None:
         "x=b",
     ):
         headers = {"Content-Type": f"multipart/form-data; {kind}"}
-        answer = httpx.post(f"{server.process.url}/v1/files", headers=headers, content=form_with_name("a"))
+        answer = server.post("/v1/files", headers=headers, content=form_with_name("a"))
         assert (answer.status_code, "must be a form" in answer.text) == (400, True), answer.text
     headers = {"Content-Type": "multipart/form-data; boundary=b; charset=utf-8"}
     for name, status in (("a\ud800", 400), ("Größe", 200)):
         body = form_with_name(name)
-        assert httpx.post(f"{server.process.url}/v1/files", headers=headers, content=body).status_code == status
+        assert server.post("/v1/files", headers=headers, content=body).status_code == status
     assert [file.filename for file in client.files.list().data] == ["Größe", "a.jsonl"]
 
 
@@ -250,8 +291,8 @@ def form_with_name(name: str) -> bytes:
     return head.encode(errors="surrogatepass") + purpose.encode()
 
 
-def test_one_folder_has_one_server(server: Server, models: list[str], tmp_path: Path) -> None:
-    second = Process(*models, "--files-dir", str(tmp_path / "files"))
+def test_one_folder_has_one_server(server: Server, models: list[str]) -> None:
+    second = Process(models[0], "--files-dir", str(server.folder))
     assert second.child.wait() == 2
     assert "is used by another server" in second.log
 

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -44,7 +45,13 @@ def make_rows(family: str, fields: Mapping[str, Any], *heads: str, config: str =
 
 def save_checkpoint(row: Row, folder: Path, **more: Any) -> Path:
     """A checkpoint folder of random weights, biases and norms included."""
-    tokenizer = checkpoints.word_piece()
+    save_reference(row, folder, **more)
+    return folder
+
+
+def save_reference(row: Row, folder: Path, **more: Any) -> Any:
+    """The network of transformers that `save_checkpoint` saves."""
+    tokenizer = tokenizer_of_texts()
     torch.manual_seed(4)
     labels: dict[str, Any] = {"id2label": LABELS, "label2id": {label: n for n, label in LABELS.items()}}
     if any(head in row.kind.__name__ for head in TWO_SCORES):
@@ -56,7 +63,12 @@ def save_checkpoint(row: Row, folder: Path, **more: Any) -> Path:
     randomise(theirs)
     theirs.save_pretrained(folder)
     tokenizer.save_pretrained(folder)
-    return folder
+    return theirs
+
+
+@cache
+def tokenizer_of_texts() -> tf.PreTrainedTokenizerFast:
+    return checkpoints.word_piece()
 
 
 @torch.no_grad()

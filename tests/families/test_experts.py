@@ -2,7 +2,8 @@
 reference writes: under the names of published files, and with one tensor for all experts of a layer."""
 
 import json
-from dataclasses import replace
+from dataclasses import dataclass, replace
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -333,8 +334,8 @@ ROWS: dict[str, tuple[Any, Any]] = {
 }
 
 
-def build(name: str, folder: Path, published: bool = True) -> tuple[Any, checkpoint.Checkpoint]:
-    """The reference with large random weights, and its folder loaded. `published`: under published names."""
+def build(name: str, folder: Path) -> tuple[Any, checkpoint.Checkpoint]:
+    """The reference with large random weights, and its folder loaded."""
     torch.manual_seed(0)
     config, kind = ROWS[name]
     config._attn_implementation = "eager"
@@ -344,17 +345,42 @@ def build(name: str, folder: Path, published: bool = True) -> tuple[Any, checkpo
     for key, buffer in theirs.named_buffers():
         if key.endswith("e_score_correction_bias"):
             torch.nn.init.normal_(buffer, std=0.1)
+    return theirs, save_and_load(theirs, folder)
+
+
+def save_and_load(theirs: Any, folder: Path, published: bool = True) -> checkpoint.Checkpoint:
+    """`published`: under published names."""
     theirs.save_pretrained(folder, save_original_format=published)
-    byte_level_bpe(384).save_pretrained(folder)
-    return theirs, checkpoint.load(str(folder))
+    tokenizer().save_pretrained(folder)
+    return checkpoint.load(str(folder))
+
+
+@cache
+def tokenizer() -> tf.PreTrainedTokenizerFast:
+    return byte_level_bpe(384)
+
+
+@dataclass(frozen=True)
+class Built:
+    theirs: Any
+    ours: checkpoint.Checkpoint
+    folder: Path
+    expected: torch.Tensor  # [T, V] the reference's logits of all sequences
+
+
+@pytest.fixture(scope="module", params=ROWS)
+def built(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Built:
+    folder = tmp_path_factory.mktemp("experts")
+    theirs, ours = build(request.param, folder)
+    with torch.no_grad():
+        expected = torch.cat([theirs(torch.tensor([sequence])).logits[0] for sequence in SEQUENCES])
+    return Built(theirs, ours, folder, expected)
 
 
 @pytest.mark.parametrize("published", [True, False])
-@pytest.mark.parametrize("name", ROWS)
 @torch.no_grad()
-def test_packed_sequences_and_chunks_equal_the_reference(name: str, published: bool, tmp_path: Path) -> None:
-    theirs, ours = build(name, tmp_path, published)
-    expected = torch.cat([theirs(torch.tensor([sequence])).logits[0] for sequence in SEQUENCES])
+def test_packed_sequences_and_chunks_equal_the_reference(built: Built, published: bool, tmp_path: Path) -> None:
+    ours, expected = built.ours if published else save_and_load(built.theirs, tmp_path, published), built.expected
     packed = ours.head(ours.network(RaggedBatch.of(SEQUENCES)))
     scale = max(1.0, float(expected.abs().max()))
     assert float((packed - expected).abs().max()) <= 1e-5 * scale
@@ -374,14 +400,12 @@ def chunked_logits(executor: Executor, tokens: list[int]) -> torch.Tensor:
 
 
 @pytest.mark.skipif(not runnable_targets(), reason="polyhead was installed without a compiler")
-@pytest.mark.parametrize("name", ROWS)
 @torch.no_grad()
-def test_the_compiled_step_equals_the_reference(name: str, tmp_path: Path) -> None:
-    theirs, ours = build(name, tmp_path)
-    if reason := unsupported_reason(ours.network.config):
+def test_the_compiled_step_equals_the_reference(built: Built) -> None:
+    if reason := unsupported_reason(built.ours.network.config):
         pytest.skip(reason)
-    expected = theirs(torch.tensor([SEQUENCES[0]])).logits[0]
-    executor = pack_by_parts(tmp_path, precision="float32", block_count=8, threads=2)
+    expected = built.expected[: len(SEQUENCES[0])]
+    executor = pack_by_parts(built.folder, precision="float32", block_count=8, threads=2)
     scale = max(1.0, float(expected.abs().max()))
     assert float((chunked_logits(executor, SEQUENCES[0]) - expected).abs().max()) <= 1e-5 * scale
 

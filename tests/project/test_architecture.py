@@ -259,7 +259,10 @@ def test_metrics_are_declared_in_one_place() -> None:
 
 
 def test_modules_open_with_a_docstring() -> None:
-    assert not [label(path) for path in EVERYTHING if not ast.get_docstring(tree(path))]
+    """A module that begins with a string is not parsed: the tests are most of the code, and nothing else reads their
+    trees."""
+    unlike = [path for path in EVERYTHING if not path.read_text("utf-8").startswith('"""')]
+    assert not [label(path) for path in unlike if not ast.get_docstring(tree(path))]
 
 
 def arguments(node: ast.AST) -> int:

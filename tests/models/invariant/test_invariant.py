@@ -202,7 +202,7 @@ def verified_settings(folder: Path, executor: str, precision: str) -> Settings:
     ("executor", "precision", "count"),
     [
         ("torch", "float32", 100),
-        ("torch", "bfloat16", 40),
+        ("torch", "bfloat16", 24),
         ("native", "float32", 60),
         ("native", "int8", 60),
         ("native", "int4", 60),

@@ -91,8 +91,9 @@ def run_script(script: str, first: Sequence[str], *words: object) -> str:
 
 
 def judge(folder: Path, instructions: str, first: Sequence[str]) -> None:
-    assert int(run_script("sanitized.py", first, folder, instructions).split()[0]) > 80
-    assert f"{ROUNDS} networks" in run_script("fuzzing.py", first, folder, instructions, 0, ROUND, ROUNDS)
+    output = run_script("sanitized_both.py", first, folder, instructions, ROUND, ROUNDS)
+    assert int(output.split()[0]) > 80
+    assert f"{ROUNDS} networks" in output
 
 
 @pytest.mark.thorough

@@ -372,7 +372,9 @@ def pieces(choice: random.Random, length: int) -> Iterator[int]:
 
 @pytest.mark.parametrize(("instructions", "name", "precision"), spread(SETS, GENERATORS, ["float32", "int8"]))
 def test_batch_chunks_and_threads_change_nothing(name: str, instructions: str, precision: Precision) -> None:
-    """To the bit: texts alone in one chunk equal texts in random chunks, batches and blocks."""
+    """To the bit: texts alone in one chunk equal texts in random chunks, batches and blocks.
+
+    Two and three threads take turns: every network has both, and every precision."""
     config = GENERATORS[name]
     net, last = network(config), head(config)
 
@@ -386,29 +388,27 @@ def test_batch_chunks_and_threads_change_nothing(name: str, instructions: str, p
         alone.step(rows_of([(tokens, 0, table)], last_only=False)).clone()
         for tokens, table in zip(texts(config), tables(LENGTHS, random.Random(1)), strict=True)
     ]
-    for threads in (
-        (2, 3) if instructions != "portable" else (3,)
-    ):  # portable is the slowest; work is divided in the same way
-        choice, executor = random.Random(threads), make_executor(threads)
-        block_tables = tables(LENGTHS, choice)
-        cuts = [list(pieces(choice, length)) for length in LENGTHS]
-        found: list[list[Tensor]] = [[] for _ in LENGTHS]
-        done = [0] * len(LENGTHS)
-        while any(cuts):
-            members = [n for n in range(len(LENGTHS)) if cuts[n] and choice.random() < 0.8]
-            parts = []
-            for n in members:
-                count = cuts[n].pop(0)
-                used = -(-(done[n] + count) // 16)
-                parts.append((texts(config)[n][done[n] : done[n] + count], done[n], block_tables[n][:used]))
-                done[n] += count
-            if parts:
-                rows = rows_of(parts, last_only=False)
-                logits = executor.step(rows).clone()
-                for n, start, end in zip(members, rows.starts, rows.starts[1:], strict=False):
-                    found[n].append(logits[start:end])
-        for n in range(len(LENGTHS)):
-            assert torch.equal(torch.cat(found[n]), expected[n]), f"text {n} of {LENGTHS[n]} tokens"
+    threads, sequences = 2 + ([*GENERATORS].index(name) + (precision == "int8")) % 2, texts(config)
+    choice, executor = random.Random(threads), make_executor(threads)
+    block_tables = tables(LENGTHS, choice)
+    cuts = [list(pieces(choice, length)) for length in LENGTHS]
+    found: list[list[Tensor]] = [[] for _ in LENGTHS]
+    done = [0] * len(LENGTHS)
+    while any(cuts):
+        members = [n for n in range(len(LENGTHS)) if cuts[n] and choice.random() < 0.8]
+        parts = []
+        for n in members:
+            count = cuts[n].pop(0)
+            used = -(-(done[n] + count) // 16)
+            parts.append((sequences[n][done[n] : done[n] + count], done[n], block_tables[n][:used]))
+            done[n] += count
+        if parts:
+            rows = rows_of(parts, last_only=False)
+            logits = executor.step(rows).clone()
+            for n, start, end in zip(members, rows.starts, rows.starts[1:], strict=False):
+                found[n].append(logits[start:end])
+    for n in range(len(LENGTHS)):
+        assert torch.equal(torch.cat(found[n]), expected[n]), f"text {n} of {LENGTHS[n]} tokens"
 
 
 @pytest.mark.parametrize(("instructions", "name", "precision"), spread(SETS, ENCODERS, ["float32", "int8"]))

@@ -219,10 +219,10 @@ def stored(path: Path, kind: str, tied: bool) -> Path:
     torch.manual_seed(0)
     config = LlamaConfig(
         vocab_size=1000,
-        hidden_size=512,
-        intermediate_size=768,
+        hidden_size=256,
+        intermediate_size=512,
         num_hidden_layers=2,
-        num_attention_heads=8,
+        num_attention_heads=4,
         num_key_value_heads=2,
         max_position_embeddings=64,
         tie_word_embeddings=tied,

@@ -177,27 +177,27 @@ def test_a_model_is_loaded_and_unloaded(tiny_generator: Path, tiny_classifier: P
     serving(act, {"judge": tiny_classifier})
 
 
-@pytest.mark.parametrize(
-    ("asked", "status", "message"),
-    [
-        ({"name": "new", "source": "/nowhere"}, 400, "loading new from nowhere failed: nowhere: there is no such"),
-        ({"name": "judge", "source": "/nowhere"}, 409, "judge is served already; reload it, or unload it first"),
-        ({"name": "critic", "source": "/nowhere"}, 409, "critic is an alias of judge; remove it first"),
-        ({"name": "a b", "source": "/nowhere"}, 400, "name: 'a b' is no name"),
-        ({"name": "new"}, 400, "source: is required"),
-        ({"name": "new", "source": "x", "sourc": 1}, 400, "sourc: is not a known field; did you mean source?"),
-    ],
-)
-def test_a_failed_load_leaves_no_trace(tiny_classifier: Path, asked: dict[str, Any], status: int, message: str) -> None:
+FAILED_LOADS: list[tuple[dict[str, Any], int, str]] = [
+    ({"name": "new", "source": "/nowhere"}, 400, "loading new from nowhere failed: nowhere: there is no such"),
+    ({"name": "judge", "source": "/nowhere"}, 409, "judge is served already; reload it, or unload it first"),
+    ({"name": "critic", "source": "/nowhere"}, 409, "critic is an alias of judge; remove it first"),
+    ({"name": "a b", "source": "/nowhere"}, 400, "name: 'a b' is no name"),
+    ({"name": "new"}, 400, "source: is required"),
+    ({"name": "new", "source": "x", "sourc": 1}, 400, "sourc: is not a known field; did you mean source?"),
+]
+
+
+def test_a_failed_load_leaves_no_trace(tiny_classifier: Path) -> None:
     async def act(client: Client) -> None:
         await client.ask("PUT", "/admin/aliases/critic", {"model": "judge"})
         before = (await client.ask("GET", "/admin/models")).json()
-        answer = await client.ask("POST", "/admin/models", asked)
-        assert answer.status_code == status, answer.text
-        assert message in answer.json()["error"]["message"]
-        assert (await client.ask("GET", "/admin/models")).json() == before
-        assert 'model="new"' not in (await client.ask("GET", "/metrics")).text
-        assert (await client.ask("GET", "/readyz")).json()["models"].keys() == {"judge"}
+        for asked, status, message in FAILED_LOADS:
+            answer = await client.ask("POST", "/admin/models", asked)
+            assert answer.status_code == status, answer.text
+            assert message in answer.json()["error"]["message"]
+            assert (await client.ask("GET", "/admin/models")).json() == before, asked
+            assert 'model="new"' not in (await client.ask("GET", "/metrics")).text, asked
+            assert (await client.ask("GET", "/readyz")).json()["models"].keys() == {"judge"}, asked
 
     serving(act, {"judge": tiny_classifier})
 
@@ -460,42 +460,41 @@ def test_unloading_does_not_wait_for_ever(
     serving(act, {"chat": tiny_generator, "judge": tiny_classifier})
 
 
-@pytest.mark.parametrize("given", ["-1", "soon", "3601", "1.5", "9" * 5000, "\u0661"])
-def test_an_invalid_drain_time_is_rejected(tiny_classifier: Path, given: str) -> None:
+def test_an_invalid_drain_time_is_rejected(tiny_classifier: Path) -> None:
     async def act(client: Client) -> None:
-        answer = await client.ask("DELETE", "/admin/models/judge", params={"drain_seconds": given})
-        assert answer.status_code == 400
-        assert answer.json()["error"]["param"] == "drain_seconds"
-        assert await client.names() == ["judge"]
+        for given in ("-1", "soon", "3601", "1.5", "9" * 5000, "\u0661"):
+            answer = await client.ask("DELETE", "/admin/models/judge", params={"drain_seconds": given})
+            assert answer.status_code == 400, given
+            assert answer.json()["error"]["param"] == "drain_seconds", given
+            assert await client.names() == ["judge"], given
 
     serving(act, {"judge": tiny_classifier})
 
 
-@pytest.mark.parametrize(
-    ("source", "message"),
-    [
-        (
-            "org/name@",
-            "loading x from org/name@ failed: 'org/name@' is no id on the hub; its form is ORGANIZATION/NAME, "
-            "or with @REVISION, :QUANTISATION or the name of a GGUF file after it",
-        ),
-        (
-            "http://127.0.0.1:1/x",
-            "loading x from a URL failed: a URL is not read; give a folder, a file or an id on the hub, "
-            "ORGANIZATION/NAME",
-        ),
-        (
-            "org/a/b",
-            "loading x from org/a/b failed: b: there is no such folder or file, and it is no id on the hub "
-            "(ORGANIZATION/NAME, or with @REVISION, :QUANTISATION or the name of a GGUF file after it)",
-        ),
-    ],
-)
-def test_an_invalid_source_is_named_in_the_error(tiny_classifier: Path, source: str, message: str) -> None:
+INVALID_SOURCES = [
+    (
+        "org/name@",
+        "loading x from org/name@ failed: 'org/name@' is no id on the hub; its form is ORGANIZATION/NAME, "
+        "or with @REVISION, :QUANTISATION or the name of a GGUF file after it",
+    ),
+    (
+        "http://127.0.0.1:1/x",
+        "loading x from a URL failed: a URL is not read; give a folder, a file or an id on the hub, ORGANIZATION/NAME",
+    ),
+    (
+        "org/a/b",
+        "loading x from org/a/b failed: b: there is no such folder or file, and it is no id on the hub "
+        "(ORGANIZATION/NAME, or with @REVISION, :QUANTISATION or the name of a GGUF file after it)",
+    ),
+]
+
+
+def test_an_invalid_source_is_named_in_the_error(tiny_classifier: Path) -> None:
     async def act(client: Client) -> None:
-        answer = await client.ask("POST", "/admin/models", {"name": "x", "source": source})
-        assert answer.status_code == 400
-        assert answer.json()["error"]["message"] == message
+        for source, message in INVALID_SOURCES:
+            answer = await client.ask("POST", "/admin/models", {"name": "x", "source": source})
+            assert answer.status_code == 400, source
+            assert answer.json()["error"]["message"] == message
 
     serving(act, {"judge": tiny_classifier})
 
