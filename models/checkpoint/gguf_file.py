@@ -21,10 +21,10 @@ from ..network.positions import Rotary, scale_frequencies
 from ..network.transformer import Transformer
 from ..tokenizer import Tokenizer
 from .description import Description, HeadDescription
-from .folder_files import FolderCheck, accept_folder, build_chat_template, parse_config, valid_tokens
+from .folder_files import FolderCheck, accept_folder, build_chat_template, parse_config, read_json, valid_tokens
 from .gguf_parts import read_parts
 from .head_config import check_names, language_head, pooler_head
-from .sampling_defaults import read_gguf_sampling
+from .sampling_defaults import read_folder_sampling, read_gguf_sampling
 from .tensor_files import TensorEntry
 
 FREQUENCIES = "rope_freqs.weight"
@@ -65,8 +65,14 @@ def describe_gguf(path: Path, folder_check: FolderCheck = accept_folder) -> Desc
         chat=load_chat_template(path, metadata, tokenizer) if generates else None,
         stop_tokens=read_stop_tokens(metadata, tokenizer, config.vocab_size) if generates else frozenset(),
         max_tokens=config.max_positions,
-        sampling=read_gguf_sampling(str(path), metadata) if generates else {},
+        sampling=read_sampling(path, metadata) if generates else {},
     )
+
+
+def read_sampling(path: Path, metadata: Json) -> dict[str, float]:
+    """The sampling options that the file suggests, then those of a generation_config.json beside it."""
+    beside = path.parent / "generation_config.json"
+    return read_folder_sampling(str(beside), read_json(beside, {})) | read_gguf_sampling(str(path), metadata)
 
 
 def check_architecture(path: Path, metadata: Json) -> str:

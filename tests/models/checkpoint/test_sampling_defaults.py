@@ -10,6 +10,7 @@ import pytest
 from polyhead.models.checkpoint import describe_source
 from polyhead.models.checkpoint.sampling_defaults import read_folder_sampling, read_gguf_sampling
 from polyhead.models.core.errors import CheckpointError
+from tests.models.checkpoint.test_gguf_file import llama, write_llama
 
 QWEN = {"do_sample": True, "temperature": 0.6, "top_k": 20, "top_p": 0.95, "repetition_penalty": 1.05}
 
@@ -27,6 +28,18 @@ def test_the_options_of_a_generation_config_are_read(tiny_generator: Path, tmp_p
 def test_the_options_of_a_gguf_file_are_read() -> None:
     metadata = {"general.sampling.temp": 0.5, "general.sampling.top_k": -1, "general.sampling.mirostat": 1}
     assert read_gguf_sampling("file", metadata) == {"temperature": 0.5, "top_k": 0}
+
+
+def test_a_generation_config_beside_a_gguf_file_fills_what_the_file_leaves_open(tmp_path: Path) -> None:
+    path = write_llama(tmp_path / "tiny.gguf", llama(), **{".general.sampling.temp": 0.25})
+    assert describe_source(str(path)).sampling == {"temperature": 0.25}
+    (tmp_path / "generation_config.json").write_text(json.dumps(QWEN))
+    expected = {"temperature": 0.25, "top_k": 20, "top_p": 0.95, "repetition_penalty": 1.05}
+    assert describe_source(str(path)).sampling == expected
+    (tmp_path / "generation_config.json").write_text('{"top_p": 3}')
+    with pytest.raises(CheckpointError, match="top_p is 3") as raised:
+        describe_source(str(path))
+    assert raised.value.file == str(tmp_path / "generation_config.json")
 
 
 @pytest.mark.parametrize(

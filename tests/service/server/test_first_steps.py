@@ -7,6 +7,7 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -66,7 +67,7 @@ def test_the_printed_request_is_answered(printed: dict[str, str], monkeypatch: p
 def test_the_printed_command_reaches_the_server(printed: dict[str, str], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("POLYHEAD_API_KEY", KEY)
     _, command, *options = shlex.split(printed["terminal"])
-    assert command == "chat"
+    assert [command, *options[:2]] == ["chat", "--temperature", "0"]  # its checkpoint suggests no temperature
     result = CliRunner().invoke(app, [command, *options, "--max-tokens", "2"], input="Hi")
     assert result.exit_code == 0, result.stderr
     assert not take_violations()
@@ -93,6 +94,11 @@ def test_the_example_is_of_a_task_that_is_served(
     assert found["terminal"].startswith(command)
     assert "--url" not in found["terminal"]
     assert "authorization" not in found["request"].lower()
+
+
+def test_a_checkpoint_that_suggests_a_temperature_needs_no_option(tiny_generator: Path) -> None:
+    suggesting = replace(model(tiny_generator, "talk", "generate"), sampling={"temperature": 0.2})
+    assert rows(describe_first_steps(HERE, [suggesting], "polyhead"))["terminal"] == "polyhead chat"
 
 
 def test_an_address_of_all_interfaces_is_shown_as_one_to_call(tiny_embedder: Path) -> None:
