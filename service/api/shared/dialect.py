@@ -184,11 +184,12 @@ class Wire(BaseModel):
     """A JSON object as a client sends it.  Unknown fields are errors; null means the same as a missing field.
 
     `unsupported` lists fields that the real API has and this server does not support: accepted at the values that
-    change nothing, otherwise rejected by name.
+    change nothing, otherwise rejected by name. `advice` says of some of them what to use instead.
     """
 
     model_config = ConfigDict(extra="forbid", strict=True, frozen=True, allow_inf_nan=False, protected_namespaces=())
     unsupported: ClassVar[NeutralValues] = {}
+    advice: ClassVar[Mapping[str, str]] = {}
 
     @model_validator(mode="before")
     @classmethod
@@ -198,7 +199,8 @@ class Wire(BaseModel):
             return value
         for name in value.keys() & cls.unsupported.keys():
             if value[name] is not None and not is_neutral(value[name], cls.unsupported[name]):
-                raise PydanticCustomError("unsupported", "is not supported", {"field": name, "value": value[name]})
+                facts = {"field": name, "value": value[name], "advice": cls.advice.get(name, "")}
+                raise PydanticCustomError("unsupported", "is not supported", facts)
         known = wire_names(cls)
         for name in value.keys() - known - cls.unsupported.keys():  # one is enough for the message
             hint = suggest_name(str(name), (*known, *cls.unsupported))
@@ -493,7 +495,8 @@ def describe_error(first: ErrorDetails) -> BadRequest:
             problem = "is not a known field" + context["hint"]
         case "unsupported":
             param = field_path((*first["loc"], context["field"]))
-            problem = f"{quote_json(context['value'])} is not supported by this server"
+            advice = f"; {context['advice']}" if context.get("advice") else ""
+            problem = f"{quote_json(context['value'])} is not supported by this server{advice}"
         case kind:
             expected = EXPECTATIONS[kind].format(**context) if kind in EXPECTATIONS else strip_message(first)
             problem = f"{expected}, got {quote_json(first['input'])}"

@@ -4,6 +4,7 @@ A field of the real API is supported, or has no effect here, or is rejected by n
 answer.
 """
 
+from collections.abc import Mapping
 from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import BeforeValidator, Field
@@ -156,6 +157,8 @@ class Conversation(EngineRequest):
     """The fields that /v1/messages and /v1/messages/count_tokens have in common."""
 
     unsupported: ClassVar[NeutralValues] = {
+        "billing_policy": ({"type": "billing_policy"}, {"type": "billing_policy", "bill_to": "self"}),
+        "compaction": (),
         "container": (),
         "context_management": (),
         "mcp_servers": ([],),
@@ -182,7 +185,14 @@ class MessagesRequest(Conversation):
     unsupported: ClassVar[NeutralValues] = {
         **Conversation.unsupported,
         "diagnostics": ({"previous_message_id": None},),
+        "fallback_credit_token": (),
+        "fallbacks": ([], "default"),
         "inference_geo": ("global",),
+        "thread": (),
+    }
+    advice: ClassVar[Mapping[str, str]] = {
+        "thread": "send the whole conversation, or use /v1/responses with previous_response_id, where the server "
+        "keeps conversations"
     }
 
     max_tokens: Count

@@ -14,6 +14,8 @@ import huggingface_hub.inference._generated.types as hub
 import ollama._types as ollama_types
 import pytest
 from anthropic.types import message_count_tokens_params, message_create_params
+from anthropic.types.beta import message_count_tokens_params as beta_count_params
+from anthropic.types.beta import message_create_params as beta_create_params
 from openai.types import (
     batch_create_params,
     completion_create_params,
@@ -141,7 +143,13 @@ COMPLETION = (
     completion_create_params.CompletionCreateParamsStreaming,
 )
 CHAT = chat_create_params.CompletionCreateParamsBase, chat_create_params.CompletionCreateParamsStreaming
-MESSAGE = message_create_params.MessageCreateParamsBase, message_create_params.MessageCreateParamsStreaming
+MESSAGE = (
+    message_create_params.MessageCreateParamsBase,
+    message_create_params.MessageCreateParamsStreaming,
+    beta_create_params.MessageCreateParamsBase,
+    beta_create_params.MessageCreateParamsStreaming,
+)
+COUNT = message_count_tokens_params.MessageCountTokensParams, beta_count_params.MessageCountTokensParams
 RESPONSE = response_create_params.ResponseCreateParamsBase, response_create_params.ResponseCreateParamsStreaming
 CLAUDE = {"model": "m", "max_tokens": 9, "messages": MESSAGES}
 USE = {"type": "tool_use", "id": "a", "name": "b", "input": {}}
@@ -424,7 +432,7 @@ SECTIONS: Mapping[str, Section] = {
         anthropic_wire.CountRequest,
         {"model": "m", "messages": MESSAGES},
         anthropic_read.read_count,
-        official=typed(message_count_tokens_params.MessageCountTokensParams),
+        official=typed(*COUNT),
     ),
     "Anthropic messages: text": Section(anthropic_wire.TextBlock, {"type": "text", "text": "a"}),
     "Anthropic messages: tool_use": Section(anthropic_wire.ToolUseBlock, USE),

@@ -6,6 +6,8 @@ import pytest
 
 from polyhead.service.api.dialects.anthropic import read as anthropic_read
 from polyhead.service.api.dialects.anthropic import wire as anthropic_wire
+from polyhead.service.api.dialects.hf import wire as hf_wire
+from polyhead.service.api.dialects.oip import wire as oip_wire
 from polyhead.service.api.dialects.openai import wire as openai_wire
 from polyhead.service.api.dialects.responses import read as responses_read
 from polyhead.service.api.dialects.responses import wire as responses_wire
@@ -40,3 +42,13 @@ def test_null_leaves_an_option_open() -> None:
 
 def test_a_beam_search_leaves_none_open() -> None:
     assert read("chat", use_beam_search=True, n=2).open_options == frozenset()
+
+
+def test_dialects_that_decode_greedily_leave_none_open() -> None:
+    """As the servers whose protocols these are."""
+    for parameters in ({}, {"do_sample": True}):
+        written = hf_wire.read_hf_generate(hf_wire.HfGenerateRequest.read({"inputs": "Hi", "parameters": parameters}))
+        text = oip_wire.TextRequest.read({"text_input": "Hi", "parameters": parameters})
+        for asked in (written, oip_wire.read_text_request(text, stream=False)):
+            assert asked.open_options == frozenset()
+            assert asked.sampling.temperature == (1.0 if parameters else 0.0)
