@@ -122,6 +122,7 @@ class GenerationRequest:
     limit_field: str = "max_tokens"
     fits_context: bool = False  # max_tokens is reduced to the rest of the context
     truncate: int = 0
+    drops_oldest: bool = False  # a conversation that is too long is cut (service.text.chat_truncation)
     count: int = 1
     count_field: str = "n"
     best_of: int = 0  # 0: as many as count

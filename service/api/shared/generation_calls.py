@@ -9,13 +9,14 @@ from typing import Any
 from fastapi import Request
 
 from ...concurrency.time_slices import TakeTurn, iterate_in_slices, split_in_slices, yield_turn
-from ...core.errors import BadRequest, BodyTooLarge, NotFound, Overloaded
+from ...core.errors import BadRequest, BodyTooLarge, NotFound, Overloaded, TooLong
 from ...core.model import Model, name_model_in_errors
 from ...core.request import Generate, Terms
 from ...resources.request_memory import MemoryClaim
 from ...text.answer_delta import AnswerDelta, TokenLogprobs, Usage
 from ...text.answer_stream import AnswerStream, collect_deltas, join_answers
-from ...text.chat_prompt import expected_output, fit_chat, ignores_reasoning, parameter_grammars
+from ...text.chat_prompt import add_tools, expected_output, fit_chat, ignores_reasoning, parameter_grammars
+from ...text.chat_truncation import answer_room, cut_messages, list_cuts
 from ...text.event_source import EventReader
 from ...text.generation_request import ChatMessages, GenerationRequest
 from ...text.stop_strings import StopRules
@@ -44,7 +45,14 @@ async def start_answers(
         is_chat = isinstance(generation.prompts[0], ChatMessages) if generation.prompts else False
         fitted = fit_conversation(request, generation, model) if is_chat else generation
         prepared = set_cache_salt(request, set_default_length(request, fitted))
-    requests = await read_prompts(request, model, prepared, call, read_terms(request, wire))
+    terms = read_terms(request, wire)
+    try:
+        requests = await read_prompts(request, model, prepared, call, terms)
+    except TooLong:
+        if not generation.drops_oldest:
+            raise
+        prepared = await drop_oldest(request, model, generation, prepared, terms)
+        requests = await read_prompts(request, model, prepared, call, terms)
     stops = StopRules(prepared.stops, prepared.stop_tokens, prepared.keep_stop)
     expected = expected_output(prepared, model, requests[0].tokens)
     sources = await call_submitter(request, model)(requests)
@@ -59,6 +67,41 @@ def fit_conversation(request: Request, generation: GenerationRequest, model: Mod
     if ignores_reasoning(generation, model):
         request_context(request).ignored.append(generation.reasoning.field)
     return fitted
+
+
+async def drop_oldest(
+    request: Request, model: Model, generation: GenerationRequest, prepared: GenerationRequest, terms: Terms
+) -> GenerationRequest:
+    """`prepared`, which is `generation` made for the model, without the oldest messages: the longest form that leaves
+    room for the answer, else the shortest one; all of it if nothing may be left out.  The forms are rendered one after
+    another, as few as a bisection needs.
+    """
+    [chat], [fitted] = generation.prompts, prepared.prompts
+    assert isinstance(chat, ChatMessages), "a conversation"
+    assert isinstance(fitted, ChatMessages), "a conversation"
+    room, text = answer_room(model, prepared), server(request).text
+
+    def cut(place: int) -> ChatMessages:
+        shorter = replace(chat, messages=cut_messages(chat.messages, place), variables=fitted.variables)
+        return add_tools(shorter, generation.tools, model.chat_format)
+
+    async def fits(place: int) -> bool:
+        try:
+            with request_context(request).time_tokenising():
+                _, ids = await text.render_prompt(model, cut(place), prepared.field, special=False, terms=terms)
+        except TooLong:
+            return False
+        return len(ids) + room <= model.max_tokens
+
+    cuts = list_cuts(chat.messages)
+    low, high = 0, len(cuts) - 1
+    while low < high:
+        middle = (low + high) // 2
+        if await fits(cuts[middle]):
+            high = middle
+        else:
+            low = middle + 1
+    return replace(prepared, prompts=(cut(cuts[low]),)) if cuts else prepared
 
 
 async def read_prompts(

@@ -54,6 +54,7 @@ def read_response(wire: ResponseRequest, earlier: Sequence[InputItem] = ()) -> G
         grammar=convert_format(wire.text.format, "text.format"),
         tools=read_response_tools(wire),
         reasoning=read_effort(wire),
+        drops_oldest=wire.truncation == "auto",
     )
 
 
@@ -180,7 +181,7 @@ def echo_request(wire: ResponseRequest, model: Model, *, stored: bool) -> dict[s
         "tool_choice": choice.type if isinstance(choice, ToolMode) else dump_set_fields(choice),
         "parallel_tool_calls": wire.parallel_tool_calls,
         "reasoning": {"effort": wire.reasoning.effort or None, "summary": None},
-        "truncation": "disabled",
+        "truncation": wire.truncation,
         "background": False,
         "store": stored,
         "previous_response_id": wire.previous_response_id or None,

@@ -235,7 +235,6 @@ class ResponseRequest(EngineRequest):
         "image": ({},),
         "moderation": (),
         "prompt": (),
-        "truncation": ("disabled", "auto"),  # a conversation that is too long is refused in both cases
     }
 
     model: str
@@ -260,6 +259,7 @@ class ResponseRequest(EngineRequest):
     tool_choice: ResponseToolChoice = ToolMode(type="auto")
     parallel_tool_calls: bool = True
     reasoning: ReasoningOptions = ReasoningOptions()
+    truncation: Literal["disabled", "auto"] = "disabled"
     stream: bool = False
     stream_options: ResponseStreamOptions = ResponseStreamOptions()
     # ignored: the answer does not depend on them

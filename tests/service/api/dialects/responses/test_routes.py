@@ -16,6 +16,7 @@ from polyhead.service.api.shared import response_formats
 from polyhead.service.core.errors import BadRequest, Overloaded, StepFailed
 from polyhead.service.core.model import Model
 from polyhead.service.core.request import Done, Failed, Generate, Sampling
+from polyhead.service.text import tokenization
 from polyhead.service.text.generation_request import ChatMessages, GenerationRequest
 from tests.support.dialogue_templates import QWEN3
 from tests.support.scripted import TEMPLATE, Registry, application, ask, echo, model, token_events
@@ -179,7 +180,7 @@ def test_which_tools_are_called(choice: Any, kind: str, only: set[str]) -> None:
         ({"background": True}, "background: true is not supported by this server"),
         ({"conversation": "c"}, 'conversation: "c" is not supported by this server'),
         ({"prompt": {"id": "p"}}, 'prompt: {"id":"p"} is not supported by this server'),
-        ({"truncation": "left"}, 'truncation: "left" is not supported by this server'),
+        ({"truncation": "left"}, "truncation: must be 'disabled' or 'auto', got \"left\""),
         ({"text": {"verbosity": "low"}}, 'text.verbosity: "low" is not supported by this server'),
         ({"text": {"format": {"type": "json_schema", "name": "x"}}}, "text.format.schema: is required where the type"),
         ({"reasoning": {"summary": "detailed"}}, 'reasoning.summary: "detailed" is not supported by this server'),
@@ -469,3 +470,108 @@ def test_an_error_before_the_first_event_keeps_its_status(generator: Model) -> N
     [response] = ask(app, ("/v1/responses", ASK | {"stream": True}))
     assert (response.status_code, response.headers["retry-after"]) == (429, "3")
     assert response.json()["error"]["type"] == "rate_limit_error"
+
+
+# Truncation
+
+
+def spoken(count: int, words: str = "A good film") -> list[dict[str, Any]]:
+    """A conversation of `count` turns, which ends with a question."""
+    turns = [
+        [{"role": "user", "content": words}, {"role": "assistant", "content": f"answer {n}"}] for n in range(count)
+    ]
+    return [*(item for turn in turns for item in turn), {"role": "user", "content": "Hi"}]
+
+
+def post(app: FastAPI, **changes: Any) -> httpx.Response:
+    [response] = ask(app, ("/v1/responses", ASK | {"truncation": "auto"} | changes))
+    return response
+
+
+def prompt_of(registry: Registry) -> str:
+    [request] = registry.requests
+    assert isinstance(request, Generate)
+    return registry.models()[0].tokenizer.decode(list(request.tokens), skip_special=False)
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_conversation_that_is_too_long_loses_its_oldest_turns(generator: Model, stream: bool) -> None:
+    app, registry = application_with_answer(generator, "the answer")
+    talk = {"input": spoken(20), "instructions": "Be brief."}
+    response = post(app, **talk, stream=stream)
+    assert response.status_code == 200, response.text
+    answer = sse(response)[-1]["response"] if stream else response.json()
+    assert answer["truncation"] == "auto"
+    prompt = prompt_of(registry)
+    assert prompt.startswith("<system>Be brief.<user>A good film<assistant>answer")
+    assert prompt.endswith("<assistant>answer 19<user>Hi<assistant>")
+    turns = prompt.count("A good film")
+    one_more = [f"A good film<assistant>answer {19 - number}<user>" for number in range(turns + 1)]
+    assert [words in prompt for words in one_more] == [True] * turns + [False]
+    [request] = registry.requests
+    assert isinstance(request, Generate)
+    spare = generator.max_tokens * 3 // 4 - len(request.tokens)  # a quarter of the context is left for the answer
+    assert 0 <= spare < len(generator.tokenizer.encode(one_more[-1], special=False))
+    refused = post(app, **talk, truncation="disabled")
+    assert (refused.status_code, refused.json()["error"]["code"]) == (400, "context_length_exceeded")
+
+
+def test_room_is_made_for_the_answer_that_is_asked_for(generator: Model) -> None:
+    lengths = []
+    for most in (1, 20, 40):
+        app, registry = application_with_answer(generator, "the answer")
+        assert post(app, input=spoken(20), max_output_tokens=most).status_code == 200
+        [request] = registry.requests
+        assert isinstance(request, Generate)
+        assert request.max_tokens == most
+        assert len(request.tokens) + most <= generator.max_tokens
+        lengths.append(len(request.tokens))
+    assert lengths == sorted(lengths, reverse=True)
+    assert len(set(lengths)) == 3
+
+
+def test_tool_calls_are_left_out_with_their_results_and_the_question_stays(tiny_generator: Path) -> None:
+    app, registry = application_with_answer(model(tiny_generator, "talker", "generate", max_tokens=400), "the answer")
+    calls = [
+        item
+        for number in range(9)
+        for item in (
+            {**CALLED, "call_id": f"c{number}", "arguments": f'{{"q": "number {number}"}}'},
+            {**RETURNED, "call_id": f"c{number}", "output": f"result {number}"},
+        )
+    ]
+    assert post(app, input=[{"role": "user", "content": "Hi"}, *calls]).status_code == 200
+    prompt = prompt_of(registry)
+    assert prompt.startswith("<user>Hi<assistant>")
+    assert prompt.endswith("result 8<assistant>")
+    assert "number 0" not in prompt
+    assert all((f"number {number}" in prompt) == (f"result {number}" in prompt) for number in range(9))
+
+
+def test_what_fits_is_not_cut_and_what_cannot_be_cut_is_refused(generator: Model) -> None:
+    app, registry = application_with_answer(generator, "the answer")
+    assert post(app, input=spoken(1)).status_code == 200
+    assert "answer 0" in prompt_of(registry)
+    changes: list[dict[str, Any]] = [
+        {"input": "A good film " * 60},
+        {"input": [*spoken(3), {"role": "user", "content": "A good film " * 60}]},
+        {"input": spoken(3), "max_output_tokens": 1000},
+    ]
+    for change in changes:
+        response = post(app, **change)
+        assert (response.status_code, response.json()["error"]["code"]) == (400, "context_length_exceeded")
+    assert len(registry.requests) == 1
+
+
+def test_few_forms_of_a_long_conversation_are_tried(generator: Model, monkeypatch: pytest.MonkeyPatch) -> None:
+    rendered: list[int] = []
+    real = tokenization.render_chat
+
+    def counted(model: Model, prompt: ChatMessages, where: str) -> str:
+        rendered.append(len(prompt.messages))
+        return real(model, prompt, where)
+
+    monkeypatch.setattr(tokenization, "render_chat", counted)
+    app, _ = application_with_answer(generator, "the answer")
+    assert post(app, input=spoken(2000)).status_code == 200
+    assert len(rendered) <= 11  # of 2,000
