@@ -2,8 +2,11 @@
 
 import itertools
 import json
+import shutil
 from math import exp
+from pathlib import Path
 
+import pytest
 from playwright.sync_api import Page, expect
 
 from tests.browser.playground import (
@@ -115,6 +118,36 @@ def test_token_probabilities_are_shown_by_pointer_and_by_keyboard(visit: Visit, 
     assert tokens.nth(1).get_attribute("aria-describedby") == tip.get_attribute("id")
     page.keyboard.press("Escape")
     expect(tip).to_be_hidden()
+
+
+@pytest.mark.parametrize("model", ["smollm2", "writer"])
+def test_the_sampling_begins_as_the_checkpoint_suggests(visit: Visit, served: Process, model: str) -> None:
+    listed = {each["id"]: each["sampling"] for each in served.get("/v1/models").json()["data"]}
+    start = listed[model] or {"temperature": 0.7, "top_p": 0.95}
+    page = visit(served)
+    choose(page, model)
+    for label, name in (("Temperature", "temperature"), ("Top p", "top_p")):
+        expect(page.get_by_label(label)).to_have_value(f"{start[name]:g}" if name in start else "")
+
+
+def test_a_suggestion_between_two_steps_is_valid(visit: Visit, tiny_generator: Path, tmp_path: Path) -> None:
+    folder = tmp_path / "suggesting"
+    shutil.copytree(tiny_generator, folder)
+    (folder / "chat_template.jinja").unlink()
+    (folder / "generation_config.json").write_text('{"temperature": 0.33}')
+    process = Process(f"writer={folder}")
+    try:
+        process.ready()
+        page = visit(process)
+        expect(page.get_by_label("Temperature")).to_have_value("0.33")
+        expect(page.get_by_label("Top p")).to_have_value("")  # the server's default
+        page.get_by_label("Max tokens").fill("6")
+        sent = Sent(page, "/v1/completions")
+        run(page, "Continue")
+        assert sent.bodies[0]["temperature"] == 0.33
+        assert "top_p" not in sent.bodies[0]
+    finally:
+        process.stop()
 
 
 def test_a_generator_without_a_template_continues_a_text(visit: Visit, served: Process) -> None:
