@@ -263,12 +263,28 @@ def test_no_view_has_a_serious_accessibility_violation(visit: Visit, served: Pro
     assert_accessible(page, "a hovered token")
 
 
-def test_on_narrow_screens_only_wide_content_scrolls(visit: Visit, served: Process) -> None:
-    page = open_tab(visit, served, "minilm")
-    page.set_viewport_size({"width": 400, "height": 760})
-    for name in ("Heads", "Heatmap", "All heads", "Rollout & flow"):
-        view(page, name)
-        assert page.evaluate("document.documentElement.scrollWidth <= document.documentElement.clientWidth"), name
+def aborted(server: Process) -> float:
+    return server.rest().total("requests_total", task="explain", outcome="aborted")
+
+
+def test_a_computation_shows_how_much_is_done_and_its_cancellation_ends_it(visit: Visit, served: Process) -> None:
+    page, before = open_tab(visit, served, "sentiment"), aborted(served)
+    page.get_by_label("Steps").fill("1000")
+    page.get_by_label("Steps").press("Enter")
+    bar = page.get_by_role("progressbar", name="Share of the work done")
+    expect(bar).to_be_visible()
+    assert 0 < float(bar.get_attribute("value") or 0) < 1
+    expect(page.locator(".attn-share")).to_contain_text("%")
+    assert_accessible(page, "a computation")
+    page.get_by_role("button", name="Cancel").click()
+    expect(page.locator(".attn-place")).to_contain_text("Cancelled after")
+    expect(bar).to_be_hidden()
+    served.until(lambda: aborted(served) == before + 1)
+    assert served.rest().total("requests_running") == 0
+    page.get_by_label("Steps").fill("20")
+    page.get_by_label("Steps").press("Enter")
+    wait_until_drawn(page)
+    expect(page.locator(".attn-waiting")).to_be_hidden()
 
 
 def test_a_computation_shows_its_time_and_can_be_cancelled(visit: Visit, served: Process) -> None:
