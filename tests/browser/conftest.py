@@ -14,7 +14,7 @@ from pathlib import Path
 from urllib.parse import urlsplit
 
 import pytest
-from playwright.sync_api import Browser, ConsoleMessage, Page, Request, sync_playwright
+from playwright.sync_api import Browser, ConsoleMessage, Page, Request, expect, sync_playwright
 
 from polyhead.service.config.settings import default_model_dir
 from polyhead.service.runtime import quickstart
@@ -34,6 +34,7 @@ FLAGS = (
 )
 SIZE = {"width": 1100, "height": 760}
 PATIENCE_MS = 60_000
+expect.set_options(timeout=PATIENCE_MS)  # a busy machine is slow
 LARGEST_PICTURE = 150_000  # bytes
 # Served models, and the recipe that trains each.
 RECIPES = {
