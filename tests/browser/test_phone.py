@@ -1,7 +1,7 @@
 """Every tab, and the page /docs, on a phone: nothing is wider than the screen, and what counts is on it."""
 
 import pytest
-from playwright.sync_api import Locator, Page, expect
+from playwright.sync_api import Locator, Page, ViewportSize, expect
 
 from tests.browser.attention import view, wait_until_drawn
 from tests.browser.playground import Visit, assert_accessible, choose, converse, press, run, tab, wait_for_answer
@@ -9,7 +9,7 @@ from tests.browser.test_page import BUTTONS
 from tests.browser.test_reference import unfold
 from tests.support.processes import Process
 
-PHONE = {"width": 390, "height": 844}
+PHONE: ViewportSize = {"width": 390, "height": 844}
 LONG_WORD = "Donaudampfschifffahrtselektrizitätenhauptbetriebswerkbauunterbeamtengesellschaft"
 WIDE = """() => [...document.querySelectorAll("body *")]
   .filter((each) => each.getBoundingClientRect().right > innerWidth + 1 && !each.closest(".skip, .hidden"))
@@ -18,7 +18,7 @@ WIDE = """() => [...document.querySelectorAll("body *")]
 
 def open_on_phone(visit: Visit, server: Process, path: str = "/") -> Page:
     page = visit(server, path)
-    page.set_viewport_size(PHONE)  # type: ignore[arg-type]
+    page.set_viewport_size(PHONE)
     page.reload()
     return page
 
