@@ -1,7 +1,8 @@
 """Explains a network's output from token ids and raw scores: `explain(watched, request)`.
 
 Every long computation is a generator that yields between pieces of work, so the caller can stop it, or run it between
-the steps of a busy thread. Attention rollout and flow: max_flow.py; gradients: gradients.py; occlusion: occlusion.py.
+the steps of a busy thread. What repeats the same work, such as the points of integrated gradients, yields the share of
+it that is done. Attention rollout and flow: max_flow.py; gradients: gradients.py; occlusion: occlusion.py.
 """
 
 from collections.abc import Callable, Generator
@@ -17,6 +18,7 @@ from .explain_types import (
     Goal,
     InputTokens,
     Method,
+    Share,
 )
 from .gradients import gradient_x_input, integrated_gradients
 from .instrumented_network import InstrumentedNetwork
@@ -35,13 +37,14 @@ __all__ = [
     "InputTokens",
     "InstrumentedNetwork",
     "Method",
+    "Share",
     "estimate_bytes",
     "estimate_operations",
     "explain",
     "measure_head",
 ]
 
-Steps = Generator[None, None, Explanation]
+Steps = Generator[Share, None, Explanation]
 METHODS: dict[Method, Callable[[InstrumentedNetwork, ExplanationRequest, int], Steps]] = {
     "attention": attention,
     "attention_rollout": attention_rollout,
@@ -54,7 +57,8 @@ ATTRIBUTING: frozenset[Method] = frozenset(("gradient_x_input", "integrated_grad
 
 
 def explain(network: InstrumentedNetwork, request: ExplanationRequest, *, piece: int = PIECE_ROWS) -> Steps:
-    """The explanation of one request. Yields between pieces of about `piece` token rows, forward or backward."""
+    """The explanation of one request. Yields between pieces of about `piece` token rows, forward or backward: the share
+    of the work that is done, where the method knows it."""
     if request.method in ATTRIBUTING and not request.goals:
         return empty_explanation()
     return METHODS[request.method](network, request, piece)

@@ -6,7 +6,7 @@ from typing import Literal
 from ..core.errors import UnsupportedError
 from . import max_flow
 from .attention_probe import WeightBuffer
-from .explain_types import AttentionPart, AttentionWeights, Explanation, ExplanationRequest
+from .explain_types import AttentionPart, AttentionWeights, Explanation, ExplanationRequest, Share
 from .instrumented_network import InstrumentedNetwork, LayersAndHeads, run_in_pieces
 from .max_flow import Floats
 
@@ -39,7 +39,7 @@ def attention_rollout(
 
 def attention_flow(
     network: InstrumentedNetwork, request: ExplanationRequest, piece: int
-) -> Generator[None, None, Explanation]:
+) -> Generator[Share, None, Explanation]:
     """See models.explain.max_flow. For an encoder-decoder it is that of the encoder."""
     weights = yield from mean_weights(network, request, piece)
     return build_explanation("flow", (yield from max_flow.maximum_flows(weights)))

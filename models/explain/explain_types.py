@@ -16,6 +16,7 @@ AttentionPart = Literal["self", "encoder", "decoder", "cross"]  # the part of a 
 Cell = tuple[int, int]  # (row, column) of the raw scores; see InstrumentedNetwork.scores
 Goal = tuple[Cell, ...]  # the sum of these cells is explained
 PIECE_ROWS = 256  # token rows computed between two yields
+Share = float | None  # of an explanation's work that is done, from 0 to 1; None: not known
 
 
 @dataclass(frozen=True, slots=True)

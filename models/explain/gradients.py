@@ -10,14 +10,14 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from .explain_types import Attribution, Explanation, ExplanationRequest
+from .explain_types import Attribution, Explanation, ExplanationRequest, Share
 from .head_scores import GoalReader
 from .instrumented_network import InstrumentedNetwork, Segment, run_in_pieces
 
 
 def gradient_x_input(
     network: InstrumentedNetwork, request: ExplanationRequest, piece: int
-) -> Generator[None, None, Explanation]:
+) -> Generator[Share, None, Explanation]:
     """The gradient at a row's embedding times that embedding (Shrikumar et al. 2017, arXiv:1704.02685)."""
     reader, embedded = (yield from network.read_goals(request, piece)), network.embeddings(request.text)
     values, found = np.zeros(len(request.goals)), []
@@ -26,14 +26,14 @@ def gradient_x_input(
             goal, value, gradients = computed
             values[goal] = value.item()
             found.append((gradients[0] * embedded).sum(dim=-1).cpu().numpy())
-        yield
+        yield len(found) / len(request.goals)
     pairs = zip(found, values.tolist(), strict=True)
     return Explanation(attributions=tuple(Attribution(rows, score, float("nan")) for rows, score in pairs))
 
 
 def integrated_gradients(
     network: InstrumentedNetwork, request: ExplanationRequest, piece: int
-) -> Generator[None, None, Explanation]:
+) -> Generator[Share, None, Explanation]:
     """The mean gradient on the path from a baseline to the text, times the path (Sundararajan et al. 2017,
     arXiv:1703.01365).
 
@@ -45,19 +45,21 @@ def integrated_gradients(
     embedded, start = network.embeddings(request.text), baseline_embeddings(network, request)
     path = embedded - start
     means = np.zeros((len(request.goals), *path.shape))
+    done, passes = 0, request.steps * len(request.goals) + 2  # backward, and two forward at the ends of the path
     for at, weights in quadrature_points(request.steps, max(1, piece // request.text.row_count), path):
         for computed in goal_gradients(network, request, reader, start + at[:, None, None] * path, piece):
             if computed is not None:
                 goal, _, gradients = computed
                 means[goal] += torch.einsum("n,nre->re", weights, gradients).cpu().numpy()
-            yield
+                done += len(at)
+            yield done / passes
     owed = np.einsum("gre,re->gr", means, path.cpu().numpy()).astype(np.float32)
     ends = []
     for point in (embedded, start):
         states = yield from network.states_in_pieces([request.text], piece, point[None])
         with torch.no_grad():
             ends.append(reader(states)[0].tolist())
-        yield
+        yield (done + len(ends)) / passes
     return Explanation(attributions=tuple(map(Attribution, owed, *ends)))
 
 

@@ -11,6 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..core.errors import UnsupportedError
+from .explain_types import Share
 
 HAS_SCIPY = find_spec("scipy") is not None
 if HAS_SCIPY:
@@ -38,24 +39,26 @@ def rollout(weights: Floats) -> Floats:
     return found
 
 
-def maximum_flows(weights: Floats) -> Generator[None, None, Floats]:
+def maximum_flows(weights: Floats) -> Generator[Share, None, Floats]:
     """[Q, Q] the maximum flow from each row to each token, from mean weights [L, Q, Q], scaled so that each row sums to
     one.
 
     It is exact up to rounding: a capacity is off by 2^-29 at most, and a flow by that times the edges of its minimum
-    cut. There are Q^2 flows through about L Q^2 edges each; it yields after every few flows.
+    cut. There are Q^2 flows through about L Q^2 edges each; it yields after every few flows,
+    with the share of them that is done.
     """
     if not HAS_SCIPY:
         message = "attention_flow needs an extra: pip install 'polyhead[explain]'; attention_rollout needs none"
         raise UnsupportedError(message)
     shares, reached = layer_shares(weights), rollout(weights) > 0
-    found = np.zeros(reached.shape)
+    found, done = np.zeros(reached.shape), 0
     for row, seen in enumerate(map(np.flatnonzero, reached)):
         network = build_flow_graph(shares[:, seen[:, None], seen], int(np.searchsorted(seen, row)))
         for count, token in enumerate(seen.tolist()):
             found[row, token] = scipy.sparse.csgraph.maximum_flow(network, network.shape[0] - 1, count).flow_value
+            done += 1
             if count % FLOWS_BETWEEN_YIELDS == 0:
-                yield
+                yield done / int(reached.sum())
     whole: Floats = (found / found.sum(axis=1, keepdims=True)).astype(np.float32)
     return whole
 

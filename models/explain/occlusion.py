@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from .explain_types import Attribution, Explanation, ExplanationRequest, InputTokens
+from .explain_types import Attribution, Explanation, ExplanationRequest, InputTokens, Share
 from .head_scores import GoalReader
 from .instrumented_network import InstrumentedNetwork
 
@@ -18,7 +18,7 @@ Doubles = NDArray[np.float64]
 
 def occlusion(
     network: InstrumentedNetwork, request: ExplanationRequest, piece: int
-) -> Generator[None, None, Explanation]:
+) -> Generator[Share, None, Explanation]:
     """A goal's value minus its value with a window of rows replaced by the baseline's token (Zeiler and Fergus 2014,
     arXiv:1311.2901).
 
@@ -27,7 +27,7 @@ def occlusion(
     """
     reader, places = (yield from network.read_goals(request, piece)), list(windows(request))
     [score] = yield from goal_values(network, reader, [request.text], piece)
-    yield
+    yield None
     totals, times = np.zeros((len(request.goals), request.text.row_count)), np.zeros(request.text.row_count)
     together = max(1, piece // request.text.row_count)
     for first in range(0, len(places), together):
@@ -36,7 +36,7 @@ def occlusion(
         for place, value in zip(some, values, strict=True):
             totals[:, place.start : place.stop] += (score - value)[:, None] / len(place)
             times[place.start : place.stop] += 1
-        yield
+        yield (first + len(some)) / len(places)
     rows = (totals / times.clip(1)).astype(np.float32)
     pairs = zip(rows, score.tolist(), strict=True)
     return Explanation(attributions=tuple(Attribution(values, value, float("nan")) for values, value in pairs))

@@ -198,7 +198,8 @@ class ExplainTextRequest:
     `heads` are returned; empty: all.  `baseline` is the neutral token, -1: a zero vector; `kept_rows` stay unchanged in
     the baseline.  For a model that reads one sequence and writes another, `source` is what it read and `tokens` what it
     wrote, and rows are counted from the start of the source.  An embedding is compared with that of `compared_tokens`.
-    `label_rows`, `text_rows` and `question` are as in Encode; the scores of the labels or options are one row.
+    `label_rows`, `text_rows` and `question` are as in Encode; the scores of the labels or options are one row. With
+    `reports_progress` the result comes after events that say how much of the work is done.
     """
 
     id: str
@@ -217,6 +218,7 @@ class ExplainTextRequest:
     label_rows: tuple[int, ...] = ()
     text_rows: tuple[int, ...] = ()
     question: PromptKind = "choice"
+    reports_progress: bool = False
     terms: Terms = DEFAULT_TERMS
     adapter: int = 0  # always 0: an adapter is explained by a network of its own
 
@@ -296,6 +298,13 @@ class Attribution:
 
 
 @dataclass(frozen=True, slots=True)
+class ExplanationProgress:
+    """The share of an explanation's work that is done, from 0 to 1."""
+
+    share: float
+
+
+@dataclass(frozen=True, slots=True)
 class ExplanationResult:
     """The result of an ExplainTextRequest.  `head_rows` are the rows that the head reads."""
 
@@ -322,4 +331,14 @@ class Failed:
     error: PolyheadError
 
 
-Event = GeneratedToken | PromptScores | HeadOutput | TokenOutputs | TokenCandidates | ExplanationResult | Done | Failed
+Event = (
+    GeneratedToken
+    | PromptScores
+    | HeadOutput
+    | TokenOutputs
+    | TokenCandidates
+    | ExplanationProgress
+    | ExplanationResult
+    | Done
+    | Failed
+)

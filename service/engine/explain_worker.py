@@ -7,13 +7,14 @@ worker (see service.engine.background_throttle).
 
 from collections import deque
 from collections.abc import Callable, Generator, Mapping
+from dataclasses import dataclass
 from time import perf_counter
 
 import numpy as np
 from numpy.typing import NDArray
 
 from polyhead.models.core.errors import UnsupportedError
-from polyhead.models.explain import Explanation, ExplanationRequest, InputTokens, InstrumentedNetwork, explain
+from polyhead.models.explain import Explanation, ExplanationRequest, InputTokens, InstrumentedNetwork, Share, explain
 
 from ..core.errors import BadRequest, StepFailed
 from ..core.request import (
@@ -22,6 +23,7 @@ from ..core.request import (
     Done,
     Event,
     ExplainTextRequest,
+    ExplanationProgress,
     ExplanationResult,
     Failed,
     Request,
@@ -35,8 +37,15 @@ from .worker import HandleEvent, RequestHandle, StepReport, StepResult, WarmupRe
 
 MAX_ACTIVE_JOBS = 4  # explanations computed in rotation, so that a short one does not wait for a long one
 MAX_JOBS = 6  # the same; those beyond MAX_ACTIVE_JOBS belong to owners without another active job
+PROGRESS_STEP = 0.01  # of the work between two events that say how much is done, so there are 100 of them at most
 
-ExplainJob = Generator[None, None, Explanation]
+
+@dataclass
+class ExplainJob:
+    """An explanation that is computed, and the share of its work that was reported as done."""
+
+    pieces: Generator[Share, None, Explanation]
+    reported: float = 0.0
 
 
 class ExplainWorker:
@@ -116,15 +125,16 @@ class ExplainWorker:
         self._current = handle = self._next_handle()
         request, turn = self._requests[handle], perf_counter()
         events = self._advance(handle)
+        has_ended = any(isinstance(event, Done | Failed) for event in events)
         self._requests.charge(handle, perf_counter() - turn)
         self._current = None  # a handle refers to its worker, whose memory must be freed as soon as it is dropped
-        if events:
+        if has_ended:
             self._remove(handle)
         report = StepReport(
             model=self.model,
             task=self.task,
             sequences=1,
-            tokens=request.prompt_tokens if events else 0,
+            tokens=request.prompt_tokens if has_ended else 0,
             padding=0,
             forward_s=perf_counter() - began,
             sample_s=0.0,
@@ -144,7 +154,7 @@ class ExplainWorker:
     def self_test(self) -> None:
         """Explain one token."""
         job = self._new_job(ExplainTextRequest("proof", (0,), "attention", source=self._shortest_source))
-        for _ in job:
+        for _ in job.pieces:
             pass
 
     def check_invariants(self) -> None:
@@ -183,17 +193,23 @@ class ExplainWorker:
         self._rotation.append(handle)
 
     def _new_job(self, request: ExplainTextRequest) -> ExplainJob:
-        return explain(self._network, to_explain_query(request), piece=self._rows_per_piece)
+        return ExplainJob(explain(self._network, to_explain_query(request), piece=self._rows_per_piece))
 
     def _advance(self, handle: RequestHandle) -> list[Event]:
-        """Compute a piece of an explanation.  Returns its events after the last piece."""
+        """Compute a piece of an explanation.  Returns its result after the last piece; before, where it is asked for,
+        how much is done.
+        """
+        request, job = self._requests[handle], self._jobs[handle]
         try:
-            next(self._jobs[handle])
+            share = next(job.pieces)
         except StopIteration as over:
-            return self._build_events(self._requests[handle], over.value)
+            return self._build_events(request, over.value)
         except UnsupportedError as error:
             return [Failed(BadRequest(str(error), param="method"))]
-        return []
+        if not request.reports_progress or share is None or share < job.reported + PROGRESS_STEP:
+            return []
+        job.reported = share
+        return [ExplanationProgress(share)]
 
     def _build_events(self, request: ExplainTextRequest, found: Explanation) -> list[Event]:
         numbers = [each.values for each in found.weights] + [each.values for each in found.attributions]
@@ -214,7 +230,7 @@ class ExplainWorker:
         self._requests.remove(handle)
         if job := self._jobs.pop(handle, None):
             self._rotation.remove(handle)
-            job.close()
+            job.pieces.close()
 
 
 def to_explain_query(request: ExplainTextRequest) -> ExplanationRequest:

@@ -64,7 +64,8 @@ TARGET_FIELDS: Mapping[Task, tuple[str, ...]] = {
 class ExplainParameters:
     """How an answer is to be explained. `top_k`: only the largest weights of each row are in the response; 0: all.
     `as_base64`: weights are encoded in base64, with `half_precision` as float16. `suits_model`: the method is not
-    `method`, but the one that suits the model (see choose_method).
+    `method`, but the one that suits the model (see choose_method). `reports_progress`: the client is told how
+    much of the work is done.
     """
 
     method: ExplainMethod = "attention"
@@ -79,6 +80,7 @@ class ExplainParameters:
     window: int = 1
     max_tokens: int = 16
     suits_model: bool = False
+    reports_progress: bool = False
 
     @property
     def is_attribution(self) -> bool:
@@ -447,6 +449,7 @@ def build_explain_request(
         label_rows=subject.label_rows,
         text_rows=subject.text_rows,
         question=subject.question,
+        reports_progress=parameters.reports_progress,
         terms=terms,
     )
 

@@ -23,6 +23,7 @@ from ..core.request import (
     Encode,
     Event,
     ExplainTextRequest,
+    ExplanationProgress,
     ExplanationResult,
     Failed,
     Generate,
@@ -72,6 +73,7 @@ class RoutedRequest:
     is_unanswered: bool = True  # no event of it was received yet
     was_rerouted: bool = False  # it was sent to another replica before
     result_events: int = 0  # events so far that are neither a token nor an end
+    progress: float = 0.0  # the share of an explanation that is done
     is_over: bool = False  # the last event of it was received
 
     def accepts(self, event: object) -> bool:
@@ -90,6 +92,9 @@ class RoutedRequest:
             case GeneratedToken():
                 due = isinstance(request, Generate) and self.stream.tokens < request.max_tokens
                 return due and 0 <= event.id < self.model.vocab_size and 0 <= event.cached_tokens <= MAX_CACHED_TOKENS
+            case ExplanationProgress(share):
+                has_grown, self.progress = self.progress < share <= 1, share
+                return isinstance(request, ExplainTextRequest) and request.reports_progress and has_grown
         self.result_events += 1
         if isinstance(request, Encode):
             return self.result_events <= len(request.forms) and self._is_output(request, event)

@@ -41,6 +41,7 @@ from ..core.request import (
     Done,
     Encode,
     ExplainTextRequest,
+    ExplanationProgress,
     ExplanationResult,
     Failed,
     Generate,
@@ -55,7 +56,7 @@ from ..core.request import (
 from ..structured.compiled_guide import CompiledGuide
 from ..structured.thinking import ThinkingGuide
 
-PROTOCOL_VERSION = 11  # of this table and of the messages; both ends must have the same
+PROTOCOL_VERSION = 12  # of this table and of the messages; both ends must have the same
 MAX_FRAME_BYTES = 1 << 28  # bytes of a frame, at most
 LENGTH_BYTES = 4  # bytes of the length in front of a frame
 NONCE_BYTES = 32  # bytes
@@ -234,7 +235,7 @@ CODECS: Mapping[type, Codec] = {
         for kind in (
             *(GuideSpec, Grammar, Thinking),
             *(Generate, Encode, ExplainTextRequest, Sampling, BeamSearchOptions),
-            *(GeneratedToken, PromptScores, TokenCandidates, ExplanationResult, Done, Failed),
+            *(GeneratedToken, PromptScores, TokenCandidates, ExplanationProgress, ExplanationResult, Done, Failed),
             *(Model, GenerationDefaults, RequestStarted, SimilarRequest, PairPrompt, LateInteraction, TextRole),
             *(LabelPrompt, PairTemplate, OptionMarkPrompt, LabelSchemaPrompt),
             *(Calibration, CalibrationMap, Reliability, ReliabilityBin),

@@ -30,7 +30,7 @@ function loadStyles(name) {
 /**
  * Shows the tab in `container`. It is called again when the form or the answer has changed; the selection stays.
  *
- * ctx: {model, input, output, target, request(path, body, {signal}), showRequest(path, body)}.
+ * ctx: {model, input, output, target, events(path, body, signal), showRequest(path, body)}.
  */
 export function mountAttention(container, ctx) {
   const session = sessions.get(container) ?? createSession(container);
@@ -97,8 +97,9 @@ function createSession(container) {
   session.panel = element("div", { class: "attn-panel", id: uniqueId("attention") });
   session.form = element("div");
   session.elapsed = element("span", { class: "attn-number", "aria-hidden": "true" });
+  session.share = element("span", { class: "attn-share" });
   session.waiting = element("div", { class: "attn-waiting", hidden: true }, element("span", { class: "attn-spinner", "aria-hidden": "true" }),
-    element("span", { role: "status" }, "Computing …"), session.elapsed,
+    element("span", { role: "status" }, "Computing …"), session.share, session.elapsed,
     element("button", { type: "button", class: "quiet small", onclick: () => session.cancel() }, "Cancel"));
   session.hasChosen = false;
   session.cancel = () => cancel(session);
@@ -132,7 +133,8 @@ async function refresh(session) {
   fillViews(session);
   const container = element("div", { class: "attn-place" });
   const show = () => session.panel.querySelector(".attn-place").replaceWith(container);
-  const request = (parameters) => session.explainer.request(parameters, signal);
+  const onProgress = (share) => !signal.aborted && showProgress(session, share);
+  const request = (parameters) => session.explainer.request(parameters, { signal, onProgress });
   session.panel.setAttribute("aria-busy", "true");
   showWaiting(session, signal);
   try {
@@ -150,11 +152,19 @@ async function refresh(session) {
 function showWaiting(session, signal) {
   const began = performance.now();
   session.waiting.hidden = false;
+  session.share.hidden = true;
   const tick = () => { session.elapsed.textContent = `${((performance.now() - began) / 1000).toFixed(1)} s`; };
   clearInterval(session.timer);
   session.timer = setInterval(tick, TICK_MS);
   signal.addEventListener("abort", () => clearInterval(session.timer), { once: true });
   tick();
+}
+
+/** Shows the share of the work that the server has done. Until it says so, and for what is computed at once, none is shown. */
+function showProgress(session, share) {
+  const bar = element("progress", { max: 1, value: share, "aria-label": "Share of the work done" });
+  session.share.replaceChildren(bar, element("span", { class: "attn-number", "aria-hidden": "true" }, `${Math.floor(share * 100)} %`));
+  session.share.hidden = false;
 }
 
 function hideWaiting(session) {

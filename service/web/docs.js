@@ -92,11 +92,10 @@ function answers(responses) {
     const shapes = types.filter(([, { schema }]) => schema?.properties).map(([, { schema }]) => fieldsTable(schema));
     return element("tr", {},
       element("td", {}, element("code", {}, status)),
-      element("td", {}, answer.description),
-      element("td", {}, types.map(([kind]) => kind).join(", ")),
-      element("td", {}, ...(shapes.length ? [element("details", {}, element("summary", {}, "Fields"), ...shapes)] : [])));
+      element("td", {}, answer.description, element("p", { class: "hint" }, types.map(([kind]) => kind).join(", ")),
+        ...(shapes.length ? [element("details", {}, element("summary", {}, "Fields"), ...shapes)] : [])));
   });
-  return table(["Status", "Meaning", "Type", "Fields"], rows);
+  return table(["Status", "Meaning"], rows);
 }
 
 function table(names, rows) {

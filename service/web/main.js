@@ -109,7 +109,6 @@ function updateAttention() {
   const subject = view.explainSubject();
   mountAttention(byId("panel-attention"), {
     ...pageContext("attention"),
-    request: api.request,
     input: subject.input,
     output: subject.output ?? "",
     target: subject.target ?? null,

@@ -14,7 +14,7 @@ from pathlib import Path
 from urllib.parse import urlsplit
 
 import pytest
-from playwright.sync_api import Browser, ConsoleMessage, Page, Request, sync_playwright
+from playwright.sync_api import Browser, ConsoleMessage, Page, Request, expect, sync_playwright
 
 from polyhead.service.config.settings import default_model_dir
 from polyhead.service.runtime import quickstart
@@ -34,6 +34,7 @@ FLAGS = (
 )
 SIZE = {"width": 1100, "height": 760}
 PATIENCE_MS = 60_000
+expect.set_options(timeout=PATIENCE_MS)  # a busy machine is slow
 LARGEST_PICTURE = 150_000  # bytes
 # Served models, and the recipe that trains each.
 RECIPES = {
@@ -149,17 +150,22 @@ def serving(*flags: str) -> Iterator[Process]:
 
 def trained(recipe: str, folder: Path) -> str:
     """The model folder of a full run where there is one, else of a smoke run."""
-    full_run = ROOT / "runs" / recipe / "model"
-    return str(full_run if full_run.is_dir() else tried([recipe], folder) / recipe / "model")
+    return str(full_run(recipe) if full_run(recipe).is_dir() else tried([recipe], folder) / recipe / "model")
+
+
+def full_run(recipe: str) -> Path:
+    return ROOT / "runs" / recipe / "model"
 
 
 @pytest.fixture(scope="session")
-def picture(request: pytest.FixtureRequest) -> Callable[[Page, str], None]:
-    """Takes a screenshot if --pictures names a folder."""
+def picture(request: pytest.FixtureRequest) -> Callable[..., None]:
+    """Takes a screenshot if --pictures names a folder.  `recipe`: of the model on it, whose smoke run answers nonsense,
+    which is no picture for docs/.
+    """
     folder = str(request.config.getoption("--pictures"))
 
-    def take(page: Page, name: str) -> None:
-        if folder:
+    def take(page: Page, name: str, recipe: str = "") -> None:
+        if folder and (not recipe or full_run(recipe).is_dir()):
             Path(folder).mkdir(parents=True, exist_ok=True)
             taken = page.screenshot(path=Path(folder) / f"{name}.png")
             assert len(taken) < LARGEST_PICTURE

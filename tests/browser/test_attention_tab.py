@@ -5,7 +5,7 @@ from collections.abc import Callable
 
 import numpy as np
 import pytest
-from playwright.sync_api import Page, expect
+from playwright.sync_api import Page, ViewportSize, expect
 
 from tests.browser.attention import (
     PATH,
@@ -22,6 +22,8 @@ from tests.browser.attention import (
 )
 from tests.browser.playground import Sent, Visit, ask, assert_accessible, choose, run, tab
 from tests.support.processes import Process
+
+WHOLE_VIEW: ViewportSize = {"width": 1100, "height": 860}  # of a picture
 
 
 def test_a_heatmap_has_a_cell_for_every_weight(
@@ -102,6 +104,7 @@ def test_lines_are_those_of_the_chosen_heads(
             for each in lines.evaluate_all("(all) => all.map((line) => line.getAttribute('stroke-opacity'))")
         ]
         np.testing.assert_allclose(opacity, weights.ravel(), atol=1e-4)
+    page.set_viewport_size(WHOLE_VIEW)
     page.locator("[data-side=from]").nth(8).hover()
     picture(page, "attention-heads")
 
@@ -148,6 +151,7 @@ def test_all_heads_have_a_small_map_and_each_opens_large(
     np.testing.assert_allclose(shown, values.max(axis=1), atol=0.01)  # float16 weights, drawn in 256 shades
     assert {(body["encoding"], body["dtype"]) for body in sent.bodies} == {("base64", "float16")}
     assert sorted(layer for body in sent.bodies for layer in body.get("layers", range(layers))) == list(range(layers))
+    page.set_viewport_size(WHOLE_VIEW)
     picture(page, "attention-all-heads")
     page.get_by_role("button", name="Layer 2, head 7").focus()
     page.keyboard.press("ArrowDown")
@@ -225,7 +229,7 @@ def test_the_error_for_a_text_that_is_too_long_is_shown(visit: Visit, served: Pr
 
 @pytest.mark.parametrize("model", ["translator", "recurrent"])
 def test_an_alignment_has_a_cell_for_every_pair_of_tokens(
-    visit: Visit, served: Process, model: str, picture: Callable[[Page, str], None]
+    visit: Visit, served: Process, model: str, picture: Callable[..., None]
 ) -> None:
     page = visit(served)
     choose(page, model)
@@ -243,7 +247,7 @@ def test_an_alignment_has_a_cell_for_every_pair_of_tokens(
     assert len(labels) == written
     assert labels[-1] == "end", "the last row is the token after the written text"
     if model == "translator":
-        picture(page, "attention-alignment")
+        picture(page, "attention-alignment", "transformer")
         tab(page, "Attention")
         wait_until_drawn(page)
         expect(page.get_by_role("group", name="Attention").get_by_label("cross")).to_be_checked()
@@ -263,12 +267,28 @@ def test_no_view_has_a_serious_accessibility_violation(visit: Visit, served: Pro
     assert_accessible(page, "a hovered token")
 
 
-def test_on_narrow_screens_only_wide_content_scrolls(visit: Visit, served: Process) -> None:
-    page = open_tab(visit, served, "minilm")
-    page.set_viewport_size({"width": 400, "height": 760})
-    for name in ("Heads", "Heatmap", "All heads", "Rollout & flow"):
-        view(page, name)
-        assert page.evaluate("document.documentElement.scrollWidth <= document.documentElement.clientWidth"), name
+def aborted(server: Process) -> float:
+    return server.rest().total("requests_total", task="explain", outcome="aborted")
+
+
+def test_a_computation_shows_how_much_is_done_and_its_cancellation_ends_it(visit: Visit, served: Process) -> None:
+    page, before = open_tab(visit, served, "sentiment"), aborted(served)
+    page.get_by_label("Steps").fill("1000")
+    page.get_by_label("Steps").press("Enter")
+    bar = page.get_by_role("progressbar", name="Share of the work done")
+    expect(bar).to_be_visible()
+    assert 0 < float(bar.get_attribute("value") or 0) < 1
+    expect(page.locator(".attn-share")).to_contain_text("%")
+    assert_accessible(page, "a computation")
+    page.get_by_role("button", name="Cancel").click()
+    expect(page.locator(".attn-place")).to_contain_text("Cancelled after")
+    expect(bar).to_be_hidden()
+    served.until(lambda: aborted(served) == before + 1)
+    assert served.rest().total("requests_running") == 0
+    page.get_by_label("Steps").fill("20")
+    page.get_by_label("Steps").press("Enter")
+    wait_until_drawn(page)
+    expect(page.locator(".attn-waiting")).to_be_hidden()
 
 
 def test_a_computation_shows_its_time_and_can_be_cancelled(visit: Visit, served: Process) -> None:

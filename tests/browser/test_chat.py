@@ -309,3 +309,12 @@ def test_images_are_refused_in_words(visit: Visit, served: Process) -> None:
       chat.dispatchEvent(new DragEvent("drop", { dataTransfer, bubbles: true, cancelable: true }));
     }""")
     expect(page.locator(".chat [role=alert]")).to_have_text("cat.png is not sent: smollm2 reads text, no images.")
+
+
+def test_a_long_title_does_not_widen_the_list_of_conversations(visit: Visit, served: Process) -> None:
+    page = visit(served)
+    choose(page, "smollm2")
+    converse(page, "Explain the cycle of water between the seas and the mountains in one sentence.", tokens=4)
+    wait_for_answer(page)
+    expect(page.locator(".conversations .title")).to_contain_text("Explain the cycle")
+    assert page.locator(".chat .side").evaluate("(side) => side.scrollWidth <= side.clientWidth")

@@ -197,23 +197,29 @@ def test_an_administrator_loads_and_unloads_models(visit: Visit, locked: Process
     expect(page.get_by_role("button", name="Unload vectors")).to_have_count(0)
 
 
-def test_screenshots(visit: Visit, served: Process, picture: Callable[[Page, str], None]) -> None:
+def test_screenshots(visit: Visit, served: Process, picture: Callable[..., None]) -> None:
     page = visit(served)
     choose(page, "smollm2")
-    converse(page, "Why is the sky blue?", tokens=48)
+    converse(page, "Explain the water cycle in one sentence.", tokens=96, temperature=0.2)
     wait_for_answer(page)
-    page.locator(".token").nth(9).hover()
+    page.locator(".token").nth(7).hover()
     picture(page, "chat")
+    choose(page, "sentiment")
     tab(page, "Decide")
+    page.get_by_label("Explain the answer by the text").first.check()
     press(page, "Decide")
-    expect(page.locator(".decision")).to_have_count(3)
+    expect(page.locator(".decision")).to_have_count(2)
     page.get_by_label("State").scroll_into_view_if_needed()
     picture(page, "decisions")
     page = visit(served, scheme="dark")
-    for model, name in (("tags", "tags"), ("minilm", "similarity"), ("translator", "translation")):
+    for model, name, recipe in (
+        ("tags", "tags", "bert-tags"),
+        ("minilm", "similarity", ""),
+        ("translator", "translation", "transformer"),
+    ):
         choose(page, model)
         run(page, BUTTONS[model])
-        picture(page, name)
+        picture(page, name, recipe)
     tab(page, "Server")
     body = {"model": "smollm2", "messages": [{"role": "user", "content": "Hello!"}], "max_tokens": 16}
     for _ in range(4):

@@ -25,6 +25,7 @@ from polyhead.service.core.request import (
     Done,
     Encode,
     Event,
+    ExplanationProgress,
     Generate,
     GeneratedToken,
     HeadOutput,
@@ -110,7 +111,7 @@ class Source:
 
     def count(self, event: Any) -> Event:
         self.given += 1
-        self.ended = not isinstance(event, GeneratedToken | HeadOutput)
+        self.ended = not isinstance(event, GeneratedToken | HeadOutput | ExplanationProgress)
         self.timing.outcome = "done" if self.ended else self.timing.outcome
         counted: Event = event
         return counted

@@ -4,7 +4,7 @@ An explanation is a second engine request about the same text; its JSON object i
 """
 
 import uuid
-from collections.abc import Sequence
+from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, replace
 from functools import partial
@@ -15,7 +15,15 @@ from pydantic import Field
 
 from ...core.errors import AnswerTooLarge, BadRequest, PolyheadError, StepFailed
 from ...core.model import Model
-from ...core.request import ExplanationResult, Failed, Generate, GeneratedToken, Sampling, Terms
+from ...core.request import (
+    ExplanationProgress,
+    ExplanationResult,
+    Failed,
+    Generate,
+    GeneratedToken,
+    Sampling,
+    Terms,
+)
 from ...explain import explain_response
 from ...explain.explain_request import (
     ExplainParameters,
@@ -124,12 +132,12 @@ class ExplainCall:
         return submitter(self.request, self.model)
 
 
-async def explain_input(explain_call: ExplainCall, given: ExplainInput) -> dict[str, Any]:
-    """The explanation of the model's answer to `given`."""
+async def read_subject(explain_call: ExplainCall, given: ExplainInput) -> ExplainSubject:
+    """What is explained: `given`, with the model's answer to it."""
     check_target(explain_call.model, explain_call.options)
     if isinstance(given, tuple) or (isinstance(given, str) and explain_call.model.task != "generate"):
-        return await compute_explanation(explain_call, await encode_subject(explain_call, given))
-    return await compute_explanation(explain_call, await generate_subject(explain_call, given))
+        return await encode_subject(explain_call, given)
+    return await generate_subject(explain_call, given)
 
 
 async def explain_completion(explain_call: ExplainCall, prompt: Prompt, tokens: Sequence[int]) -> dict[str, Any]:
@@ -148,44 +156,68 @@ def check_explain_enabled(request: Request) -> None:
 async def compute_explanation(explain_call: ExplainCall, subject: ExplainSubject) -> dict[str, Any]:
     """The JSON object of an explanation.  Weights are chosen and encoded while it is written, so it is to be written on
     a thread.
+    """
+    async with aclosing(follow_explanation(explain_call, subject)) as items:
+        async for item in items:
+            if isinstance(item, dict):
+                return item
+    raise StepFailed("the engine ended a request without an answer")
+
+
+async def follow_explanation(
+    explain_call: ExplainCall, subject: ExplainSubject
+) -> AsyncGenerator[ExplanationProgress | dict[str, Any], None]:
+    """How much of the work is done, if the options ask for it, and then what `compute_explanation` returns.
 
     Where no method was asked for and integrated gradients take too much work, it is gradients times input.
     """
     options = explain_call.options
     try:
-        return await compute_by_method(explain_call, options, subject)
+        async with aclosing(follow_method(explain_call, options, subject)) as items:
+            async for item in items:
+                yield item
+            return
     except AnswerTooLarge:
         if not explain_call.asked.suits_model or options.method != "integrated_gradients":
             raise
-    return await compute_by_method(explain_call, replace(options, method="gradient_x_input"), subject)
+    async with aclosing(follow_method(explain_call, replace(options, method="gradient_x_input"), subject)) as items:
+        async for item in items:
+            yield item
 
 
-async def compute_by_method(
+async def follow_method(
     explain_call: ExplainCall, options: ExplainParameters, subject: ExplainSubject
-) -> dict[str, Any]:
+) -> AsyncGenerator[ExplanationProgress | dict[str, Any], None]:
     request_id, model = f"explain-{uuid.uuid4().hex}", explain_call.model
     layout = await server(explain_call.request).load_explainer(model)  # no await between this and the submission
     explain_response.check_size(options, subject, layout, server(explain_call.request).settings)
     size = explain_response.memory_of(options, subject, layout)
     request_context(explain_call.request).claim.grow(size, "the answer")
     [source] = explain_call.submit([build_explain_request(model, options, subject, request_id, explain_call.terms)])
-    found = await wait_explained(source)
-    write = partial(explain_response.explanation_object, request_id, model, options, subject, found)
-    return await answer_threads(explain_call.request).run(size, write)
+    threads = answer_threads(explain_call.request)
+    async with aclosing(read_explanation(source)) as events:
+        async for event in events:
+            match event:
+                case ExplanationResult():
+                    write = partial(explain_response.explanation_object, request_id, model, options, subject, event)
+                    yield await threads.run(size, write)
+                case progress:
+                    yield progress
 
 
-async def wait_explained(source: EventSource) -> ExplanationResult:
-    """The engine's result.  Raises its error."""
+async def read_explanation(source: EventSource) -> AsyncGenerator[ExplanationProgress | ExplanationResult, None]:
+    """The engine's events.  Raises its error.  Closing the generator ends the computation."""
+    has_result = False
     try:
         async for event in source:
             match event:
-                case ExplanationResult():
-                    return event
+                case ExplanationProgress() | ExplanationResult():
+                    has_result = isinstance(event, ExplanationResult)
+                    yield event
                 case Failed():
                     raise event.error
     finally:
-        source.close(answered=True)
-    raise StepFailed("the engine ended a request without an answer")
+        source.close(answered=has_result)
 
 
 # The subject of an explanation
@@ -265,5 +297,5 @@ async def collect_tokens(source: EventSource) -> list[int]:
                 case Failed():
                     raise event.error
     finally:
-        source.close(answered=True)
+        source.close()
     return tokens

@@ -22,7 +22,15 @@ from polyhead.service.core.errors import (
     StepFailed,
     Unavailable,
 )
-from polyhead.service.core.request import Done, ExplainMethod, ExplainTextRequest, ExplanationResult, Failed, Terms
+from polyhead.service.core.request import (
+    Done,
+    ExplainMethod,
+    ExplainTextRequest,
+    ExplanationProgress,
+    ExplanationResult,
+    Failed,
+    Terms,
+)
 from polyhead.service.engine import explain_worker as explainer
 from polyhead.service.engine.explain_worker import MAX_ACTIVE_JOBS, MAX_JOBS, ExplainWorker
 from polyhead.service.runtime.registry import ModelRegistry
@@ -112,6 +120,32 @@ def test_an_aborted_explanation_is_not_continued(worker: ExplainWorker) -> None:
     finish(worker)
     assert not leaving.events
     assert staying.ended
+
+
+@pytest.mark.parametrize("method", ["integrated_gradients", "occlusion", "attention_flow"])
+def test_a_client_that_asks_for_it_is_told_how_much_is_done(worker: ExplainWorker, method: ExplainMethod) -> None:
+    silent, told = ask(worker, why(method, baseline=0), why(method, baseline=0, reports_progress=True))
+    finish(worker)
+    *reports, result, done = told.events
+    shares = [event.share for event in reports if isinstance(event, ExplanationProgress)]
+    assert len(shares) == len(reports) > 2
+    assert shares == sorted(set(shares))
+    assert 0 < shares[0] < 0.5
+    assert 0.8 < shares[-1] <= 1
+    assert [type(event) for event in silent.events] == [type(result), type(done)] == [ExplanationResult, Done]
+
+
+def test_progress_is_reported_a_hundred_times_at_most(worker: ExplainWorker, monkeypatch: pytest.MonkeyPatch) -> None:
+    def many_pieces(*_: Any, **__: Any) -> Generator[float | None, None, Explanation]:
+        for number in range(5000):
+            yield number / 5000
+            yield None
+        return Explanation()
+
+    monkeypatch.setattr(explainer, "explain", many_pieces)
+    [told] = ask(worker, why(reports_progress=True))
+    finish(worker)
+    assert 90 < len(told.events) - 2 <= 100
 
 
 def test_an_explanation_past_its_deadline_expires(worker: ExplainWorker) -> None:

@@ -1,5 +1,6 @@
 """Which events an ingress takes from a replica: those that a correct one sends, with as many values."""
 
+import math
 import struct
 from types import SimpleNamespace
 from typing import Any, cast
@@ -11,6 +12,7 @@ from polyhead.service.core.request import (
     Done,
     Encode,
     ExplainTextRequest,
+    ExplanationProgress,
     Generate,
     GeneratedToken,
     HeadOutput,
@@ -23,6 +25,7 @@ from polyhead.service.fleet.routing import RoutingRequest
 
 TOKENS = (1, 2, 3, 4)
 ENCODE = Encode("asked", TOKENS)
+REPORTED = ExplainTextRequest("asked", TOKENS, "occlusion", reports_progress=True)
 
 
 def table(rows: int, columns: int) -> TokenOutputs:
@@ -61,6 +64,7 @@ RIGHT: list[tuple[str, Any, list[Any]]] = [
     ("fill", ENCODE, [TokenCandidates((((5, 0.5),),) * 4)]),
     ("generate", Generate("asked", TOKENS, 2), [GeneratedToken(99), Done("stop", 4, 3, 4)]),
     ("classify", ExplainTextRequest("asked", TOKENS, "occlusion"), [Done("explained", 4)]),
+    ("classify", REPORTED, [ExplanationProgress(0.25), ExplanationProgress(1.0), Done("explained", 4)]),
 ]
 WRONG: list[tuple[str, Any, list[Any]]] = [
     ("classify", ENCODE, [HeadOutput([])]),
@@ -87,6 +91,12 @@ WRONG: list[tuple[str, Any, list[Any]]] = [
     ("generate", Generate("asked", TOKENS, 2), [Done("stop", 4, 2, 1 << 62)]),
     ("generate", Generate("asked", TOKENS, 2), [GeneratedToken(5, cached_tokens=1 << 62)]),
     ("generate", Generate("asked", TOKENS, 2), [HeadOutput([0.5])]),
+    ("classify", ExplainTextRequest("asked", TOKENS, "occlusion"), [ExplanationProgress(0.5)]),
+    ("classify", ENCODE, [ExplanationProgress(0.5)]),
+    *(
+        ("classify", REPORTED, [ExplanationProgress(0.5), ExplanationProgress(share)])
+        for share in (0.5, 0.4, 1.1, math.nan)
+    ),
 ]
 
 

@@ -26,6 +26,7 @@ from polyhead.service.core.request import (
     Done,
     Encode,
     ExplainTextRequest,
+    ExplanationProgress,
     ExplanationResult,
     Failed,
     Generate,
@@ -68,7 +69,10 @@ MESSAGES: list[Any] = [
     ),
     Encode("y", (1,), (0,), "words", raw=True, rows=(0,), targets=(5,), question="noul"),
     ExplainTextRequest("z", (1, 2), "occlusion", goals=(((0, 1), (1, 1)),), kept_rows=frozenset({0}), baseline=-1),
-    ExplainTextRequest("y", (1, 2, 3), "occlusion", label_rows=(0, 1), text_rows=(2,), question="noul"),
+    ExplainTextRequest(
+        "y", (1, 2, 3), "occlusion", label_rows=(0, 1), text_rows=(2,), question="noul", reports_progress=True
+    ),
+    ExplanationProgress(0.5),
     GeneratedToken(5, -math.inf, ((1, -0.5),), 16),
     PromptScores(((-0.25, ()), (-math.inf, ((7, -1.5),)))),
     HeadOutput([0.1, math.inf]),

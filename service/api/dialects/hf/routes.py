@@ -36,7 +36,7 @@ from ...shared.encoding_calls import (
     start_replies,
     write_items,
 )
-from ...shared.explain_calls import ExplainCall, check_explain_enabled, explain_input
+from ...shared.explain_calls import ExplainCall, check_explain_enabled, compute_explanation, read_subject
 from ...shared.hf_generation_write import stream_events, write_hf_error
 from ...shared.json_body import receive_json
 from ...shared.streaming import (
@@ -286,7 +286,8 @@ async def answer_pipeline(
         return await reply_response(request, replies, writing, count)
     result = await anext(answers)
     [given] = encoding.inputs
-    explanation = await explain_input(ExplainCall(request, wire, model, options), as_text(given))
+    explain_call = ExplainCall(request, wire, model, options)
+    explanation = await compute_explanation(explain_call, await read_subject(explain_call, as_text(given)))
     # weights are many numbers: write them on a thread
     return await run_off_loop(request, INLINE_NUMBERS + 1, lambda: add_explanation(writing, result, explanation))
 

@@ -24,6 +24,7 @@ from polyhead.service.core.request import (
     Done,
     Event,
     ExplainTextRequest,
+    ExplanationProgress,
     ExplanationResult,
     Failed,
     Generate,
@@ -204,3 +205,97 @@ def test_a_method_that_takes_too_much_work_is_replaced_unless_it_was_asked_for(t
         assert (answer.status_code, answer.json()["method"]) == (200, "gradient_x_input"), answer.text
     refused = ask(registry, "/v1/explain", body | {"method": "integrated_gradients"})
     assert (refused.status_code, "too much work" in refused.text) == (413, True), refused.text
+
+
+# Progress
+
+
+def script_progress(model: Model, request: Request) -> Iterable[Event]:
+    if isinstance(request, ExplainTextRequest) and request.reports_progress:
+        yield from (ExplanationProgress(0.25), ExplanationProgress(0.5))
+    yield from script(model, request)
+
+
+def explain_as_events(body: Any) -> scripted.Connection:
+    connection = scripted.Connection("/v1/explain", orjson.dumps(body))
+    connection.scope["headers"].append((b"accept", b"text/event-stream"))  # type: ignore[attr-defined]
+    return connection
+
+
+def read_events(body: bytes) -> list[Any]:
+    return [orjson.loads(line.removeprefix(b"data: ")) for line in body.split(b"\n\n") if line]
+
+
+def test_events_say_how_much_is_done_and_end_with_the_explanation(tiny_generator: Path) -> None:
+    registry = Registry([scripted.model(tiny_generator, "talker", "generate", max_tokens=512)], script_progress)
+    body = {"model": "talker", "input": "a " * 200}
+    connection = explain_as_events(body)
+    asyncio.run(connection.run(scripted.application(registry)))
+    first, second, explanation = read_events(connection.body)
+    assert (first, second) == ({"progress": 0.25}, {"progress": 0.5})
+    whole = ask(registry, "/v1/explain", body).json()
+    assert explanation | {"id": ""} == whole | {"id": ""}
+    assert max(len(message.get("body", b"")) for message in connection.sent) <= SEND_BYTES
+
+
+def test_an_error_before_the_first_event_has_its_status_and_a_later_one_ends_the_events(tiny_generator: Path) -> None:
+    def failing(model: Model, request: Request) -> Iterable[Event]:
+        if isinstance(request, ExplainTextRequest):
+            yield from [ExplanationProgress(0.25)] * (len(request.tokens) > 4)
+            yield Failed(AnswerTooLarge("too much work"))
+        else:
+            yield from script(model, request)
+
+    registry = Registry([scripted.model(tiny_generator, "talker", "generate")], failing)
+    app = scripted.application(registry)
+    early, late = (explain_as_events({"model": "talker", "input": text}) for text in ("a", "a a a a a"))
+    asyncio.run(early.run(app))
+    asyncio.run(late.run(app))
+    assert early.sent[0]["status"] == 413
+    assert late.sent[0]["status"] == 200
+    progress, error = read_events(late.body)
+    assert (progress, error["error"]["message"]) == ({"progress": 0.25}, "too much work")
+
+
+@pytest.mark.parametrize("as_events", [True, False])
+def test_the_work_for_a_client_that_has_left_is_aborted_and_not_counted_as_done(
+    tiny_generator: Path, as_events: bool
+) -> None:
+    def endless(model: Model, request: Request) -> Iterable[Any]:
+        if isinstance(request, ExplainTextRequest):
+            yield from (ExplanationProgress(0.25), scripted.WAIT)
+        else:
+            yield from script(model, request)
+
+    registry = Registry([scripted.model(tiny_generator, "talker", "generate")], endless)
+
+    async def leave() -> None:
+        body = {"model": "talker", "input": "a film"}
+        connection = explain_as_events(body)
+        if not as_events:
+            connection.scope["headers"].pop()  # type: ignore[attr-defined]
+        serving = asyncio.create_task(connection.run(scripted.application(registry)))
+        await scripted.until(lambda: bool(registry.sources) and registry.sources[-1].given == 1)
+        connection.drop()
+        await serving
+
+    asyncio.run(leave())
+    assert isinstance(registry.requests[-1], ExplainTextRequest)
+    assert registry.sources[-1].aborted
+
+
+def test_a_generation_that_is_to_be_explained_is_aborted_with_its_client(tiny_generator: Path) -> None:
+    registry = Registry(
+        [scripted.model(tiny_generator, "talker", "generate")],
+        lambda model, request: (GeneratedToken(7), scripted.WAIT),
+    )
+
+    async def leave() -> None:
+        connection = explain_as_events({"model": "talker", "input": "a film"})
+        serving = asyncio.create_task(connection.run(scripted.application(registry)))
+        await scripted.until(lambda: bool(registry.sources) and registry.sources[-1].given == 1)
+        connection.drop()
+        await serving
+
+    asyncio.run(leave())
+    assert registry.sources[-1].aborted

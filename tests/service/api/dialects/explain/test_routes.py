@@ -1,6 +1,7 @@
 """Explanations over HTTP: for every task, by token and by the characters of the client's text, within limits."""
 
 import base64
+import json
 from collections.abc import Iterator
 from contextlib import nullcontext
 from pathlib import Path
@@ -292,6 +293,19 @@ def test_explanations_can_be_disabled(folders: dict[str, Path]) -> None:
     assert httpx.get(process.url + "/v1/models/judge", timeout=PATIENCE).json()["explain"] == []
     assert process.rest().total("engine_steps_total") == 0, "a step was computed"
     process.stop()
+
+
+def test_the_events_end_with_the_same_explanation(server: Process) -> None:
+    body = {"model": "judge", "input": TEXT, "method": "integrated_gradients", "steps": 1000}
+    with httpx.stream(
+        "POST", server.url + "/v1/explain", json=body, headers={"Accept": "text/event-stream"}, timeout=PATIENCE
+    ) as answer:
+        assert answer.headers["content-type"].startswith("text/event-stream")
+        *progress, last = [json.loads(line.removeprefix("data: ")) for line in answer.iter_lines() if line]
+    shares = [event["progress"] for event in progress]
+    assert 2 < len(shares) <= 100
+    assert shares == sorted(set(shares))
+    assert last["attributions"] == explain(server, "judge", method="integrated_gradients", steps=1000)["attributions"]
 
 
 def test_an_explainer_is_counted_and_released_with_its_model(server: Process) -> None:
