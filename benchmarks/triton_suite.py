@@ -47,9 +47,9 @@ WORDS = "the refusal of an option that needs another one has other words"
 NO_MORE = "`top_logprobs: 0` without `logprobs` is accepted, as by vLLM; Triton: 400"
 UNKNOWN = "an unknown model has the status 404, as at OpenAI, and an empty name stands for the only model; Triton: 400"
 NAMES = "`owned_by`, the names of metrics and the path of readiness (here `/readyz`) are Triton's own"
-MODEL = (
-    "depends on what the small model says: may pass"  # its first token may be a line break; its calls are often wrong
-)
+# A model of 135 million parameters sometimes ends a completion at once, and seldom calls the right tool.
+MODEL = "depends on what the small model says"
+SAMPLED = (MODEL, CUT)  # tests that pass now and then, because answers are sampled
 # By the beginning of a test's name, why it fails.
 DIFFERENCES = {
     "TestOpenAIClient::test_openai_client_completion_echo": "",  # passes
@@ -73,6 +73,8 @@ DIFFERENCES = {
     "TestChatCompletions::test_chat_completions_top_logprobs_without_logprobs[5]": WORDS,
     "TestChatCompletions::test_chat_completions_top_logprobs_validation": STATUS,
     "TestCompletions::test_completions_sampling_parameters[logit_bias": DONE,
+    "TestCompletions::test_completions_sampling_parameters": MODEL,
+    "TestCompletions::test_completions_defaults": MODEL,
     "TestCompletions::test_completions_invalid_sampling_parameters": STATUS,
     "TestCompletions::test_completions_max_tokens": MODEL,
     "TestCompletions::test_completions_empty_request": STATUS,
@@ -187,7 +189,7 @@ def main() -> None:
     print(f"{sum(found.values())} of {len(found)} tests pass; the others, by reason:")
     for why, count in Counter(reason(test) for test, passes in found.items() if not passes).most_common():
         print(f"{count:4} {why or 'UNEXPECTED'}")
-    wrong = [test for test, passes in found.items() if passes is bool(reason(test)) and reason(test) != MODEL]
+    wrong = [test for test, passes in found.items() if passes is bool(reason(test)) and reason(test) not in SAMPLED]
     if wrong:
         sys.exit("\n".join(f"{'passes' if found[test] else 'fails'}: {test}" for test in wrong))
 
