@@ -87,11 +87,12 @@ soak: .venv/.dev .venv/.native  ## mixed load for MINUTES=5, then a check for le
 fuzz: .venv/.dev .venv/.native  ## random rows for the compiled step under sanitizers, SECONDS=60 for each instruction set
 	$(BIN)/pytest tests/models/native/test_sanitized.py -m 'thorough or not thorough' -k 'random_rows or portable' --fuzz $(SECONDS) -rP
 
-conformance: .venv/.dev .venv/.native  ## official and other clients; lm-eval's log-probabilities beside transformers'
+conformance: .venv/.dev .venv/.native  ## official and other clients; lm-eval's log-probabilities beside transformers'; TRITON=CHECKOUT: Triton's tests, too
 	$(BIN)/pytest tests/contracts/test_clients.py tests/contracts/test_messages_clients.py tests/contracts/test_tools_served.py tests/contracts/test_hf_clients.py tests/contracts/test_model_paths.py
 	$(BIN)/python -m benchmarks.clients --install
 	$(BIN)/polyhead models
 	$(BIN)/python -m benchmarks.conformance --install
+	$(if $(TRITON),$(BIN)/python -m benchmarks.triton_suite $(TRITON))
 
 image:  ## build the container image; NAME=polyhead VARIANT=cpu TORCH_INDEX=
 	deploy/image.sh

@@ -3,8 +3,8 @@
     make serve                       # in another terminal
     python examples/route.py "My parcel has not arrived."
 
-An embedder compares vectors; that is enough for topics. For finer questions serve a classifier of entailment or
-GLiClass, and ask its task zero-shot-classification with the same descriptions as candidate labels.
+An embedder compares vectors; that is enough for topics. For finer questions serve a larger generator, a classifier of
+entailment or GLiClass, and ask /v1/decisions or its task zero-shot-classification with the same descriptions.
 """
 
 import argparse

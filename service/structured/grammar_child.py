@@ -28,6 +28,7 @@ MAX_ERROR_CHARS = 300
 WHITESPACE = r" |\r?\n[ \t]{0,40}"
 MAX_LEXER_STATES = 50_000
 
+Steps = tuple[str | int, ...]
 NAMED_SUBSCHEMAS = ("$defs", "definitions", "properties", "patternProperties", "dependentSchemas")  # schemas by names
 LISTED_SUBSCHEMAS = ("prefixItems", "anyOf", "oneOf", "allOf")
 SINGLE_SUBSCHEMAS = ("items", "additionalProperties", "unevaluatedProperties", "contains", "not")
@@ -231,10 +232,10 @@ def narrow_error(schema: Any, error: str, fault: Callable[[Any], str]) -> tuple[
     shared = {key: schema[key] for key in ("$defs", "definitions", "x-guidance") if key in schema} if schema else {}
     path, part, left = "", schema, MAX_TRIALS
     while left > 0:
-        for step, child in subschemas(part):
+        for steps, child in subschemas(part):
             left -= 1
             if fault(shared | child) == error:
-                path, part = path + step, child
+                path, part = path + spell_steps(steps), child
                 break
             if left <= 0:
                 break
@@ -243,17 +244,22 @@ def narrow_error(schema: Any, error: str, fault: Callable[[Any], str]) -> tuple[
     return path, error
 
 
-def subschemas(schema: dict[str, Any]) -> Iterator[tuple[str, dict[str, Any]]]:
-    """The schemas directly inside a schema, and their places."""
+def subschemas(schema: dict[str, Any]) -> Iterator[tuple[Steps, dict[str, Any]]]:
+    """The schemas directly inside a schema, and the steps to them: a keyword, and the name or the index in it."""
     for key in NAMED_SUBSCHEMAS:
         if isinstance(named := schema.get(key), dict):
-            yield from ((f".{key}.{name}", child) for name, child in named.items() if isinstance(child, dict))
+            yield from (((key, name), child) for name, child in named.items() if isinstance(child, dict))
     for key in LISTED_SUBSCHEMAS:
         if isinstance(listed := schema.get(key), list):
-            yield from ((f".{key}[{at}]", child) for at, child in enumerate(listed) if isinstance(child, dict))
+            yield from (((key, at), child) for at, child in enumerate(listed) if isinstance(child, dict))
     for key in SINGLE_SUBSCHEMAS:
         if isinstance(child := schema.get(key), dict):
-            yield f".{key}", child
+            yield (key,), child
+
+
+def spell_steps(steps: Steps) -> str:
+    """("anyOf", 0, "items") -> ".anyOf[0].items"."""
+    return "".join(f"[{step}]" if isinstance(step, int) else f".{step}" for step in steps)
 
 
 def readable_error(error: str) -> str:

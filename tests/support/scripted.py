@@ -2,12 +2,13 @@
 
 import asyncio
 from array import array
-from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, cast
 
 import httpx
 from fastapi import FastAPI
+from starlette.routing import Route
 
 from polyhead.models.chat import ChatTemplate
 from polyhead.models.tokenizer import Tokenizer
@@ -241,6 +242,13 @@ def application(registry: Registry, headroom: Headroom = UNBOUNDED_HEADROOM, **s
         headroom=headroom,
     )
     return build_app(server)
+
+
+def routes(app: FastAPI) -> Iterator[Route]:
+    """Every route, those of included routers too."""
+    for route in app.routes:
+        found = getattr(route, "routes", None) or getattr(route, "original_router", None) or [route]
+        yield from getattr(found, "routes", found)
 
 
 def ask(app: FastAPI, *calls: tuple[str, Any]) -> list[httpx.Response]:

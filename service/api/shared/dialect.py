@@ -409,7 +409,8 @@ def read_terms(request: Request, wire: "EngineRequest") -> Terms:
 
 
 Count = Annotated[int, between(1, (1 << 31) - 1)]  # the default 0 means that it was not given
-TokenId = Annotated[int, between(0, (1 << 31) - 1)]
+Position = Annotated[int, between(0, (1 << 31) - 1)]  # an index, from 0
+TokenId = Position
 Ids = Annotated[list[TokenId], Field(fail_fast=True)]
 TextsOrIds = Annotated[
     str | Ids | Annotated[list[str | Ids], Field(fail_fast=True)],

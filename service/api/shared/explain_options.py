@@ -7,7 +7,7 @@ from pydantic import Field
 from ...core.errors import BadRequest
 from ...core.request import ExplainMethod
 from ...explain.explain_request import NO_TARGET, ExplainParameters, TargetSpec
-from .dialect import Count, Wire, between, max_items, must_be
+from .dialect import Count, Position, Wire, between, max_items, must_be
 
 MAX_INDICES = 1024  # layers or heads
 MAX_STEPS = 1000
@@ -17,13 +17,12 @@ IndexList = Annotated[
     list[Annotated[int, between(0, MAX_INDICES)]], Field(min_length=1, fail_fast=True), max_items(MAX_INDICES)
 ]
 TargetText = Annotated[str, Field(min_length=1, max_length=MAX_TARGET_CHARS)]
-Position = Annotated[int, between(0, (1 << 31) - 1)]
 
 
 class TargetFields(Wire):
     """Which part of the answer is explained; the task decides which fields apply."""
 
-    label: Annotated[str | int, must_be("a label's name or its number")] | None = None
+    label: Annotated[str | Position, must_be("a label's name or its number")] | None = None
     start: Position | None = None
     end: Position | None = None
     token: Position | None = None

@@ -3,7 +3,7 @@
 Each is converted to one `Grammar`, which keeps the field's name for error messages.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Annotated, Any, ClassVar, Literal, Protocol
 
 import orjson
@@ -11,11 +11,12 @@ from pydantic import Field
 
 from ...core.errors import BadRequest
 from ...core.grammar import MAX_GRAMMAR_CHARS, MAX_REGEX_CHARS, Grammar
-from ...structured.grammar_child import subschemas
-from .dialect import EngineRequest, NeutralValues, Wire, max_chars, max_items, must_be, quote_json
+from ...structured.grammar_child import Steps, spell_steps, subschemas
+from .dialect import MAX_QUOTED_CHARS, EngineRequest, NeutralValues, Wire, max_chars, max_items, must_be, quote_json
 
 MAX_CHOICES, MAX_CHOICE_CHARS = 10_000, 4096
 MAX_PLACE_CHARS = 200  # of a place in a schema that a message repeats
+REQUIRED_RULE = "'required' is required to be supplied and to be an array including every key in properties."
 
 Regex = Annotated[str, Field(min_length=1), max_chars(MAX_REGEX_CHARS)]
 GrammarSource = Annotated[str, Field(min_length=1), max_chars(MAX_GRAMMAR_CHARS)]
@@ -117,13 +118,13 @@ def convert_format(format: ResponseFormat | TextFormat | StructuredOutputs | Tgi
             place = f"{field}.json_schema.schema"
             schema = schema_grammar(named.body, place, strict=named.strict) if named else None
             if named and says_strict(named):
-                check_strict_schema(named.body, place)
+                check_strict_schema(named.body, f"response_format {named.name!r}", place)
             return convert_typed(format.type, schema, f"{field}.json_schema")
         case TextFormat():
             place = f"{field}.schema"
             schema = schema_grammar(format.body, place, strict=format.strict) if format.body is not None else None
             if format.body and says_strict(format):
-                check_strict_schema(format.body, place)
+                check_strict_schema(format.body, f"response_format {format.name!r}", place)
             return convert_typed(format.type, schema, place)
         case StructuredOutputs():
             return convert_structured(format, field)
@@ -210,21 +211,61 @@ def says_strict(wire: StrictFields) -> bool:
     return wire.strict and "strict" in wire.model_fields_set
 
 
-def check_strict_schema(schema: dict[str, Any], field: str) -> None:
-    """Raises BadRequest, as OpenAI does, where a schema that is called strict allows keys that it does not name.
+def check_strict_schema(schema: dict[str, Any], subject: str, field: str) -> None:
+    """Raises BadRequest, with OpenAI's rules and words, where an object of a schema that is called strict has no
+    `additionalProperties: false`, or where its `required` is not the list of its `properties`.
 
-    Its size is checked before, since all of it is looked through.  OpenAI also demands `additionalProperties: false` in
-    each object, and all of its keys in `required`.  Without the former an object is closed anyway, and the latter is
-    not needed.
+    `subject` is what has the schema.  Its size is checked before, since all of it is looked through.
     """
-    left = [("", schema)]
-    while left:
-        place, part = left.pop()
+    for steps, part in walk_schemas(schema):
+        if problem := find_looseness(part):
+            context = repr(tuple(map(str, steps)))
+            if len(context) > MAX_PLACE_CHARS:
+                context = context[:MAX_PLACE_CHARS] + "..."
+            raise BadRequest(f"Invalid schema for {subject}: In context={context}, {problem}", param=field)
+
+
+def find_looseness(part: dict[str, Any]) -> str:
+    """Why an object may have other keys than those that its schema names, or fewer; empty if there is no reason."""
+    kind, named = part.get("type"), part.get("properties")
+    is_object = kind == "object" or (isinstance(kind, list) and "object" in kind)
+    if not is_object and not isinstance(named, dict) and "additionalProperties" not in part:
+        return ""
+    if part.get("additionalProperties") is not False:
+        return "'additionalProperties' is required to be supplied and to be false."
+    keys = dict.fromkeys(named) if isinstance(named, dict) else {}
+    required = part.get("required", [])
+    given = {key for key in required if isinstance(key, str)} if isinstance(required, list) else set[str]()
+    if lacking := next((key for key in keys if key not in given), None):
+        return f"{REQUIRED_RULE} Missing {quote_key(lacking)}."
+    if added := next((key for key in sorted(given) if key not in keys), None):
+        return f"{REQUIRED_RULE} Extra required key {quote_key(added)} supplied."
+    return ""
+
+
+def quote_key(key: str) -> str:
+    return repr(key if len(key) <= MAX_QUOTED_CHARS else key[:MAX_QUOTED_CHARS] + "...")
+
+
+def check_closed_schema(schema: dict[str, Any], field: str) -> None:
+    """Raises BadRequest, as Anthropic does, where a schema that is called strict allows keys that it does not name.
+
+    Its size is checked before.  Without `additionalProperties`, which Anthropic demands, an object is closed anyway.
+    """
+    for steps, part in walk_schemas(schema):
         if part.get("additionalProperties", False) is not False:
             message = "must be false, or left out, in a strict schema"
-            where = f"{field}{place[:MAX_PLACE_CHARS]}.additionalProperties"
+            where = f"{field}{spell_steps(steps)[:MAX_PLACE_CHARS]}.additionalProperties"
             raise BadRequest(f"{where}: {message}, got {quote_json(part['additionalProperties'])}", param=where)
-        left += ((place + step, inner) for step, inner in subschemas(part))
+
+
+def walk_schemas(schema: dict[str, Any]) -> Iterator[tuple[Steps, dict[str, Any]]]:
+    """`schema` and all schemas inside it, each with the steps to it, in their order."""
+    left: list[tuple[Steps, dict[str, Any]]] = [((), schema)]
+    while left:
+        steps, part = left.pop()
+        yield steps, part
+        left += reversed([((*steps, *more), inner) for more, inner in subschemas(part)])
 
 
 def choice_grammar(texts: Sequence[str], field: str) -> Grammar:

@@ -1,7 +1,7 @@
 """Options of tools and reasoning that several dialects have in common."""
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, Protocol
 
 from ...core.errors import BadRequest
 from ...text.generation_request import ToolDefinition, ToolOptions
@@ -12,18 +12,41 @@ from .response_formats import StrictFields, check_strict_schema, says_strict
 EFFORT_BUDGETS: Mapping[str, int] = {"minimal": 256, "low": 1024, "medium": 4096, "high": -1, "xhigh": -1, "max": -1}
 
 
+class FunctionFields(StrictFields, Protocol):
+    """A function in OpenAI's dialects."""
+
+    @property
+    def name(self) -> str: ...
+
+    @property
+    def description(self) -> str: ...
+
+    @property
+    def parameters(self) -> dict[str, Any]: ...
+
+
+def read_function(function: FunctionFields, place: str) -> ToolDefinition:
+    """`place` is the name of its object in the body.  Raises BadRequest if the schema is called strict and is not."""
+    name, schema, place = function.name, function.parameters, f"{place}.parameters"
+    tool = make_tool(name, function.description, schema, place, is_open=not function.strict)
+    if says_strict(function):
+        check_strict_schema(schema, f"function {name!r}", place)
+    return tool
+
+
 def make_tool(
-    name: str, description: str, schema: dict[str, Any], place: str, strictness: StrictFields | None = None
+    name: str, description: str, schema: dict[str, Any], place: str, *, is_open: bool = False
 ) -> ToolDefinition:
-    """`place` is the name of the arguments' schema in the body.  Arguments are always an object."""
+    """`place` is the name of the arguments' schema in the body.  Arguments are always an object.
+
+    Objects in them may have keys that the schema does not name if it `is_open`.
+    """
     if not schema:
         return ToolDefinition(name, description)
     kind = schema.get("type", "object")
     if kind != "object":
         raise BadRequest(f'{place}.type: must be "object", got {quote_json(kind)}', param=f"{place}.type")
-    if strictness and says_strict(strictness):
-        check_strict_schema(schema, place)
-    return ToolDefinition(name, description, schema, place, is_open=bool(strictness and not strictness.strict))
+    return ToolDefinition(name, description, schema, place, is_open=is_open)
 
 
 def check_tools(tools: ToolOptions, named: str) -> ToolOptions:

@@ -2,7 +2,7 @@
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any, cast
 
@@ -11,14 +11,13 @@ import orjson
 import pytest
 from fastapi import FastAPI, Request
 from fastapi.routing import APIRoute
-from starlette.routing import Route
 
 from polyhead.service.api.access.app_state import AppState
 from polyhead.service.api.access.auth import find_access_rule, required_access
 from polyhead.service.api.app import DIALECTS, find_dialect
 from polyhead.service.core import logs
 from polyhead.service.core.model import Model
-from tests.support.scripted import Connection, Registry, application, echo, model
+from tests.support.scripted import Connection, Registry, application, echo, model, routes
 
 GO_ON = {"model": "talker", "prompt": "The fox"}
 
@@ -67,12 +66,6 @@ def test_ids_of_clients_are_kept_if_they_are_safe(app: FastAPI, given: str, kept
 
 
 # Keys
-
-
-def routes(app: FastAPI) -> Iterator[Route]:
-    for route in app.routes:
-        found = getattr(route, "routes", None) or getattr(route, "original_router", None) or [route]
-        yield from getattr(found, "routes", found)
 
 
 def test_every_route_has_an_access_decision(app: FastAPI) -> None:

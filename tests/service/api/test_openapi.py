@@ -17,7 +17,10 @@ from hypothesis import strategies as st
 from schemathesis import Case, GenerationMode
 from schemathesis.checks import CHECKS
 
+from polyhead.service.api.shared.dialect import BodyDescription, inline_schema
+from polyhead.service.core.errors import BadRequest
 from tests.support.processes import Process
+from tests.support.scripted import Registry, application, echo, routes
 
 KEY, ADMIN = "a-client-s-key", "an-administrator-s-key"
 LONG, LONGEST = 4000, 20_000  # length of a schema from which cases take long to generate
@@ -110,3 +113,89 @@ def test_every_answer_is_described(served: str, session: requests.Session) -> No
             tried(operation, GenerationMode.NEGATIVE, forbidden, session, seen)
     assert seen.total() >= LEAST
     assert {200, 400, 404} <= set(seen)
+
+
+# The bounds of numbers
+
+NUMBERS = {"integer", "number"}
+Place = tuple[str | int, ...]
+
+
+def numbers_of(schema: Any, place: Place = ()) -> Iterator[tuple[Place, dict[str, Any]]]:
+    """The schemas of numbers anywhere in `schema`, and their places."""
+    if isinstance(schema, dict):
+        kinds = schema.get("type", ())
+        if NUMBERS & {kinds} if isinstance(kinds, str) else isinstance(kinds, list) and NUMBERS & set(kinds):
+            yield place, schema
+        for key, inner in schema.items():
+            yield from numbers_of(inner, (*place, key))
+    elif isinstance(schema, list):
+        for at, inner in enumerate(schema):
+            yield from numbers_of(inner, (*place, at))
+
+
+def test_every_number_of_the_description_has_bounds() -> None:
+    found = dict(numbers_of(application(Registry([], echo)).openapi()))
+    assert len(found) > 1000
+    unbounded = [
+        "/".join(map(str, place)) for place, schema in found.items() if not {"minimum", "maximum"} <= {*schema}
+    ]
+    assert not unbounded
+
+
+def least(schema: dict[str, Any]) -> Any:
+    """A small value that the schema allows."""
+    if "default" in schema:
+        return schema["default"]
+    if "const" in schema:
+        return schema["const"]
+    if "enum" in schema:
+        return schema["enum"][0]
+    for key in ("anyOf", "oneOf"):
+        if key in schema:
+            return least(schema[key][0])
+    match schema.get("type"):
+        case "object":
+            return {name: least(schema["properties"][name]) for name in schema.get("required", ())}
+        case "array":
+            return [least(schema["items"]) for _ in range(schema.get("minItems", 0))]
+        case "integer" | "number":
+            return schema["minimum"]
+        case "boolean":
+            return False
+        case _:
+            return "a" * max(schema.get("minLength", 1), 1)
+
+
+def values_at_bounds(schema: dict[str, Any]) -> Iterator[tuple[str, Any]]:
+    """Values that the schema allows, in each of which one number is at one of its bounds; and the name of its field."""
+    for key in ("anyOf", "oneOf"):
+        for each in schema.get(key, ()):
+            yield from values_at_bounds(each)
+    match schema.get("type"):
+        case "integer" | "number":
+            for bound in (schema["minimum"], schema["maximum"]):
+                yield "", int(bound) if schema["type"] == "integer" else bound
+        case "array":
+            yield from ((f"[0]{field}", [value]) for field, value in values_at_bounds(schema["items"]))
+        case "object":
+            whole = least(schema)
+            for name, inner in schema.get("properties", {}).items():
+                yield from ((f".{name}{field}", {**whole, name: value}) for field, value in values_at_bounds(inner))
+
+
+def test_no_body_is_refused_for_a_number_within_its_bounds() -> None:
+    """Each wire object of each route is read with each of its numbers at each of its bounds."""
+    described = [getattr(route, "openapi_extra", None) for route in routes(application(Registry([], echo)))]
+    bodies = [each for each in described if isinstance(each, BodyDescription)]
+    tried, refused = 0, list[tuple[str, str]]()
+    for kind in {kind for each in bodies for kind in (*each.kinds, *each.lines)}:
+        for field, body in values_at_bounds(inline_schema(kind)):
+            tried += 1
+            try:
+                kind.read(body)
+            except BadRequest as error:
+                if error.param == field.removeprefix("."):
+                    refused.append((kind.__name__, error.message))
+    assert tried > 800
+    assert not refused

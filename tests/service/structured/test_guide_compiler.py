@@ -261,6 +261,9 @@ OTHER = {"type": "object", "properties": {"b": {"type": "integer"}}}
         ({"type": "object", "properties": {}}, '{"b": 2}', False),
         (NAMED | {"additionalProperties": True}, '{"a": 1, "b": 2}', True),
         ({"type": "object"}, '{"b": 2}', True),
+        ({"type": "object"}, '{"b": 2, "b": 2}', True),  # no bound that nobody asked for
+        ({"type": "object", "maxProperties": 1}, '{"b": 2}', True),
+        ({"type": "object", "maxProperties": 1}, '{"b": 2, "c": 2}', False),
         ({"allOf": [NAMED, OTHER]}, '{"a": 1, "b": 2}', True),
         ({"$defs": {"x": NAMED}, "allOf": [{"$ref": "#/$defs/x"}, OTHER]}, '{"a": 1, "b": 2}', True),
         (NAMED | {"anyOf": [OTHER]}, '{"a": 1, "b": 2}', True),

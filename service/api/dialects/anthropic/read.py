@@ -12,12 +12,13 @@ from ....core.errors import BadRequest
 from ....core.grammar import Grammar
 from ....core.request import Sampling
 from ....text.chat_prompt import check_tool_size
-from ....text.generation_request import ChatMessages, GenerationRequest, ReasoningSettings, ToolOptions
+from ....text.generation_request import ChatMessages, GenerationRequest, ReasoningSettings, ToolDefinition, ToolOptions
 from ...shared.open_options import open_options
-from ...shared.response_formats import schema_grammar
+from ...shared.response_formats import check_closed_schema, says_strict, schema_grammar
 from ...shared.tool_options import EFFORT_BUDGETS, check_tools, make_tool
 from .wire import (
     AnthropicMessage,
+    AnthropicTool,
     Block,
     Conversation,
     CountRequest,
@@ -79,12 +80,15 @@ def read_output_format(wire: Conversation) -> Grammar | None:
     return schema_grammar(output_format.body, "output_config.format.schema") if output_format else None
 
 
+def read_tool(tool: AnthropicTool, place: str) -> ToolDefinition:
+    if says_strict(tool):
+        check_closed_schema(tool.input_schema, place)
+    return make_tool(tool.name, tool.description, tool.input_schema, place, is_open=not tool.strict)
+
+
 def read_anthropic_tools(wire: Conversation) -> ToolOptions:
     check_tool_size([each.input_schema for each in wire.tools], "tools")
-    tools = (
-        make_tool(each.name, each.description, each.input_schema, f"tools[{index}].input_schema", each)
-        for index, each in enumerate(wire.tools)
-    )
+    tools = (read_tool(each, f"tools[{index}].input_schema") for index, each in enumerate(wire.tools))
     choice = wire.tool_choice
     if (choice.type == "tool") != bool(choice.name):
         problem = "is required" if choice.type == "tool" else "only together"

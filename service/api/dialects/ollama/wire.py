@@ -20,7 +20,7 @@ INT32_LIMIT = 1 << 31
 MAX_MESSAGES, MAX_CALLS, MAX_TOOLS = 4096, 128, 128
 Int32 = Annotated[int, between(-INT32_LIMIT, INT32_LIMIT - 1)]
 KeepAlive = Annotated[
-    Annotated[str, Field(max_length=64)] | Annotated[int | float, between(-1e9, 1e9)],
+    Annotated[str, Field(max_length=64)] | Annotated[float, between(-1e9, 1e9)],
     must_be('a duration such as "5m", or a number of seconds'),
 ]
 Think = Annotated[
@@ -119,7 +119,7 @@ class OllamaGenerateRequest(OllamaGenerationRequest):
 class OllamaFunctionCall(Wire):
     name: str
     arguments: dict[str, Any] = Field(default_factory=dict)
-    index: int = 0  # no effect: the order of the list counts
+    index: Int32 = 0  # no effect: the order of the list counts
     description: str = ""
 
 

@@ -24,7 +24,7 @@ def write_chat(call: CompletionInfo, answers: Sequence[AnswerDelta]) -> dict[str
         {
             "index": index,
             "message": write_message_object(answer.parts),
-            "logprobs": write_chat_logprobs(answer.logprobs),
+            "logprobs": write_chat_logprobs(answer.logprobs) if call.include_logprobs else None,
             **finish_fields(answer),
         }
         for index, answer in enumerate(answers)
@@ -85,7 +85,7 @@ def write_chunk(
     tokens: Sequence[TokenLogprobs] = (),
     ending: Mapping[str, Any] = UNFINISHED,
 ) -> dict[str, Any]:
-    choice = {"index": index, "delta": fields, "logprobs": write_chat_logprobs(tokens), **ending}
+    choice = {"index": index, "delta": fields, "logprobs": write_chat_logprobs(tokens) if tokens else None, **ending}
     return add_null_usage(call, write_completion_object(call, "chat.completion.chunk", [choice]))
 
 
@@ -98,8 +98,8 @@ def prompt_fields(answer: AnswerDelta) -> dict[str, Any]:
     return {"prompt_logprobs": write_prompt_logprobs(answer.prompt_logprobs)}
 
 
-def write_chat_logprobs(tokens: Sequence[TokenLogprobs]) -> dict[str, Any] | None:
-    return {"content": write_logprobs(tokens), "refusal": None} if tokens else None
+def write_chat_logprobs(tokens: Sequence[TokenLogprobs]) -> dict[str, Any]:
+    return {"content": write_logprobs(tokens), "refusal": None}
 
 
 def chat_usage(cost: Usage, reasoning: int) -> dict[str, Any]:

@@ -7,7 +7,7 @@ from pydantic import BeforeValidator, Field, model_validator
 from pydantic_core import PydanticCustomError
 
 from ....core.errors import BadRequest
-from ...shared.dialect import Wire, max_items
+from ...shared.dialect import Position, Wire, max_items
 from ...shared.json_body import check_arguments, read_arguments
 from ...shared.tagged_unions import read_type
 
@@ -67,7 +67,7 @@ class ChatToolCall(Wire):
     id: str = ""
     type: Literal["function"] = "function"
     function: CalledFunction
-    index: int = 0  # ignored: chunks of a stream have it, and some clients send it back
+    index: Position = 0  # ignored: chunks of a stream have it, and some clients send it back
 
 
 class ChatMessage(Wire):

@@ -82,7 +82,7 @@ async def answer_completion(request: Request, wire: CompletionRequest) -> Respon
         check_explain_enabled(request)
     echo_texts = await read_echoes(request, wire) if wire.echo else ()
     model = record_model(request, authorized_models(request).resolve(wire.model, ["generate"]))
-    call = replace(make_info("cmpl", wire, model), echoes=echo_texts, echo_logprobs=wire.logprobs >= 0)
+    call = replace(make_info("cmpl", wire, model), echoes=echo_texts, include_logprobs=wire.logprobs >= 0)
     answers = await generation_calls.start_answers(request, wire, model, generation, call.id)
     if wire.stream:
         return await EventStream.open(encode_events(stream_completion(request, call, answers), stream_writer(request)))
@@ -90,7 +90,7 @@ async def answer_completion(request: Request, wire: CompletionRequest) -> Respon
 
     def write() -> dict[str, Any]:
         return write_completion(
-            call, pieces if call.echo_logprobs else [replace(piece, logprobs=()) for piece in pieces]
+            call, pieces if call.include_logprobs else [replace(piece, logprobs=()) for piece in pieces]
         )
 
     if options is not None:
@@ -119,7 +119,7 @@ async def read_echoes(request: Request, wire: CompletionRequest) -> tuple[str, .
 @add_post_routes(router, "/v1/chat/completions", ChatRequest, "Answer a conversation.")
 async def answer_chat(request: Request, wire: ChatRequest) -> Response:
     model = record_model(request, authorized_models(request).resolve(wire.model, ["generate"]))
-    call = make_info("chatcmpl", wire, model)
+    call = replace(make_info("chatcmpl", wire, model), include_logprobs=wire.logprobs)
     generation = read_chat(wire)
     answers = await generation_calls.start_answers(request, wire, model, generation, call.id)
     if wire.stream:

@@ -8,10 +8,10 @@ from pydantic_core import PydanticCustomError
 
 from ....core.errors import BadRequest
 from ....text.chat_prompt import check_tool_size
-from ....text.generation_request import ReasoningSettings, ToolDefinition, ToolOptions
+from ....text.generation_request import ReasoningSettings, ToolOptions
 from ...shared.dialect import NeutralValues, Wire, between, max_items, must_be
 from ...shared.tagged_unions import read_type
-from ...shared.tool_options import EFFORT_BUDGETS, check_tool_names, make_tool
+from ...shared.tool_options import EFFORT_BUDGETS, check_tool_names, read_function
 
 MAX_TOOLS = 128
 Effort = Literal["", "none", "minimal", "low", "medium", "high", "xhigh", "max"]
@@ -77,7 +77,7 @@ AUTO_CHOICE = ChatToolChoice(type="auto")
 def read_tools(definitions: Sequence[FunctionTool], choice: ChatToolChoice, *, parallel: bool) -> ToolOptions:
     """Raises BadRequest for tools and choice that do not fit together."""
     check_tool_size([each.function.parameters for each in definitions], "tools")
-    tools = tuple(read_tool(each.function, f"tools[{index}].function") for index, each in enumerate(definitions))
+    tools = tuple(read_function(each.function, f"tools[{index}].function") for index, each in enumerate(definitions))
     check_tool_names([each.name for each in tools], "tools[{}].function.name")
     if not tools and choice.type not in ("none", "auto"):
         raise BadRequest("tool_choice: only together with tools", param="tool_choice")
@@ -86,10 +86,6 @@ def read_tools(definitions: Sequence[FunctionTool], choice: ChatToolChoice, *, p
         if name not in {each.name for each in tools}:
             raise BadRequest(f"{place}: no tool is called {name!r}", param=place)
     return ToolOptions(tools, kind, frozenset(only.values()), parallel)
-
-
-def read_tool(function: ToolFunction, place: str) -> ToolDefinition:
-    return make_tool(function.name, function.description, function.parameters, f"{place}.parameters", function)
 
 
 def read_choice(choice: ChatToolChoice) -> tuple[Literal["none", "auto", "required"], dict[str, str]]:

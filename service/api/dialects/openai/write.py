@@ -31,7 +31,7 @@ class CompletionInfo:
     include_usage: bool = False  # streams: the last chunk has the usage
     answers_per_prompt: int = 1  # answers to each prompt
     echoes: tuple[str, ...] = ()  # the prompts, if they are repeated in the answers
-    echo_logprobs: bool = False  # log-probabilities of the echoed prompt, too
+    include_logprobs: bool = False  # those of the tokens, and of an echoed prompt
     include_prompt_logprobs: bool = False  # the prompt's log-probabilities are returned separately
 
 
@@ -87,8 +87,10 @@ def write_text_choice(call: CompletionInfo, index: int, piece: AnswerDelta, *, f
         echo = call.echoes[index // call.answers_per_prompt]
         tokens = tuple(replace(each, offset=each.offset + len(echo)) for each in tokens)
         if first:
-            text, tokens = echo + text, (*(piece.prompt_logprobs if call.echo_logprobs else ()), *tokens)
-    logprobs, stop = write_text_logprobs(tokens), {"stop_reason": piece.stop} if piece.stop != "" else {}
+            text, tokens = echo + text, (*(piece.prompt_logprobs if call.include_logprobs else ()), *tokens)
+    # an answer without a token has empty lists
+    logprobs = write_text_logprobs(tokens) if tokens or (call.include_logprobs and first) else None
+    stop = {"stop_reason": piece.stop} if piece.stop != "" else {}
     choice = {"index": index, "text": text, "logprobs": logprobs, "finish_reason": piece.finish or None, **stop}
     return choice | (
         {"prompt_logprobs": write_prompt_logprobs(piece.prompt_logprobs)}
@@ -97,10 +99,8 @@ def write_text_choice(call: CompletionInfo, index: int, piece: AnswerDelta, *, f
     )
 
 
-def write_text_logprobs(tokens: Sequence[TokenLogprobs]) -> dict[str, Any] | None:
+def write_text_logprobs(tokens: Sequence[TokenLogprobs]) -> dict[str, Any]:
     """The log-probabilities as parallel lists.  The sampled token is always among the top tokens."""
-    if not tokens:
-        return None
     return {
         "tokens": map_lazily(lambda each: each.token.text, tokens),
         "token_logprobs": map_lazily(lambda each: each.token.logprob, tokens),

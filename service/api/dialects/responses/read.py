@@ -17,7 +17,7 @@ from ...shared.dialect import Wire
 from ...shared.json_body import check_arguments, read_arguments
 from ...shared.open_options import open_options
 from ...shared.response_formats import convert_format
-from ...shared.tool_options import EFFORT_BUDGETS, check_tools, make_tool
+from ...shared.tool_options import EFFORT_BUDGETS, check_tools, read_function
 from .wire import (
     LOGPROBS,
     MAX_ITEMS,
@@ -64,10 +64,7 @@ def read_response_sampling(wire: ResponseRequest) -> Sampling:
 
 def read_response_tools(wire: ResponseRequest) -> ToolOptions:
     check_tool_size([each.parameters for each in wire.tools], "tools")
-    tools = (
-        make_tool(each.name, each.description, each.parameters, f"tools[{index}].parameters", each)
-        for index, each in enumerate(wire.tools)
-    )
+    tools = (read_function(each, f"tools[{index}]") for index, each in enumerate(wire.tools))
     choice, only, field = read_tool_choice(wire.tool_choice)
     return check_tools(ToolOptions(tuple(tools), choice, only, wire.parallel_tool_calls), field)
 

@@ -25,6 +25,7 @@ from polyhead.service.config.keys import SCOPES, Key
 from polyhead.service.core.errors import Forbidden, PolyheadError, Unavailable
 from polyhead.service.core.model import LoadState, Model
 from polyhead.service.runtime.model_resolver import ModelResolver
+from tests.support import scripted
 from tests.support.scripted import Connection, Registry, application, ask, echo, model
 from tests.support.steps import count_steps
 
@@ -64,10 +65,8 @@ def app(served: list[Model], tmp_path: Path) -> FastAPI:
 
 def routes(app: FastAPI) -> Iterator[tuple[str, Route]]:
     """Every route, once for each method."""
-    for route in app.routes:
-        found = getattr(route, "routes", None) or getattr(route, "original_router", None) or [route]
-        for each in getattr(found, "routes", found):
-            yield from ((method, each) for method in sorted(each.methods or ()))
+    for route in scripted.routes(app):
+        yield from ((method, route) for method in sorted(route.methods or ()))
 
 
 def asked(app: FastAPI, *calls: tuple[str, str, dict[str, str]]) -> list[httpx.Response]:

@@ -1,8 +1,12 @@
 """Fields for structured answers in every dialect."""
 
-from typing import Any
+from typing import Any, Literal
 
+import orjson
 import pytest
+from openai import pydantic_function_tool
+from openai.lib._parsing._completions import type_to_response_format_param
+from pydantic import BaseModel
 
 from polyhead.service.api.dialects.openai.wire import ChatRequest, CompletionRequest, read_chat, read_completion
 from polyhead.service.api.shared.response_formats import StructuredOutputs, TextFormat, TgiGrammar, convert_format
@@ -122,3 +126,77 @@ def test_fields_of_other_dialects() -> None:
         convert_format(TgiGrammar.read({"type": "json_schema", "value": {"schema": {}, "strict": 3}}), "grammar")
     assert error.value.param == "grammar.value.strict"
     assert convert_format(StructuredOutputs(), "structured_outputs") is None
+
+
+def objects(**properties: Any) -> dict[str, Any]:
+    return {"type": "object", "properties": properties, "required": [*properties], "additionalProperties": False}
+
+
+CLOSED = "'additionalProperties' is required to be supplied and to be false."
+REQUIRED = "'required' is required to be supplied and to be an array including every key in properties."
+TEXT = {"type": "string"}
+MAYBE = {"anyOf": [{"type": "null"}, {"type": "object", "properties": {"a": TEXT}, "additionalProperties": False}]}
+
+
+@pytest.mark.parametrize(
+    ("schema", "words"),
+    [
+        ({"type": "object"}, f"(), {CLOSED}"),
+        ({"properties": {}}, f"(), {CLOSED}"),
+        ({"type": ["object", "null"]}, f"(), {CLOSED}"),
+        (objects(a=TEXT, b=TEXT) | {"required": ["a"]}, f"(), {REQUIRED} Missing 'b'."),
+        (objects(a=TEXT) | {"required": "a"}, f"(), {REQUIRED} Missing 'a'."),
+        (objects(a=TEXT) | {"required": ["a", "c"]}, f"(), {REQUIRED} Extra required key 'c' supplied."),
+        (objects(a=objects(b={"type": "object"})), f"('properties', 'a', 'properties', 'b'), {CLOSED}"),
+        (objects(a={"type": "array", "items": {"type": "object"}}), f"('properties', 'a', 'items'), {CLOSED}"),
+        (objects(a=MAYBE), f"('properties', 'a', 'anyOf', '1'), {REQUIRED} Missing 'a'."),
+        (objects(a={"$ref": "#/$defs/A"}) | {"$defs": {"A": {"type": "object"}}}, f"('$defs', 'A'), {CLOSED}"),
+        (objects() | {"additionalProperties": {}}, f"(), {CLOSED}"),
+    ],
+)
+def test_a_schema_that_is_called_strict_and_is_not_is_refused_in_the_words_of_openai(
+    schema: dict[str, Any], words: str
+) -> None:
+    def ask(**strictness: bool) -> list[dict[str, Any]]:
+        named = {"name": "x", "schema": schema} | strictness
+        function = {"name": "x", "parameters": schema} | strictness
+        tools = [{"type": "function", "function": function}]
+        return [{"response_format": {"type": "json_schema", "json_schema": named}}, {"tools": tools}]
+
+    fields = ("response_format.json_schema.schema", "tools[0].function.parameters")
+    for asked, field, subject in zip(ask(strict=True), fields, ("response_format", "function"), strict=True):
+        if field.startswith("tools") and schema.get("type", "object") != "object":
+            continue  # refused for its type
+        with pytest.raises(BadRequest) as error:
+            read_chat(ChatRequest.read(TALK | asked))
+        assert error.value.message == f"Invalid schema for {subject} 'x': In context={words}"
+        assert error.value.param == field
+    if schema.get("type", "object") == "object":
+        for asked in (*ask(), *ask(strict=False)):
+            read_chat(ChatRequest.read(TALK | asked))
+
+
+class Part(BaseModel):
+    size: int
+    note: str | None = None
+
+
+class Whole(BaseModel):
+    parts: list[Part]
+    kind: Literal["a", "b"] = "a"
+
+
+def test_schemas_that_the_official_client_makes_of_classes_are_strict() -> None:
+    made = {"response_format": type_to_response_format_param(Whole), "tools": [pydantic_function_tool(Whole)]}
+    read = read_chat(ChatRequest.read(TALK | made))
+    assert read.grammar is not None
+    assert '"strict":true' in orjson.dumps(made).decode()
+
+
+def test_long_names_in_a_schema_that_is_not_strict_are_shortened() -> None:
+    schema = objects(**{"a" * 4000: {"type": "object"}})
+    for given in (schema, objects(**{"b" * 4000: TEXT}) | {"required": []}):
+        asked = {"type": "json_schema", "name": "x", "schema": given, "strict": True}
+        with pytest.raises(BadRequest) as error:
+            convert_format(TextFormat.read(asked), "text.format")
+        assert len(error.value.message) < 400

@@ -300,6 +300,22 @@ def test_logprobs_in_both_shapes(app: FastAPI, models: list[Model]) -> None:
     assert content[0]["top_logprobs"][0] == {key: content[0][key] for key in ("token", "logprob", "bytes")}
 
 
+def test_an_answer_without_a_token_has_empty_logprobs_where_they_are_requested(models: list[Model]) -> None:
+    app, _ = scripting(models, Done("stop", 1, 0))
+    asked = GO_ON | {"logprobs": 2}
+    older, chat, streamed, without = ask(
+        app,
+        ("/v1/completions", asked),
+        ("/v1/chat/completions", TALK | {"logprobs": True}),
+        ("/v1/completions", asked | {"stream": True}),
+        ("/v1/completions", GO_ON),
+    )
+    empty: dict[str, Any] = {"tokens": [], "token_logprobs": [], "top_logprobs": [], "text_offset": []}
+    assert older.json()["choices"][0]["logprobs"] == sse(streamed)[0]["choices"][0]["logprobs"] == empty
+    assert chat.json()["choices"][0]["logprobs"] == {"content": [], "refusal": None}
+    assert without.json()["choices"][0]["logprobs"] is None
+
+
 def test_tokens_with_incomplete_characters_are_returned_as_bytes(models: list[Model]) -> None:
     halves = [GeneratedToken(event.id, -1.0) for event in token_events("🙂", models[0].tokenizer)]
     app, _ = scripting(models, *halves, Done("stop", 1, len(halves)))

@@ -1,7 +1,7 @@
 """Tools, reasoning and answer prefixes in OpenAI's chat: reading and writing."""
 
 import json
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +10,7 @@ import pytest
 
 from polyhead.models.chat import ChatTemplate
 from polyhead.service.api.dialects.openai.wire import ChatRequest, read_chat
-from polyhead.service.api.shared import tool_options
+from polyhead.service.api.shared import response_formats
 from polyhead.service.core.errors import BadRequest
 from polyhead.service.core.model import Model
 from polyhead.service.core.request import Done, Event, Generate, GeneratedToken, Request
@@ -19,6 +19,7 @@ from tests.support.scripted import Registry, application, ask, echo, model, toke
 
 PATH = "/v1/chat/completions"
 CITY = {"type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"]}
+STRICT = {"required": ["a"], "additionalProperties": False}
 WEATHER = {"type": "function", "function": {"name": "weather", "description": "Tells it.", "parameters": CITY}}
 NOW = {"type": "function", "function": {"name": "now"}}
 TALK = {"model": "talker", "messages": [{"role": "user", "content": "Hi"}]}
@@ -306,14 +307,19 @@ def test_schemas_that_are_too_large_together_are_not_looked_through(
     tiny_generator: Path, path: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A schema that is called strict is searched for objects that are open, all of it in one turn of the event loop."""
-    searched = list[str]()
-    monkeypatch.setattr(tool_options, "check_strict_schema", lambda _, place: searched.append(place))
+    searched, walk = list[dict[str, Any]](), response_formats.walk_schemas
+
+    def count(schema: dict[str, Any]) -> Iterator[tuple[tuple[str | int, ...], dict[str, Any]]]:
+        searched.append(schema)
+        return walk(schema)
+
+    monkeypatch.setattr(response_formats, "walk_schemas", count)
     asked: dict[str, Any] = {"model": "talker", "max_tokens": 1, "messages": [{"role": "user", "content": "a"}]}
     if path == "/v1/responses":
         asked = {"model": "talker", "input": "a"}
 
     def tools(size: int) -> list[dict[str, Any]]:
-        schema = {"type": "object", "properties": {"a": {"enum": ["a" * size]}}}
+        schema = {"type": "object", "properties": {"a": {"enum": ["a" * size]}}} | STRICT
         found: list[dict[str, Any]] = [{"name": name, "strict": True} for name in "ab"]
         if path == "/v1/messages":
             return [each | {"input_schema": schema} for each in found]

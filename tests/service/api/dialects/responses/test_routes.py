@@ -22,7 +22,8 @@ from tests.support.dialogue_templates import QWEN3
 from tests.support.scripted import TEMPLATE, Registry, application, ask, echo, model, token_events
 
 ASK: dict[str, Any] = {"model": "talker", "input": "Hi"}
-TOOL = {"type": "function", "name": "find", "description": "d", "parameters": {"type": "object"}, "strict": True}
+FREE = {"type": "object", "properties": {}, "additionalProperties": False}
+TOOL = {"type": "function", "name": "find", "description": "d", "parameters": FREE, "strict": True}
 CALL = '{"name": "find", "arguments": {"q": "größer"}}'
 CALLED = {"type": "function_call", "call_id": "c1", "name": "find", "arguments": '{"q": "x"}'}
 RETURNED = {"type": "function_call_output", "call_id": "c1", "output": "y"}
