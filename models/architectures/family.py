@@ -136,11 +136,11 @@ def keep_family(family: "Family", hf: Json) -> "Family":  # noqa: ARG001
 @dataclass(frozen=True)
 class Family:
     """How checkpoints of one `model_type` are read. `prefix` is the base model's name in front of the weights' names.
-    `drop` matches names of weights that are not used. `variant` returns the family as a configuration needs it: with
-    other names of weights, or another conversion. `published_classes` are classes that checkpoints name in `auto_map`
-    and that compute what this family does, beside those of `heads`. `rotates_share`: the share of a head's features
-    that `partial_rotary_factor` names is rotated; `rope_by_layer`: `rope_parameters` has an object for each type of
-    layers. See models.checkpoint.rotation_fields."""
+    `drop` matches names of weights that are not used, `transposed` those of matrices that are stored [in, out].
+    `variant` returns the family as a configuration needs it: with other names of weights, or another conversion.
+    `published_classes` are classes that checkpoints name in `auto_map` and that compute what this family does, beside
+    those of `heads`. `rotates_share`: the share of a head's features that `partial_rotary_factor` names is rotated;
+    `rope_by_layer`: `rope_parameters` has an object for each type of layers. See models.checkpoint.rotation_fields."""
 
     name: str
     prefix: str
@@ -149,6 +149,7 @@ class Family:
     heads: Mapping[str, HeadSpec]
     convert: Callable[[str, Tensor], NamedTensors] = field(default=keep_weight)
     drop: str = r"$^"
+    transposed: str = r"$^"
     variant: Callable[["Family", Json], "Family"] = field(default=keep_family)
     published_classes: frozenset[str] = frozenset()
     rotates_share: bool = False
