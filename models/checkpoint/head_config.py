@@ -231,10 +231,11 @@ def choose_score_activation(parts: FolderParts, labels: int) -> ScoreActivation:
     extra = parts.config.get("sentence_transformers")
     if has_modules(parts.root) and (newer := read_json(parts.root / PROMPTS, {}).get("activation_fn")):
         return read_activation(parts.root / PROMPTS, newer)
-    has_newer = isinstance(extra, dict) and "activation_fn" in extra
-    chosen = extra["activation_fn"] if has_newer else parts.config.get(OLDER_ACTIVATION)
-    if chosen:
-        return read_activation(parts.path / "config.json", chosen, "activation_fn" if has_newer else OLDER_ACTIVATION)
+    field, fields = OLDER_ACTIVATION, parts.config
+    if isinstance(extra, dict) and "activation_fn" in extra:
+        field, fields = "activation_fn", extra
+    if chosen := fields.get(field):
+        return read_activation(parts.path / "config.json", chosen, field)
     problem = parts.config.get("problem_type")
     if problem == "regression" and labels > 1:
         return "none"
