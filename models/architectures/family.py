@@ -73,6 +73,35 @@ def last_token_scoring(_: Json) -> LabelScoring:
     return LabelScoring(pooling="last")
 
 
+# `pad_token_id` where a configuration has none, by `model_type`; of all other types there is none then.
+PADDING = {
+    **dict.fromkeys(("gemma", "gemma2", "gemma3", "gemma3_text", "cohere_compass_text"), 0),
+    **dict.fromkeys(("hunyuan_v1_dense", "hunyuan_v1_moe"), 0),
+    **dict.fromkeys(("biogpt", "olmo", "olmo2", "olmo3", "opt", "seed_oss"), 1),
+    **dict.fromkeys(("ministral3", "mistral4"), 11),
+    **dict.fromkeys(("glm", "glm4"), 151_329),
+    "helium": 3,
+    "modernbert-decoder": 50_283,
+    "phi3": 32_000,
+    "smollm3": 128_004,
+}
+
+
+def read_padding(hf: Json) -> int | None:
+    """The padding token of a causal network. A text's last token is the last one that is not this: transformers finds
+    it by its number, so one that belongs to the text counts as padding too. UnsupportedError if it is no number."""
+    fields: Json = hf.get("text_config") or hf
+    found = fields.get("pad_token_id", PADDING.get(fields.get("model_type", hf.get("model_type", ""))))
+    if found is not None and type(found) is not int:
+        raise UnsupportedError(f"pad_token_id is {show_value(found)}, which should be the number of a token")
+    return found
+
+
+def score_last_token(hf: Json) -> LabelScoring:
+    """Scores of the last token that is not padding, without a layer before them."""
+    return LabelScoring(pooling="last", activation="none", bias=False, padding=read_padding(hf))
+
+
 CLASSIFICATION_HEAD = (
     (r"^classification_head\.dense\.", "head.dense."),
     (r"^classification_head\.out_proj\.", "head.out."),
@@ -80,9 +109,7 @@ CLASSIFICATION_HEAD = (
 SCORE = ((r"^score\.", "head.out."),)
 TAG_HEAD = HeadSpec("tag", ((r"^classifier\.", "head.out."),), direct_scoring)
 SPAN_HEAD = HeadSpec("span", ((r"^qa_outputs\.", "head.out."),), direct_scoring)
-LAST_TOKEN_HEAD = HeadSpec(
-    "classify", SCORE, lambda _: LabelScoring(pooling="last", activation="none", bias=False)
-)  # of causal networks: only the last token sees all others
+LAST_TOKEN_HEAD = HeadSpec("classify", SCORE, score_last_token)  # only the last token sees all others
 SCORE_TAG_HEAD = HeadSpec(
     "tag", SCORE, lambda hf: LabelScoring(activation="none", bias=bool(hf.get("token_classification_bias", True)))
 )
@@ -109,11 +136,11 @@ def keep_family(family: "Family", hf: Json) -> "Family":  # noqa: ARG001
 @dataclass(frozen=True)
 class Family:
     """How checkpoints of one `model_type` are read. `prefix` is the base model's name in front of the weights' names.
-    `drop` matches names of weights that are not used. `variant` returns the family as a configuration needs it: with
-    other names of weights, or another conversion. `published_classes` are classes that checkpoints name in `auto_map`
-    and that compute what this family does, beside those of `heads`. `rotates_share`: the share of a head's features
-    that `partial_rotary_factor` names is rotated; `rope_by_layer`: `rope_parameters` has an object for each type of
-    layers. See models.checkpoint.rotation_fields."""
+    `drop` matches names of weights that are not used, `transposed` those of matrices that are stored [in, out].
+    `variant` returns the family as a configuration needs it: with other names of weights, or another conversion.
+    `published_classes` are classes that checkpoints name in `auto_map` and that compute what this family does, beside
+    those of `heads`. `rotates_share`: the share of a head's features that `partial_rotary_factor` names is rotated;
+    `rope_by_layer`: `rope_parameters` has an object for each type of layers. See models.checkpoint.rotation_fields."""
 
     name: str
     prefix: str
@@ -122,6 +149,7 @@ class Family:
     heads: Mapping[str, HeadSpec]
     convert: Callable[[str, Tensor], NamedTensors] = field(default=keep_weight)
     drop: str = r"$^"
+    transposed: str = r"$^"
     variant: Callable[["Family", Json], "Family"] = field(default=keep_family)
     published_classes: frozenset[str] = frozenset()
     rotates_share: bool = False

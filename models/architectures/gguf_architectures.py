@@ -212,8 +212,6 @@ def read_gpt2(fields: Json, shapes: Shapes) -> Json:
 
 def read_bert(fields: Json, shapes: Shapes) -> Json:
     """The configuration of BERT, and of RoBERTa and DistilBERT, which the converter writes as BERT."""
-    if fields.get("attention.causal"):
-        raise UnsupportedError("attention.causal: only the bidirectional form of this family is known")
     return {
         "vocab_size": shapes["token_embd.weight"][0],
         "hidden_size": fields["embedding_length"],

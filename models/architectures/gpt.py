@@ -5,7 +5,7 @@ from typing import Literal
 from ..core.errors import UnsupportedError, show_value
 from ..network.model_config import ModelConfig
 from .family import LAST_TOKEN_HEAD, Family, HeadSpec, Json
-from .gpt2 import RENAMES, convert_weight
+from .gpt2 import RENAMES, TRANSPOSED, convert_weight
 
 # The values of `afn` in its configuration.
 GPT_ACTIVATIONS: dict[str, Literal["gelu_tanh", "silu", "relu"]] = {
@@ -47,5 +47,6 @@ GPT = Family(
         "OpenAIGPTForSequenceClassification": LAST_TOKEN_HEAD,
     },
     convert=convert_weight,
+    transposed=TRANSPOSED,
     drop=r"^lm_head\.|\.attn\.bias$|^position_ids$",
 )

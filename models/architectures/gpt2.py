@@ -23,9 +23,12 @@ RENAMES = (
 )
 
 
+TRANSPOSED = r"\.(c_attn|c_proj|c_fc)\.weight$"
+
+
 def convert_weight(name: str, tensor: Tensor) -> NamedTensors:
     """Transpose the matrices, and split the fused one of query, key and value."""
-    if re.search(r"\.(c_attn|c_proj|c_fc)\.weight$", name):
+    if re.search(TRANSPOSED, name):
         tensor = tensor.t()
     if ".attn.c_attn." in name:
         parts = zip(("query", "key", "value"), tensor.chunk(3), strict=True)
@@ -68,6 +71,7 @@ GPT2 = Family(
         "GPT2ForQuestionAnswering": SPAN_HEAD,
     },
     convert=convert_weight,
+    transposed=TRANSPOSED,
     drop=r"^lm_head\.|\.attn\.(bias|masked_bias)$",
 )
 GPT_SW3 = replace(GPT2, name="gpt-sw3")

@@ -16,6 +16,7 @@ from .family import (
     NamedTensors,
     activation_name,
     layer_numbers,
+    read_padding,
     read_rope,
     read_sizes,
     read_windowed_layers,
@@ -105,8 +106,9 @@ def decoder_config(hf: Json) -> ModelConfig:
 
 
 def last_scoring(hf: Json) -> LabelScoring:
-    """Scores of the last token, which have a bias only with `classifier_bias`."""
-    return replace(token_scoring(hf), pooling="last", bias=bool(hf.get("classifier_bias", False)))
+    """Scores of the last token that is not padding, which have a bias only with `classifier_bias`."""
+    bias = bool(hf.get("classifier_bias", False))
+    return replace(token_scoring(hf), pooling="last", bias=bias, padding=read_padding(hf))
 
 
 def scoring_config(hf: Json) -> LabelScoring:

@@ -110,7 +110,13 @@ def read_config(dialect: GgufArchitecture, fields: Json, entries: Mapping[str, T
     if SHORT_FACTORS in entries:
         hf["rope_parameters"] |= read_short_factors(entries[SHORT_FACTORS], hf, fields)
         hf[ORIGINAL] = hf["rope_parameters"][ORIGINAL]
-    return FAMILIES[dialect.family].config(hf)
+    config = FAMILIES[dialect.family].config(hf)
+    causal = fields.get("attention.causal")
+    if causal is not None and causal is not config.causal:
+        seen = "before them only" if config.causal else "after them too"
+        message = f"attention.causal is {show_value(causal)}, and tokens of this architecture see those {seen}"
+        raise UnsupportedError(message)
+    return config
 
 
 def read_short_factors(entry: TensorEntry, hf: Json, fields: Json) -> Json:

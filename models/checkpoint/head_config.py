@@ -61,6 +61,7 @@ MAX_PROMPTS = 256
 MAX_PROMPT_LENGTH = 4096  # characters; it is put before every text
 MAX_LABEL_CHARACTERS = 4 << 20  # characters of all labels
 CROSS_ENCODER_ACTIVATIONS: dict[str, ScoreActivation] = {"Identity": "none", "Sigmoid": "sigmoid", "Softmax": "softmax"}
+OLDER_ACTIVATION = "sbert_ce_default_activation_function"  # in sentence-transformers before 4.0
 log = getLogger(__name__)
 
 
@@ -228,22 +229,24 @@ def check_characters(field: str, text: str, most: int, file: str) -> None:
 def choose_score_activation(parts: FolderParts, labels: int) -> ScoreActivation:
     """How scores become probabilities, as in transformers' pipeline and sentence-transformers' CrossEncoder."""
     extra = parts.config.get("sentence_transformers")
-    chosen = extra.get("activation_fn") if isinstance(extra, dict) else None
     if has_modules(parts.root) and (newer := read_json(parts.root / PROMPTS, {}).get("activation_fn")):
         return read_activation(parts.root / PROMPTS, newer)
-    if chosen:
-        return read_activation(parts.path / "config.json", chosen)
+    field, fields = OLDER_ACTIVATION, parts.config
+    if isinstance(extra, dict) and "activation_fn" in extra:
+        field, fields = "activation_fn", extra
+    if chosen := fields.get(field):
+        return read_activation(parts.path / "config.json", chosen, field)
     problem = parts.config.get("problem_type")
     if problem == "regression" and labels > 1:
         return "none"
     return "sigmoid" if labels == 1 or problem == "multi_label_classification" else "softmax"
 
 
-def read_activation(file: Path, chosen: object) -> ScoreActivation:
-    """The function that an `activation_fn` of sentence-transformers names."""
+def read_activation(file: Path, chosen: object, field: str = "activation_fn") -> ScoreActivation:
+    """The function that a field of sentence-transformers names."""
     name = chosen.rpartition(".")[2] if isinstance(chosen, str) else ""
     if name not in CROSS_ENCODER_ACTIVATIONS:
-        message = f"activation_fn {show_value(chosen)} is not known; known are {', '.join(CROSS_ENCODER_ACTIVATIONS)}"
+        message = f"{field} {show_value(chosen)} is not known; known are {', '.join(CROSS_ENCODER_ACTIVATIONS)}"
         raise UnsupportedError(message, file=str(file))
     return CROSS_ENCODER_ACTIVATIONS[name]
 

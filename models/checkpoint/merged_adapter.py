@@ -19,6 +19,7 @@ from torch import Tensor
 from ..architectures import Family, HeadSpec, rename_weight
 from ..core.errors import CheckpointError, UnsupportedError, show_value, truncate
 from ..core.turns import convert_by_parts
+from .adapter_targets import AdaptedModules, check_target_settings
 from .folder_files import FolderParts, JsonObject, read_json
 from .hub import is_id
 from .module_patterns import MAX_PATTERN_LENGTH, UnsupportedPattern, matches, parse_pattern
@@ -35,7 +36,10 @@ TASKS = {
     "CAUSAL_LM": "generate",
     "FEATURE_EXTRACTION": "embed",
 }
-OVERLAY_FIELDS = ("id2label", "label2id", "num_labels", "problem_type", "sentence_transformers")
+OVERLAY_FIELDS = (
+    *("id2label", "label2id", "num_labels", "problem_type", "sentence_transformers"),
+    "sbert_ce_default_activation_function",
+)
 # Settings that do not change the merged weights: those of training, or of the adapter's placement.
 IGNORED_SETTINGS = (
     *("alpha_pattern", "auto_mapping", "base_model_name_or_path", "bias", "ensure_weight_tying", "eva_config"),
@@ -78,7 +82,7 @@ class PatternSteps:
         """UnsupportedError when more than MAX_PATTERN_STEPS are spent."""
         self._left -= count
         if self._left < 0:
-            message = "rank_pattern and alpha_pattern take too long to be matched with all modules"
+            message = "its patterns and lists of modules take too long to be matched with all modules"
             raise UnsupportedError(f"{message}; merge the adapter with peft", file=str(self._file))
 
 
@@ -188,6 +192,7 @@ def check_adapter_settings(file: Path, settings: JsonObject) -> None:
                 f"{key} is {show_value(value)}, which plain LoRA does not have; merge it with peft and load the result"
             )
             raise UnsupportedError(message, file=str(file))
+    check_target_settings(file, settings)
     for key in ("rank_pattern", "alpha_pattern"):
         check_patterns(file, key, settings.get(key))
 
@@ -273,6 +278,7 @@ def merge_entries(adapter: Adapter, family: Family, base: Mapping[str, TensorEnt
     known = {strip_prefix(family, name): name for name in base}
     entries, changed = dict(base), dict[str, TensorEntry]()
     steps = PatternSteps(adapter.path / CONFIG)
+    modules = AdaptedModules(adapter.settings, steps.spend)
     for name, entry in adapter.saved.items():
         add_once(changed, strip_prefix(family, name), entry)
         entries[known.get(strip_prefix(family, name), name)] = entry
@@ -283,7 +289,11 @@ def merge_entries(adapter: Adapter, family: Family, base: Mapping[str, TensorEnt
             message = f"the base has no tensor {module}.weight to merge it into"
             raise CheckpointError(message, file=str(pair[0].file), tensor=pair[0].name)
         scale = lora_scale(adapter, module, pair[0].shape[0], steps)
-        transposed = bool(adapter.settings.get("fan_in_fan_out"))
+        if field := modules.find_exclusion(module):
+            message = f"{field} leaves {module} out, so peft would not use this; remove it, or change {CONFIG}"
+            raise UnsupportedError(message, file=str(pair[0].file), tensor=pair[0].name)
+        # Not by fan_in_fan_out, which peft sets itself by the kind of the base's module.
+        transposed = bool(re.search(family.transposed, strip_prefix(family, f"{module}.weight")))
         entries[place] = build_merged_entry(base[place], pair, scale, transposed=transposed)
     return entries
 

@@ -31,15 +31,15 @@ def ignore_steps(count: int) -> None:
     """The default of `spend`: does nothing."""
 
 
-def matches(pattern: str, module: str, spend: Callable[[int], None] = ignore_steps) -> bool:
-    """Whether the pattern matches the module's whole name, or what follows one of the name's dots, as in PEFT. Raises
-    UnsupportedPattern.
+def matches(pattern: str, module: str, spend: Callable[[int], None] = ignore_steps, *, whole: bool = False) -> bool:
+    """Whether the pattern matches the module's whole name, or what follows one of the name's dots, as in PEFT. With
+    `whole`: only the whole name. Raises UnsupportedPattern.
 
     `spend` is called with the number of positions before a part is applied to them, and may raise.
     """
     suffixes = {0, *(index + 1 for index, character in enumerate(module) if character == ".")}
     for anchored, parts in parse_pattern(pattern):
-        places = {0} if anchored else suffixes
+        places = {0} if anchored or whole else suffixes
         for part in parts:
             spend(len(places))
             places = _part_ends(part, module, places)

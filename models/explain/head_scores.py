@@ -12,7 +12,7 @@ from torch.nn import functional as F
 from ..core.decision_prompt import PROMPT_KINDS
 from ..network.decision_heads import DecisionHead
 from ..network.encoder_decoder import EncoderDecoder
-from ..network.heads import LanguageHead, MaskHead, Pooler, SequenceHead, TokenHead
+from ..network.heads import LanguageHead, MaskHead, Pooler, SequenceHead, TokenHead, count_read_tokens
 from ..network.label_heads import TextLabelHead
 from ..recurrent.recurrent_network import RecurrentTranslator
 from .explain_types import ExplanationRequest, InputTokens
@@ -43,6 +43,7 @@ class GoalReader:
             return similarity(self.head, states, self.compared_vector).expand(-1, len(self.rows))
         if isinstance(self.head, RowReadingHead):
             return label_scores(self.head, states, self.text)[:, self.columns]
+        states = states[:, : count_read_tokens(self.head, self.text.tokens)]
         rows, matrix, bias = final_product(self.head, states, self.rows)  # [N, C, W]
         values = (rows * matrix[self.columns]).sum(dim=-1)
         values = values if bias is None else values + bias[self.columns]

@@ -18,7 +18,7 @@ from ..core.errors import UnsupportedError
 from ..network.attention import Attention
 from ..network.cache import MemoryView
 from ..network.encoder_decoder import EncoderDecoder, SharedTextTransformer
-from ..network.heads import Pooler, SequenceHead
+from ..network.heads import Pooler, SequenceHead, count_read_tokens
 from ..network.ragged import RaggedBatch
 from ..network.transformer import Transformer
 from ..recurrent.recurrent_network import RecurrentTranslator
@@ -163,6 +163,7 @@ class InstrumentedNetwork:
         if isinstance(self.head, head_scores.RowReadingHead):
             return head_scores.label_scores(self.head, states, text)
         needed = [0] if isinstance(self.head, SequenceHead) else list(rows or range(len(text.tokens)))
+        states = states[:, : count_read_tokens(self.head, text.tokens)]
         some, matrix, bias = head_scores.final_product(self.head, states, needed)
         return F.linear(some[0], matrix, bias)
 

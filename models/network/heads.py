@@ -67,6 +67,7 @@ class LabelScoring:
     `activation` follows a dense layer, and a norm follows it; "none": there is no dense layer. `width`: outputs of the
     dense layer; 0: as many as inputs. With `returns` a second dense layer, with the same activation, leads from there
     back to the width of states. `bias` is that of the scores. With `pools_last` these layers come before the pooling.
+    `padding` is the token that is not read at the end of a text, whoever wrote it there; None: there is none.
     `two_labels` are those of a token whose one score is for the second of them; the first one's is zero.
     """
 
@@ -79,6 +80,7 @@ class LabelScoring:
     returns: bool = False
     pools_last: bool = False
     two_labels: tuple[str, str] | None = None
+    padding: int | None = None
 
 
 DIRECT_SCORING = LabelScoring(activation="none")
@@ -216,12 +218,34 @@ class Pooler(nn.Module):
         return F.normalize(raw, dim=-1) if self.normalise else raw
 
 
+def count_read_tokens(head: object, tokens: Sequence[int]) -> int:
+    """How many tokens of a text a head reads: those up to the last that is not its padding. One at least, as in
+    transformers' classifiers on causal networks."""
+    padding, count = getattr(head, "padding", None), len(tokens)
+    if padding is None:
+        return count
+    while count and tokens[count - 1] == padding:
+        count -= 1
+    return max(count, 1)
+
+
+def read_rows(head: object, texts: Sequence[Sequence[int]]) -> tuple[list[int], list[int]]:
+    """The rows that a head reads of concatenated texts, and the start of each text among them."""
+    rows, starts, first = list[int](), [0], 0
+    for tokens in texts:
+        rows += range(first, first + count_read_tokens(head, tokens))
+        starts.append(len(rows))
+        first += len(tokens)
+    return rows, starts
+
+
 class SequenceHead(ScoredStates):
     """A score per label from a text's pooled state, through a dense layer (Devlin et al. 2019) or directly."""
 
     def __init__(self, config: ModelConfig, labels: int, scoring: LabelScoring, closing: ScoreActivation) -> None:
         super().__init__(config, scoring)
         self.pooler, self.pools_last = Pooler(scoring.pooling, normalise=False), scoring.pools_last
+        self.padding = scoring.padding
         self.out = nn.Linear(self.inner_width, labels, bias=scoring.bias)
         self.score_activation = closing
 

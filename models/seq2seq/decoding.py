@@ -175,7 +175,9 @@ def mask_logprobs(logprobs: Tensor, generated: Sequence[Sequence[int]], config: 
     logprobs[:, list(config.banned_tokens)] = float("-inf")
     if length <= config.min_tokens:
         logprobs[:, stops] = float("-inf")
-    only = config.forced_first if length == 1 else config.forced_last if length == config.max_tokens else ()
+    only = config.forced_first if length == 1 else ()
+    if length == config.max_tokens and config.forced_last:  # also of one token, as in transformers
+        only = config.forced_last
     if only:
         logprobs = torch.full_like(logprobs, float("-inf"))
         logprobs[:, list(only)] = 0.0

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from tokenizers import AddedToken, Tokenizer, processors
+from tokenizers import AddedToken, Tokenizer, normalizers, processors
 
 from ..core import files
 from ..core.errors import CheckpointError, UnsupportedError, show_value
@@ -29,6 +29,7 @@ from .vocabulary import (
     run_build,
     word_end_merges,
     word_piece_backend,
+    word_piece_normalizer,
 )
 
 _ROLES = ("bos_token", "eos_token", "pad_token", "unk_token", "cls_token", "sep_token", "mask_token")
@@ -58,6 +59,20 @@ _QWEN2 = dict.fromkeys(("eos_token", "unk_token", "pad_token"), "<|endoftext|>")
 _GPT = {"unk_token": "<unk>"}
 _MARIAN = {"eos_token": "</s>", "pad_token": "<pad>", "unk_token": "<unk>"}
 
+# The classes of transformers that make BERT's normalizer themselves, and the networks that have one of them where no
+# class is named. The networks of the third list are read by the file alone.
+_BERT_CLASSES = frozenset(
+    f"{name}Tokenizer"
+    for name in (
+        *("Bert", "ConvBert", "DistilBert", "Electra", "LayoutLM", "Lxmert", "MobileBert", "MPNet", "Splinter"),
+        "SqueezeBert",
+    )
+)
+_BERT_TYPES = frozenset(
+    ("bert", "distilbert", "electra", "ernie", "megatron-bert", "mobilebert", "mpnet", "nomic_bert", "squeezebert")
+)
+_FILE_TYPES = frozenset(("modernbert", "modernbert-decoder"))
+
 
 @dataclass(frozen=True)
 class _Settings:
@@ -81,6 +96,9 @@ class _Settings:
 def read_vocabulary(folder: Path) -> Vocabulary:
     """The vocabulary in `folder`. CheckpointError names the file that is missing, unreadable or invalid."""
     settings = _read_settings(folder)
+    if settings.other.get("split_special_tokens"):
+        message = "split_special_tokens is true: special tokens that a text spells are always read as such here"
+        raise UnsupportedError(message, file=str(folder / "tokenizer_config.json"))
     if (folder / "tokenizer.json").is_file():
         backend = _read_tokenizer_json(folder, settings)
     elif (folder / "vocab.txt").is_file():
@@ -182,6 +200,9 @@ def _read_tokenizer_json(folder: Path, settings: _Settings) -> Tokenizer:
     # both lengths, and nothing is padded.
     backend.no_truncation()
     backend.no_padding()
+    if isinstance(backend.normalizer, normalizers.BertNormalizer) and _has_bert_class(folder, settings):
+        where = str(folder / "tokenizer_config.json")
+        backend.normalizer = run_build(lambda: word_piece_normalizer(_word_piece_options(settings)), where)
     _add_tokens(backend, settings, folder)
     _apply_boundary_settings(backend, settings)
     return backend
@@ -198,13 +219,30 @@ def _apply_boundary_settings(backend: Tokenizer, settings: _Settings) -> None:
         add_boundary_tokens(backend, *(pieces[end] if needed[end] else "" for end in ("bos", "eos")))
 
 
-def _read_vocab_txt(folder: Path, settings: _Settings) -> Tokenizer:
-    path = folder / "vocab.txt"
-    pieces = {line.rstrip("\r"): index for index, line in enumerate(_read_text(path).removesuffix("\n").split("\n"))}
-    words = WordPieceOptions(
+def _word_piece_options(settings: _Settings) -> WordPieceOptions:
+    """How BERT's tokenizers normalize text, by tokenizer_config.json."""
+    return WordPieceOptions(
         lowercase=bool(settings.other.get("do_lower_case", True)),
         strip_accents=settings.other.get("strip_accents"),
         chinese=bool(settings.other.get("tokenize_chinese_chars", True)),
+    )
+
+
+def _has_bert_class(folder: Path, settings: _Settings) -> bool:
+    """Whether transformers reads the folder as one of BERT's tokenizers, whose normalizer follows from
+    tokenizer_config.json and not from tokenizer.json."""
+    config = _read_json(folder / "config.json")
+    name, kind = settings.other.get("tokenizer_class") or config.get("tokenizer_class"), str(config.get("model_type"))
+    if name is None:
+        return kind in _BERT_TYPES
+    return isinstance(name, str) and name.removesuffix("Fast") in _BERT_CLASSES and kind not in _FILE_TYPES
+
+
+def _read_vocab_txt(folder: Path, settings: _Settings) -> Tokenizer:
+    path = folder / "vocab.txt"
+    pieces = {line.rstrip("\r"): index for index, line in enumerate(_read_text(path).removesuffix("\n").split("\n"))}
+    words = replace(
+        _word_piece_options(settings),
         unknown=settings.piece("unk_token"),
         first=settings.piece("cls_token"),
         separator=settings.piece("sep_token"),

@@ -17,6 +17,7 @@ from polyhead.models.checkpoint import Checkpoint
 from polyhead.models.core.errors import ModelError, UnsupportedError
 from polyhead.models.explain.explain_types import AttentionPart, InputTokens
 from polyhead.models.explain.instrumented_network import InstrumentedNetwork
+from polyhead.models.network.heads import count_read_tokens
 
 from . import explain_figures as figures
 from . import labelled_files as labelled
@@ -143,8 +144,9 @@ class HeadAblation:
         reduced: list[Any] = [None] * len(owners)
         for indexes, texts in self._batches:
             states = self.instrumented.states(texts)
-            for index, each in zip(indexes, states, strict=True):
-                reduced[index] = self.metric.reduce_states(owners[index][0], each)
+            for index, text, each in zip(indexes, texts, states, strict=True):
+                read = each[: count_read_tokens(self.instrumented.head, text.tokens)]
+                reduced[index] = self.metric.reduce_states(owners[index][0], read)
         sums, at = [], 0
         for sample in self.samples:
             sums.append(self.metric.sample_sums(sample, reduced[at : at + len(sample.texts)]))

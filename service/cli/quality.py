@@ -26,6 +26,7 @@ from polyhead.models.executors.contract import StateUse, StepInput
 from polyhead.models.executors.torch_executor import TorchExecutor
 from polyhead.models.native.native_executor import NativeExecutor
 from polyhead.models.native.packed_network import PackHooks, free_weights
+from polyhead.models.network.heads import read_rows
 from polyhead.models.tokenizer import Encoding
 
 from ..config.settings import Settings, read_settings
@@ -295,7 +296,8 @@ def run_batch(loaded: Checkpoint, executor: NativeExecutor | TorchExecutor, step
     out, states = out.cpu(), states.cpu()
     if loaded.task == "generate":
         return [ModelOutput(out.clone())], states
-    return apply_head(loaded, out, starts), states
+    shown, starts = read_rows(loaded.head, [passage.tokens for passage in step])
+    return apply_head(loaded, out[shown], starts), states
 
 
 def batch_segments(step: TextBatch) -> list[int] | None:

@@ -23,6 +23,7 @@ from torch import Tensor
 from polyhead.models.core.label_prompt import MAX_LABELS
 from polyhead.models.core.turns import YieldTurn, keep_turn
 from polyhead.models.executors.contract import Executor, StepInput, step_in_turns
+from polyhead.models.network.heads import count_read_tokens
 from polyhead.models.network.lora import Lora
 
 from ..core.errors import BadRequest, StepFailed
@@ -385,7 +386,7 @@ class EncoderWorker:
             shown: Sequence[int] = []
             starts = [0] * (len(members) + 1)
             if not heads.reads_no_states(members[0]):
-                shown, counts = select_rows(members, rows.starts[first])
+                shown, counts = select_rows(members, rows.starts[first], heads.texts[heads.default_form])
                 starts = list(accumulate(counts, initial=0))
                 first += len(members)
             readings, first_row = list[Reading](), len(rows.output_rows)
@@ -485,16 +486,18 @@ def pack_texts(requests: list[Encode]) -> StepInput:
     )
 
 
-def select_rows(requests: list[Encode], start: int) -> tuple[Sequence[int], list[int]]:
-    """The rows that heads see of texts whose first row is `start`, and how many they are of each text."""
-    if not any(request.rows for request in requests):
-        counts = [len(request.tokens) for request in requests]
+def select_rows(requests: list[Encode], start: int, head: OutputHead) -> tuple[Sequence[int], list[int]]:
+    """The rows that `head`, and those beside it, see of texts whose first row is `start`, and how many they are of each
+    text."""
+    read = [request.rows or range(count_read_tokens(head, request.tokens)) for request in requests]
+    counts, lengths = [len(rows) for rows in read], [len(request.tokens) for request in requests]
+    if counts == lengths:
         return range(start, start + sum(counts)), counts
     shown: list[int] = []
-    for request in requests:
-        shown += [start + row for row in request.rows or range(len(request.tokens))]
-        start += len(request.tokens)
-    return shown, [len(request.rows or request.tokens) for request in requests]
+    for rows, length in zip(read, lengths, strict=True):
+        shown += [start + row for row in rows]
+        start += length
+    return shown, counts
 
 
 def is_ascending(numbers: tuple[int, ...]) -> bool:

@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 
 from polyhead.models.core.errors import UnsupportedError
 from polyhead.models.explain import Explanation, ExplanationRequest, InputTokens, InstrumentedNetwork, Share, explain
+from polyhead.models.network.heads import count_read_tokens
 
 from ..core.errors import BadRequest, StepFailed
 from ..core.request import (
@@ -223,7 +224,8 @@ class ExplainWorker:
         attributions = tuple(
             Attribution(to_memoryview(each.values), each.score, each.baseline) for each in found.attributions
         )
-        rows = self._head.needed_rows([0, len(request.tokens)])[0] if self._head is not None else []
+        count = count_read_tokens(self._head, request.tokens)
+        rows = self._head.needed_rows([0, count])[0] if self._head is not None else []
         return [ExplanationResult(weights, attributions, tuple(rows)), Done("explained", request.prompt_tokens)]
 
     def _remove(self, handle: RequestHandle) -> None:

@@ -13,6 +13,7 @@ from torch.nn import functional as F
 
 from polyhead.models.checkpoint import Checkpoint
 from polyhead.models.executors.contract import Executor
+from polyhead.models.network.heads import read_rows
 from polyhead.service.core.request import Encode
 from polyhead.service.engine.encoder_worker import pack_texts
 from tests.support import checkpoints
@@ -85,8 +86,9 @@ def head_output(loaded: Checkpoint, executor: Executor, texts: Sequence[Any] = T
     head: Any = loaded.head
     encodings = loaded.tokenizer.encode_batch(list(texts))
     rows = pack_texts([Encode("text", tuple(e.ids), segments=tuple(e.segments)) for e in encodings])
-    expected, starts = head.needed_rows(rows.starts)
-    rows.output_rows.extend(expected)
+    read, starts = read_rows(head, [encoding.ids for encoding in encodings])
+    expected, starts = head.needed_rows(starts)
+    rows.output_rows.extend(read[row] for row in expected)
     out: Tensor = head(executor.step(rows), starts)
     return out
 

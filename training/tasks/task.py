@@ -8,13 +8,13 @@ import math
 import random
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from itertools import accumulate
 from typing import Any, Generic, Literal, Protocol, TypeVar
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from polyhead.models.network.heads import read_rows
 from polyhead.models.network.ragged import RaggedBatch
 from polyhead.models.network.transformer import Transformer
 
@@ -133,7 +133,8 @@ def batch_states(network: Transformer, batch: TaskBatch) -> Tensor:
 
 def choice_scores(head: nn.Module, states: Tensor, batch: TaskBatch) -> Tensor:
     """Return scores [choices, options] from a batch's states [T, W]."""
-    raw: Tensor = head(states, list(accumulate(map(len, batch.sequences), initial=0)))
+    rows, starts = read_rows(head, batch.sequences)
+    raw: Tensor = head(states if len(rows) == len(states) else states[rows], starts)
     if batch.rows_are_scores:
         raw = F.pad(raw.reshape(-1, 1), (0, 0, 0, 1), value=-math.inf)
     selected = raw[torch.tensor(batch.rows, device=raw.device)]

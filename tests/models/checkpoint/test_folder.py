@@ -171,12 +171,27 @@ def test_input_limits(tiny_embedder: Path, tiny_classifier: Path, tmp_path: Path
         ({"problem_type": "regression"}, "none"),
         ({"problem_type": None}, "softmax"),
         ({"sentence_transformers": {"activation_fn": "torch.nn.modules.linear.Identity"}}, "none"),
+        ({"sbert_ce_default_activation_function": "torch.nn.modules.linear.Identity"}, "none"),
+        ({"sbert_ce_default_activation_function": "torch.nn.modules.activation.Sigmoid"}, "sigmoid"),
+        (
+            {
+                "sentence_transformers": {"activation_fn": "torch.nn.modules.activation.Sigmoid"},
+                "sbert_ce_default_activation_function": "torch.nn.modules.linear.Identity",
+            },
+            "sigmoid",
+        ),
     ],
 )
 def test_the_score_activation_is_that_of_the_checkpoint(
     tiny_classifier: Path, tmp_path: Path, changes: dict[str, Any], activation: str
 ) -> None:
     assert load(str(edited(tiny_classifier, tmp_path / "c", **changes))).head.score_activation == activation
+
+
+def test_an_unknown_older_score_activation_is_refused_by_name(tiny_classifier: Path, tmp_path: Path) -> None:
+    folder = edited(tiny_classifier, tmp_path / "c", sbert_ce_default_activation_function="torch.nn.Tanh")
+    with pytest.raises(UnsupportedError, match=r"sbert_ce_default_activation_function 'torch\.nn\.Tanh' is not known"):
+        load(str(folder))
 
 
 def test_labels_are_ordered_by_their_ids(tiny_classifier: Path, tmp_path: Path) -> None:

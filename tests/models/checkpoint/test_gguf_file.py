@@ -251,6 +251,14 @@ def test_other_rerankers_are_refused(tmp_path: Path) -> None:
         load(str(path))
 
 
+def test_an_encoder_whose_tokens_see_those_before_them_only_is_refused(tmp_path: Path) -> None:
+    path, *_ = reranker(tmp_path, torch.randn(1, 32), **{"attention.causal": True})
+    with pytest.raises(
+        UnsupportedError, match=r"attention\.causal is True, and tokens of this .* see those after them"
+    ):
+        load(str(path))
+
+
 def test_named_chat_templates_are_read(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     own = gguf_files.decoder_metadata(llama().config)[".tokenizer.chat_template"]
     tools = {".tokenizer.chat_templates": ["tool_use"], ".tokenizer.chat_template.tool_use": own + "{# tools #}"}
@@ -389,6 +397,7 @@ def test_wrong_and_missing_tensors_are_named(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("metadata", "message"),
     [
+        ({"attention.causal": False}, r"attention\.causal is False, and tokens of this .* see those before them only"),
         ({"expert_count": 8}, "expert_count 8"),
         ({"rope.scaling.type": "ntk", "rope.scaling.factor": 4.0}, "rope.scaling.type 'ntk'"),
         ({"rope.dimension_count": 8}, "rope.dimension_count 8"),

@@ -360,5 +360,5 @@ def test_the_steps_of_all_patterns_on_all_modules_are_bounded(
     edit(adapter, alpha_pattern={f".*aa.*{number}": 3 for number in range(merged_adapter.MAX_PATTERNS)})
     describe_source(f"{base}+{adapter}")
     monkeypatch.setattr(merged_adapter, "MAX_PATTERN_STEPS", 2 * merged_adapter.MAX_PATTERNS)
-    with pytest.raises(UnsupportedError, match=r"adapter_config\.json.*alpha_pattern take too long.*all modules"):
+    with pytest.raises(UnsupportedError, match=r"adapter_config\.json.*patterns .*take too long.*all modules"):
         describe_source(f"{base}+{adapter}")

@@ -82,6 +82,9 @@ def test_limits_forced_and_banned_tokens(beams: int) -> None:
         chain, SOURCES, replace(plain, forced_first=(4,), max_tokens=3, forced_last=(END,), min_tokens=2)
     ):
         assert (with_stop_token(answer)[0], answer.stop_token, len(answer.tokens)) == (4, END, 2)
+    for first in ((), (4,)):  # the only token is the last one
+        one = replace(plain, forced_first=first, max_tokens=1, forced_last=(END,))
+        assert [with_stop_token(answer) for answer in generate(chain, SOURCES, one)] == [[END]] * 4
     for answer in generate(chain, SOURCES, replace(plain, banned_tokens=(2, 3))):
         assert not {2, 3} & set(answer.tokens)
     for answer in generate(chain, SOURCES, replace(plain, no_repeat_ngram=1, min_tokens=4, max_tokens=5)):

@@ -20,7 +20,7 @@ from polyhead.models.core.errors import CheckpointError, EncodingError, Unsuppor
 from polyhead.models.tokenizer import MAX_MEAN_GROWTH, Encoding, Tokenizer, gguf_vocabulary, patterns
 from polyhead.models.tokenizer.gguf_vocabulary import CONTROL, NORMAL, UNKNOWN, USER_DEFINED
 from polyhead.models.tokenizer.token_text import TokenSpelling, byte_alphabet
-from polyhead.models.tokenizer.vocabulary import Vocabulary
+from polyhead.models.tokenizer.vocabulary import Vocabulary, WordPieceOptions, word_piece_backend
 
 CORPUS = [
     "Hello world, the quick brown fox jumps over the lazy dog. It's 2024, we'll see; they're 12345 years old!",
@@ -402,6 +402,49 @@ def test_vocab_txt_equals_the_reference(config: dict[str, Any], tmp_path: Path) 
     ours = Tokenizer.from_folder(folder)
     equal(ours, transformers.BertTokenizer(vocab=vocab, **config), [*TEXTS, *PAIRS])
     assert (ours.pad_id, ours.vocab_size) == (0, len(vocab))
+
+
+NORMALIZER_TEXTS = ["Hello WORLD caf\u00e9", "\u65e5\u672c \u8a9e", "na\u00efve Fox \u65e5", "the hello\u200bworld"]
+NORMALIZERS: list[dict[str, Any]] = [
+    {},
+    {"do_lower_case": False},
+    {"do_lower_case": False, "strip_accents": True},
+    {"strip_accents": False},
+    {"tokenize_chinese_chars": False},
+]
+
+
+@pytest.mark.parametrize("changes", NORMALIZERS, ids=str)
+@pytest.mark.parametrize("cased", [False, True])
+@pytest.mark.parametrize(
+    ("name", "kind"),
+    [
+        *(("BertTokenizer", kind) for kind in ("bert", "nomic_bert", "modernbert")),
+        *((name, "bert") for name in ("BertTokenizerFast", "ElectraTokenizer", "TokenizersBackend", None)),
+        *((name, "distilbert") for name in ("DistilBertTokenizerFast", "PreTrainedTokenizerFast", None)),
+    ],
+)
+def test_the_settings_of_bert_are_stronger_than_its_tokenizer_json(
+    name: str | None, kind: str, cased: bool, changes: dict[str, Any], tmp_path: Path
+) -> None:
+    """Where transformers makes the normalizer itself, tokenizer.json does not decide how texts are normalized."""
+    pieces = {piece: index for index, piece in enumerate(word_pieces())}
+    word_piece_backend(pieces, WordPieceOptions(lowercase=not cased, chinese=not cased)).save(
+        str(tmp_path / "tokenizer.json")
+    )
+    named = {f"{role}_token": f"[{role.upper()}]" for role in ("unk", "cls", "sep", "pad", "mask")}
+    named |= {"tokenizer_class": name} if name else {}
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps({**named, **changes}))
+    (tmp_path / "config.json").write_text(json.dumps({"model_type": kind}))
+    theirs = transformers.AutoTokenizer.from_pretrained(tmp_path)
+    ours = Tokenizer.from_folder(tmp_path)
+    assert [ours.encode(text).ids for text in NORMALIZER_TEXTS] == theirs(NORMALIZER_TEXTS)["input_ids"]
+
+
+def test_special_tokens_that_are_read_as_text_are_refused(tmp_path: Path) -> None:
+    folder = word_piece_folder(tmp_path, split_special_tokens=True)
+    with pytest.raises(UnsupportedError, match=r"tokenizer_config\.json: split_special_tokens is true"):
+        Tokenizer.from_folder(folder)
 
 
 def test_tokenizer_json_equals_the_reference_and_is_never_cut_or_padded(tmp_path: Path) -> None:
