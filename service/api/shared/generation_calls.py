@@ -8,6 +8,9 @@ from typing import Any
 
 from fastapi import Request
 
+from polyhead.models.chat.template_functions import value_size
+
+from ...concurrency.thread_pool import WorkInfo
 from ...concurrency.time_slices import TakeTurn, iterate_in_slices, split_in_slices, yield_turn
 from ...core.errors import BadRequest, BodyTooLarge, NotFound, Overloaded
 from ...core.model import Model, name_model_in_errors
@@ -19,8 +22,10 @@ from ...text.chat_prompt import expected_output, fit_chat, ignores_reasoning, pa
 from ...text.event_source import EventReader
 from ...text.generation_request import ChatMessages, GenerationRequest
 from ...text.stop_strings import StopRules
+from ...text.tokenization import text_length
 from ..access.authorized_models import ModelLookup
 from .dialect import EngineRequest, answer_threads, call_submitter, read_terms, request_context, server, turn_taker
+from .json_body import SCAN_BYTES
 from .streaming import INLINE_BYTES, PartsResponse, dump_chunks, dumps, json_weight
 
 PART_SCORES = 32  # cost of a part without log-probabilities, in log-probabilities
@@ -42,7 +47,7 @@ async def start_answers(
     """
     with name_model_in_errors(model):
         is_chat = isinstance(generation.prompts[0], ChatMessages) if generation.prompts else False
-        fitted = fit_conversation(request, generation, model) if is_chat else generation
+        fitted = await fit_conversation(request, generation, model) if is_chat else generation
         prepared = set_cache_salt(request, set_default_length(request, fitted))
     requests = await read_prompts(request, model, prepared, call, read_terms(request, wire))
     stops = StopRules(prepared.stops, prepared.stop_tokens, prepared.keep_stop)
@@ -53,9 +58,15 @@ async def start_answers(
     return answers
 
 
-def fit_conversation(request: Request, generation: GenerationRequest, model: Model) -> GenerationRequest:
-    """`fit_chat`; a header of the response names an option of reasoning that the model's template does not know."""
-    fitted = fit_chat(generation, model)
+async def fit_conversation(request: Request, generation: GenerationRequest, model: Model) -> GenerationRequest:
+    """`fit_chat`, on a thread where there is much to write; a header of the response names an option of reasoning that
+    the model's template does not know.
+    """
+    tools = sum(value_size(tool.parameters) + len(tool.description) for tool in generation.tools.offered)
+    size, fit = tools + sum(map(text_length, generation.prompts)), partial(fit_chat, generation, model)
+    threads, owner = server(request).request_threads, request_context(request).owner
+    work = WorkInfo("reading the conversation", threads, owner, max(size, 1))
+    fitted = fit() if size <= SCAN_BYTES else await threads.run(fit, work)
     if ignores_reasoning(generation, model):
         request_context(request).ignored.append(generation.reasoning.field)
     return fitted

@@ -11,11 +11,10 @@ from pydantic import Field
 
 from ...core.errors import BadRequest
 from ...core.grammar import MAX_GRAMMAR_CHARS, MAX_REGEX_CHARS, Grammar
-from ...structured.grammar_child import subschemas
+from ...structured.grammar_child import Place, subschemas, write_place
 from .dialect import EngineRequest, NeutralValues, Wire, max_chars, max_items, must_be, quote_json
 
 MAX_CHOICES, MAX_CHOICE_CHARS = 10_000, 4096
-MAX_PLACE_CHARS = 200  # of a place in a schema that a message repeats
 
 Regex = Annotated[str, Field(min_length=1), max_chars(MAX_REGEX_CHARS)]
 GrammarSource = Annotated[str, Field(min_length=1), max_chars(MAX_GRAMMAR_CHARS)]
@@ -217,14 +216,14 @@ def check_strict_schema(schema: dict[str, Any], field: str) -> None:
     each object, and all of its keys in `required`.  Without the former an object is closed anyway, and the latter is
     not needed.
     """
-    left = [("", schema)]
+    left: list[tuple[Place | None, dict[str, Any]]] = [(None, schema)]
     while left:
         place, part = left.pop()
         if part.get("additionalProperties", False) is not False:
             message = "must be false, or left out, in a strict schema"
-            where = f"{field}{place[:MAX_PLACE_CHARS]}.additionalProperties"
+            where = f"{field}{write_place(place)}.additionalProperties"
             raise BadRequest(f"{where}: {message}, got {quote_json(part['additionalProperties'])}", param=where)
-        left += ((place + step, inner) for step, inner in subschemas(part))
+        left += ((Place(place, step), inner) for step, inner in subschemas(part))
 
 
 def choice_grammar(texts: Sequence[str], field: str) -> Grammar:

@@ -1,11 +1,18 @@
 """Fields for structured answers in every dialect."""
 
+import tracemalloc
 from typing import Any
 
 import pytest
 
 from polyhead.service.api.dialects.openai.wire import ChatRequest, CompletionRequest, read_chat, read_completion
-from polyhead.service.api.shared.response_formats import StructuredOutputs, TextFormat, TgiGrammar, convert_format
+from polyhead.service.api.shared.response_formats import (
+    StructuredOutputs,
+    TextFormat,
+    TgiGrammar,
+    check_strict_schema,
+    convert_format,
+)
 from polyhead.service.core.errors import BadRequest
 from polyhead.service.core.grammar import Grammar
 from tests.support.schemas import NAMED_CITY
@@ -122,3 +129,15 @@ def test_fields_of_other_dialects() -> None:
         convert_format(TgiGrammar.read({"type": "json_schema", "value": {"schema": {}, "strict": 3}}), "grammar")
     assert error.value.param == "grammar.value.strict"
     assert convert_format(StructuredOutputs(), "structured_outputs") is None
+
+
+def test_a_long_key_of_a_strict_schema_is_kept_once_for_all_parts_below_it() -> None:
+    """Where each part has a text with its whole place, this takes 40 MB."""
+    schema = {"properties": {"x" * 20_000: {"anyOf": [{} for _ in range(2000)]}}}
+    tracemalloc.start()
+    try:
+        check_strict_schema(schema, "schema")
+        _, most = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert most < 3_000_000
