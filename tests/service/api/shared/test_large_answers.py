@@ -130,7 +130,7 @@ def test_available_tokens_are_detokenised_in_slices(generator: Model, monkeypatc
 
 def test_the_scores_of_a_prompt_are_processed_in_slices(generator: Model, monkeypatch: pytest.MonkeyPatch) -> None:
     turns = TurnCounter()
-    monkeypatch.setattr(Detokenizer, "score_token", turns.count("scored", Detokenizer.score_token))
+    monkeypatch.setattr(Detokenizer, "score_fields", turns.count("scored", Detokenizer.score_fields))
     request = generate([5] * LONG, 1, prompt_logprobs=2)
     scores = PromptScores(((-1.0, TOP),) * (LONG - 1))
     found = read(turns, generator, request, [scores, Done("length", LONG)])
@@ -263,7 +263,7 @@ def test_a_large_answer_is_written_on_a_thread(
 
 def drawn(count: int, tops: int) -> tuple[TokenLogprobs, ...]:
     token = ScoredToken(b"a", -1.0, 5)
-    return (TokenLogprobs(token, 0, (token,) * tops, 5),) * count
+    return (TokenLogprobs(token, 0, ((b"a", -1.0, 5),) * tops, 5),) * count
 
 
 def request_of(owner: str, threads: ThreadPool) -> Any:
@@ -542,7 +542,7 @@ def test_log_probabilities_take_no_more_than_is_claimed_whatever_their_tokens_sp
     data: bytes, write: Callable[[Sequence[TokenLogprobs]], Any]
 ) -> None:
     token = ScoredToken(data, -1.2345678901234567, 5)
-    others = tuple(ScoredToken(data + b"%d" % number, -1.2345678901234567, 6) for number in range(3))
+    others = tuple((data + b"%d" % number, -1.2345678901234567, 6) for number in range(3))
     tokens = [TokenLogprobs(token, 1000, others, 5)] * 200
     limit, sizes = generating.score_memory(tokens), list[int]()
     while len(sizes) < 3 and limit < min(sizes, default=math.inf):  # threads that others left take memory too
