@@ -19,6 +19,7 @@ from polyhead.service.api.dialects.hf import routes as hf
 from polyhead.service.api.dialects.oip import routes as oip
 from polyhead.service.api.dialects.ollama import routes as ollama
 from polyhead.service.api.dialects.openai import routes as openai
+from polyhead.service.api.dialects.openai import write as openai_write
 from polyhead.service.api.dialects.openai.write import write_text_logprobs
 from polyhead.service.api.dialects.responses import routes as responses
 from polyhead.service.api.dialects.tgi import routes as tgi
@@ -570,3 +571,19 @@ def test_long_texts_are_written_in_parts_as_they_are_in_one(text: str, monkeypat
     monkeypatch.undo()
     assert written == (orjson.dumps(content), orjson.dumps({"prompt": text}))
     assert max(sizes) <= 6 * stream.MAX_CHARACTERS + 2
+
+
+def test_choices_of_a_completion_are_made_as_they_are_written(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Together those of 16,384 prompts are hundreds of thousands of objects, which a garbage collection examines."""
+    made, write_choice = list[int](), openai_write.write_text_choice
+
+    def noted(call: openai_write.CompletionInfo, index: int, piece: AnswerDelta, *, first: bool) -> dict[str, Any]:
+        made.append(index)
+        return write_choice(call, index, piece, first=first)
+
+    monkeypatch.setattr(openai_write, "write_text_choice", noted)
+    answers = [AnswerDelta(logprobs=drawn(1, 2))] * 50
+    written = openai_write.write_completion(openai_write.CompletionInfo("id", "m", 1), answers)
+    assert made == []
+    choices = orjson.loads(dumps_sliced(written))["choices"]
+    assert [each["index"] for each in choices] == sorted(set(made)) == list(range(50))
