@@ -20,6 +20,9 @@ MIN_REQUEST_BYTES = 32 << 20  # for requests, whatever models use: small ones ar
 BYTES_PER_BODY_BYTE = 3  # bytes for each byte of a body: itself, the values parsed from it, and a copy during parsing
 BYTES_PER_VALUE = 64  # bytes for each value of a JSON body: a number or a short string, and its slot
 BYTES_PER_CONTAINER = 32  # the same for a list or an object, beyond that
+# Lists and objects of all JSON bodies in flight together, at most: a full garbage collection examines each of them, in
+# one piece that takes 0.1 s of a processor for so many.
+MAX_CONTAINERS = 1 << 21
 BYTES_PER_MEMBER = 256  # bytes for each member of an object: its key, its slot, and a field of a wire object
 BYTES_PER_CHARACTER = 160  # bytes for each character of a text during tokenisation, at worst one token each
 BYTES_PER_TOKEN = 40  # bytes for each token in flight
@@ -55,6 +58,14 @@ class Headroom:
     def total(self) -> float:
         """Bytes for all requests together."""
         return max(self._free_bytes - ALLOCATOR_BYTES - self._model_bytes(), MIN_REQUEST_BYTES)
+
+    @property
+    def container_bytes(self) -> int:
+        """Bytes to claim for a list or an object, beside its values: what it takes, and at least its part of all memory
+        for requests where MAX_CONTAINERS have all of it.
+        """
+        part = self.total / MAX_CONTAINERS
+        return BYTES_PER_CONTAINER if math.isinf(part) else max(BYTES_PER_CONTAINER, int(part))
 
     def share_of(self, owner: str) -> float:
         """Bytes for all requests of `owner` together."""
@@ -165,6 +176,10 @@ class MemoryClaim:
                     return
             self._headroom.release(size, self._owner)
         raise Expired(f"{what} is not needed any more: its request has ended")
+
+    def grow_by_containers(self, count: int, size: int, what: str) -> None:
+        """The same for `count` lists and objects, and `size` bytes beside them."""
+        self.grow(count * self._headroom.container_bytes + size, what)
 
     def open_part(self) -> "MemoryClaim":
         """A claim of its own for a part of the request, which is released before the request ends."""

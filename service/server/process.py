@@ -7,7 +7,6 @@ step, a tokenizer), the process exits EXIT_SECONDS after `drain_seconds`.
 
 import asyncio
 import errno
-import gc
 import ipaddress
 import logging
 import math
@@ -55,6 +54,7 @@ from ..resources.process_info import allow_connections, process_age
 from ..resources.request_memory import BYTES_PER_BODY_BYTE, BYTES_PER_TOKEN, Headroom
 from ..text.tokenization import TextProcessor
 from .first_steps import ServerAddress, describe_first_steps, program_name
+from .garbage_collection import control_garbage_collection
 
 CLOSE_SECONDS = 3  # seconds to send the last errors, after the drain
 EXIT_SECONDS = 8  # seconds after which the process exits, whatever still runs
@@ -153,10 +153,7 @@ class StartTimes:
 
 def tune_interpreter() -> None:
     """Set up garbage collection and thread switching so that probes are answered while all threads are busy."""
-    # The objects that exist now, mostly code, are permanent. A garbage collection that examines them stops every thread
-    # for a tenth of a second.
-    gc.freeze()
-    gc.enable()
+    control_garbage_collection()
     # A thread that has sent to a client waits this long for the interpreter lock.
     sys.setswitchinterval(SWITCH_INTERVAL)
 

@@ -11,7 +11,7 @@ import signal
 import sys
 from collections.abc import Callable, Iterator
 from functools import lru_cache
-from typing import Any
+from typing import Any, NamedTuple
 
 from llguidance import LLMatcher, LLParserLimits, LLTokenizer, TokenizerWrapper
 from llguidance.gbnf_to_lark import GbnfToLarkError, any_to_lark
@@ -22,6 +22,7 @@ if platform.system() == "Linux":  # macOS refuses these limits and Windows has n
 MEMORY_LIMIT, STACK_LIMIT = 1 << 30, 4 << 20  # bytes; the stack is half of a server thread's
 MAX_TRIALS = 300  # of parts of a schema, to find the one at fault
 MAX_ERROR_CHARS = 300
+MAX_PLACE_CHARS = 200  # of a place in a schema that a message repeats
 
 # Documents of a schema are written on one line, as Python writes them: with fixed spaces, most of what is not a
 # value is forced.  A model that may write any number of spaces sometimes writes nothing else.
@@ -183,21 +184,44 @@ def find_long_pattern(source: str, longest: int) -> str:
     if len(source) <= longest:
         return ""
     try:
-        left: list[tuple[str, Any]] = [("", json.loads(source))]
+        left: list[tuple[Place | None, Any]] = [(None, json.loads(source))]
     except (ValueError, RecursionError):
         return ""  # invalid JSON is reported later
     while left:
         place, part = left.pop()
         if isinstance(part, dict):
             if isinstance(pattern := part.get("pattern"), str) and len(pattern) > longest:
-                return f"{place}.pattern"
+                return write_place(Place(place, "pattern"))
             named = part.get("patternProperties")
             if isinstance(named, dict) and any(len(pattern) > longest for pattern in named):
-                return f"{place}.patternProperties"
-            left += ((f"{place}.{name}", inner) for name, inner in part.items())
+                return write_place(Place(place, "patternProperties"))
+            left += ((Place(place, name), inner) for name, inner in part.items() if isinstance(inner, dict | list))
         elif isinstance(part, list):
-            left += ((f"{place}[{at}]", inner) for at, inner in enumerate(part))
+            left += ((Place(place, at), inner) for at, inner in enumerate(part) if isinstance(inner, dict | list))
     return ""
+
+
+class Place(NamedTuple):
+    """Where a part of a JSON value stands: the place of what contains it, None for the whole value, and the step from
+    there.  Parts share the places of what contains them, so a long key is in memory once for all that is below it.
+    """
+
+    parent: "Place | None"
+    step: str | int
+
+
+def list_steps(place: Place | None) -> Steps:
+    """The keys and indexes from the whole value to `place`, each key cut to MAX_PLACE_CHARS characters."""
+    steps = list[str | int]()
+    while place is not None:
+        steps.append(place.step if isinstance(place.step, int) else place.step[:MAX_PLACE_CHARS])
+        place = place.parent
+    return tuple(reversed(steps))
+
+
+def write_place(place: Place | None) -> str:
+    """The steps to `place`, cut to MAX_PLACE_CHARS characters."""
+    return spell_steps(list_steps(place))[:MAX_PLACE_CHARS]
 
 
 @lru_cache(maxsize=4)

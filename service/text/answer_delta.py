@@ -1,8 +1,8 @@
 """The parts in which an answer is sent: text, reasoning, tool calls, log-probabilities, and the usage at its end."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from itertools import groupby
+from itertools import groupby, starmap
 from typing import Literal
 
 from ..core.request import AnswerEnd
@@ -27,6 +27,9 @@ class Usage:
 NO_USAGE = Usage()
 
 
+ScoredFields = tuple[bytes, float | None, int]  # of a ScoredToken
+
+
 @dataclass(frozen=True, slots=True)
 class ScoredToken:
     """A token, its bytes and its log probability, which is None for the first token of a prompt. `id` is its number in
@@ -48,14 +51,22 @@ class ScoredToken:
 
 @dataclass(frozen=True, slots=True)
 class TokenLogprobs:
-    """A token of an answer or of a prompt. `offset`: where its text begins, in characters. `top`: the most probable
-    tokens in its place. `id`: its number in the vocabulary.
+    """A token of an answer or of a prompt. `offset`: where its text begins, in characters. `likeliest`: the fields of
+    the most probable tokens in its place. `id`: its number in the vocabulary.
+
+    Millions of the latter may wait for a client: as plain tuples of plain values, garbage collection does not look at
+    them.
     """
 
     token: ScoredToken
     offset: int
-    top: tuple[ScoredToken, ...]
+    likeliest: tuple[ScoredFields, ...]
     id: int
+
+    @property
+    def top(self) -> Iterator[ScoredToken]:
+        """The most probable tokens in its place."""
+        return starmap(ScoredToken, self.likeliest)
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,7 +11,7 @@ from dataclasses import replace
 from polyhead.models.tokenizer import Tokenizer
 
 from ..core.request import AnswerEnd, Done, Generate, GeneratedToken, PromptScores
-from .answer_delta import AnswerDelta, ScoredToken, TokenLogprobs, Usage, text_parts
+from .answer_delta import AnswerDelta, ScoredFields, ScoredToken, TokenLogprobs, Usage, text_parts
 from .stop_strings import StopBuffer, StopRules
 
 MIN_LOGPROB = -9999.0  # stands for minus infinity, which JSON cannot express
@@ -99,10 +99,13 @@ class Detokenizer:
             token_count=self.token_count,
         )
 
-    def score_top(self, likeliest: Sequence[tuple[int, float]]) -> tuple[ScoredToken, ...]:
-        return tuple(self.score_token(id, logprob) for id, logprob in likeliest)
+    def score_top(self, likeliest: Sequence[tuple[int, float]]) -> tuple[ScoredFields, ...]:
+        return tuple([self.score_fields(id, logprob) for id, logprob in likeliest])
 
     def score_token(self, id: int, logprob: float | None) -> ScoredToken:
+        return ScoredToken(*self.score_fields(id, logprob))
+
+    def score_fields(self, id: int, logprob: float | None) -> ScoredFields:
         if logprob is not None and not logprob > MIN_LOGPROB:  # minus infinity, or not a number
             logprob = MIN_LOGPROB
-        return ScoredToken(self.tokenizer.piece_bytes(id), logprob, id)
+        return self.tokenizer.piece_bytes(id), logprob, id

@@ -306,7 +306,11 @@ def reply_size(reply: EncoderOutput | PolyheadError) -> int:
 
 def answer_size(piece: AnswerDelta) -> int:
     """The same for a generated text; its tokens and their alternatives count, too."""
-    return 8 + len(piece.text) // 8 + 8 * sum(1 + len(each.top) for each in (*piece.logprobs, *piece.prompt_logprobs))
+    return (
+        8
+        + len(piece.text) // 8
+        + 8 * sum(1 + len(each.likeliest) for each in (*piece.logprobs, *piece.prompt_logprobs))
+    )
 
 
 async def run_off_loop(request: Request, size: int, write: Callable[[], T]) -> T:

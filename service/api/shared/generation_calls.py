@@ -8,6 +8,9 @@ from typing import Any
 
 from fastapi import Request
 
+from polyhead.models.chat.template_functions import value_size
+
+from ...concurrency.thread_pool import WorkInfo
 from ...concurrency.time_slices import TakeTurn, iterate_in_slices, split_in_slices, yield_turn
 from ...core.errors import BadRequest, BodyTooLarge, NotFound, Overloaded, TooLong
 from ...core.model import Model, name_model_in_errors
@@ -18,10 +21,12 @@ from ...text.answer_stream import AnswerStream, collect_deltas, join_answers
 from ...text.chat_prompt import add_tools, expected_output, fit_chat, ignores_reasoning, parameter_grammars
 from ...text.chat_truncation import answer_room, cut_messages, list_cuts
 from ...text.event_source import EventReader
-from ...text.generation_request import ChatMessages, GenerationRequest
+from ...text.generation_request import ChatMessages, GenerationRequest, Prompt
 from ...text.stop_strings import StopRules
+from ...text.tokenization import text_length
 from ..access.authorized_models import ModelLookup
 from .dialect import EngineRequest, answer_threads, call_submitter, read_terms, request_context, server, turn_taker
+from .json_body import SCAN_BYTES, count_containers
 from .streaming import INLINE_BYTES, PartsResponse, dump_chunks, dumps, json_weight
 
 PART_SCORES = 32  # cost of a part without log-probabilities, in log-probabilities
@@ -43,7 +48,7 @@ async def start_answers(
     """
     with name_model_in_errors(model):
         is_chat = isinstance(generation.prompts[0], ChatMessages) if generation.prompts else False
-        fitted = fit_conversation(request, generation, model) if is_chat else generation
+        fitted = await fit_conversation(request, generation, model) if is_chat else generation
         prepared = set_cache_salt(request, set_default_length(request, fitted))
     terms = read_terms(request, wire)
     try:
@@ -61,9 +66,17 @@ async def start_answers(
     return answers
 
 
-def fit_conversation(request: Request, generation: GenerationRequest, model: Model) -> GenerationRequest:
-    """`fit_chat`; a header of the response names an option of reasoning that the model's template does not know."""
-    fitted = fit_chat(generation, model)
+async def fit_conversation(request: Request, generation: GenerationRequest, model: Model) -> GenerationRequest:
+    """`fit_chat`, on a thread where there is much to write; a header of the response names an option of reasoning that
+    the model's template does not know. Claims memory for the arguments of calls, which may be texts in the body.
+    """
+    if containers := sum(map(count_argument_containers, generation.prompts)):
+        request_context(request).claim.grow_by_containers(containers, 0, "the arguments of tool calls")
+    tools = sum(value_size(tool.parameters) + len(tool.description) for tool in generation.tools.offered)
+    size, fit = tools + sum(map(text_length, generation.prompts)), partial(fit_chat, generation, model)
+    threads, owner = server(request).request_threads, request_context(request).owner
+    work = WorkInfo("reading the conversation", threads, owner, max(size, 1))
+    fitted = fit() if size <= SCAN_BYTES else await threads.run(fit, work)
     if ignores_reasoning(generation, model):
         request_context(request).ignored.append(generation.reasoning.field)
     return fitted
@@ -102,6 +115,14 @@ async def drop_oldest(
         else:
             low = middle + 1
     return replace(prepared, prompts=(cut(cuts[low]),)) if cuts else prepared
+
+
+def count_argument_containers(prompt: Prompt) -> int:
+    """How many lists and objects are in the arguments of the tool calls of a conversation."""
+    if not isinstance(prompt, ChatMessages):
+        return 0
+    calls = (call for message in prompt.messages for call in message.get("tool_calls", ()))
+    return sum(count_containers(call["function"]["arguments"]) for call in calls)
 
 
 async def read_prompts(
@@ -199,19 +220,19 @@ class ScoreClaim:
 
 def score_memory(tokens: Sequence[TokenLogprobs]) -> int:
     """Bytes that the log-probabilities of tokens and of their alternatives take, at most, with the tokens' texts."""
-    sizes = (len(one.data) for each in tokens for one in (each.token, *each.top))
+    sizes = (len(each.token.data) + sum(len(data) for data, _, _ in each.likeliest) for each in tokens)
     return SCORE_BYTES * count_scores(tokens) + TOKEN_TEXT_BYTES * sum(sizes)
 
 
 def count_scores(tokens: Sequence[TokenLogprobs]) -> int:
     """The number of log-probabilities: of the tokens and of their alternatives."""
-    return len(tokens) + sum(len(each.top) for each in tokens)
+    return len(tokens) + sum(len(each.likeliest) for each in tokens)
 
 
 def part_size(part: AnswerDelta) -> int:
     """The cost of writing a part, in log-probabilities.  All tokens have as many alternatives as the last one."""
     listed = (tokens for tokens in (part.logprobs, part.prompt_logprobs) if tokens)
-    return PART_SCORES + sum(len(tokens) * (1 + len(tokens[-1].top)) for tokens in listed)
+    return PART_SCORES + sum(len(tokens) * (1 + len(tokens[-1].likeliest)) for tokens in listed)
 
 
 async def write_json(request: Request, parts: Sequence[AnswerDelta], content: Callable[[], Any]) -> PartsResponse:

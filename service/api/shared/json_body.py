@@ -73,7 +73,7 @@ async def open_json(request: Request, content: Bytes) -> "JsonText":
     count = partial(count_json, content)
     seen = count() if len(content) <= SCAN_BYTES else await threads.run(count, work)
     if len(content) > INLINE_VALUES and not seen.excess:
-        context.claim.grow(seen.memory, "what the body contains")
+        context.claim.grow_by_containers(seen.containers, seen.memory_of_values, "what the body contains")
     return JsonText(content, seen, threads, work)
 
 
@@ -90,8 +90,12 @@ class JsonCounts:
     @property
     def memory(self) -> int:
         """Bytes of the values, at most, without one for each byte of the text of strings."""
-        values = BYTES_PER_VALUE * self.values + BYTES_PER_CONTAINER * self.containers + BYTES_PER_MEMBER * self.colons
-        return values + self.widened_bytes
+        return self.memory_of_values + BYTES_PER_CONTAINER * self.containers
+
+    @property
+    def memory_of_values(self) -> int:
+        """The same without what each list or object takes beside the values in it."""
+        return BYTES_PER_VALUE * self.values + BYTES_PER_MEMBER * self.colons + self.widened_bytes
 
     @property
     def excess(self) -> str:
@@ -221,6 +225,17 @@ def count_members(value: Any, most: int) -> int:
             left += one.values()
         elif type(one) is list:
             left += one
+    return found
+
+
+def count_containers(value: Any) -> int:
+    """The number of lists and objects in `value`, with itself."""
+    found, left = 0, [value]
+    while left:
+        one = left.pop()
+        if type(one) in CONTAINERS:
+            found += 1
+            left += inner_values(one)
     return found
 
 

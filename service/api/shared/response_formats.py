@@ -4,6 +4,7 @@ Each is converted to one `Grammar`, which keeps the field's name for error messa
 """
 
 from collections.abc import Iterator, Sequence
+from functools import reduce
 from typing import Annotated, Any, ClassVar, Literal, Protocol
 
 import orjson
@@ -11,11 +12,10 @@ from pydantic import Field
 
 from ...core.errors import BadRequest
 from ...core.grammar import MAX_GRAMMAR_CHARS, MAX_REGEX_CHARS, Grammar
-from ...structured.grammar_child import Steps, spell_steps, subschemas
+from ...structured.grammar_child import MAX_PLACE_CHARS, Place, list_steps, subschemas, write_place
 from .dialect import MAX_QUOTED_CHARS, EngineRequest, NeutralValues, Wire, max_chars, max_items, must_be, quote_json
 
 MAX_CHOICES, MAX_CHOICE_CHARS = 10_000, 4096
-MAX_PLACE_CHARS = 200  # of a place in a schema that a message repeats
 REQUIRED_RULE = "'required' is required to be supplied and to be an array including every key in properties."
 
 Regex = Annotated[str, Field(min_length=1), max_chars(MAX_REGEX_CHARS)]
@@ -217,9 +217,9 @@ def check_strict_schema(schema: dict[str, Any], subject: str, field: str) -> Non
 
     `subject` is what has the schema.  Its size is checked before, since all of it is looked through.
     """
-    for steps, part in walk_schemas(schema):
+    for place, part in walk_schemas(schema):
         if problem := find_looseness(part):
-            context = repr(tuple(map(str, steps)))
+            context = repr(tuple(map(str, list_steps(place))))
             if len(context) > MAX_PLACE_CHARS:
                 context = context[:MAX_PLACE_CHARS] + "..."
             raise BadRequest(f"Invalid schema for {subject}: In context={context}, {problem}", param=field)
@@ -252,20 +252,20 @@ def check_closed_schema(schema: dict[str, Any], field: str) -> None:
 
     Its size is checked before.  Without `additionalProperties`, which Anthropic demands, an object is closed anyway.
     """
-    for steps, part in walk_schemas(schema):
+    for place, part in walk_schemas(schema):
         if part.get("additionalProperties", False) is not False:
             message = "must be false, or left out, in a strict schema"
-            where = f"{field}{spell_steps(steps)[:MAX_PLACE_CHARS]}.additionalProperties"
+            where = f"{field}{write_place(place)}.additionalProperties"
             raise BadRequest(f"{where}: {message}, got {quote_json(part['additionalProperties'])}", param=where)
 
 
-def walk_schemas(schema: dict[str, Any]) -> Iterator[tuple[Steps, dict[str, Any]]]:
-    """`schema` and all schemas inside it, each with the steps to it, in their order."""
-    left: list[tuple[Steps, dict[str, Any]]] = [((), schema)]
+def walk_schemas(schema: dict[str, Any]) -> Iterator[tuple[Place | None, dict[str, Any]]]:
+    """`schema` and all schemas inside it, each with its place, in their order."""
+    left: list[tuple[Place | None, dict[str, Any]]] = [(None, schema)]
     while left:
-        steps, part = left.pop()
-        yield steps, part
-        left += reversed([((*steps, *more), inner) for more, inner in subschemas(part)])
+        place, part = left.pop()
+        yield place, part
+        left += reversed([(reduce(Place, steps, place), inner) for steps, inner in subschemas(part)])
 
 
 def choice_grammar(texts: Sequence[str], field: str) -> Grammar:

@@ -1,12 +1,18 @@
 """Options of tools and reasoning that several dialects have in common."""
 
 from collections.abc import Mapping, Sequence
-from typing import Any, Protocol
+from typing import Annotated, Any, Protocol
+
+from pydantic import Field
 
 from ...core.errors import BadRequest
 from ...text.generation_request import ToolDefinition, ToolOptions
 from .dialect import quote_json
 from .response_formats import StrictFields, check_strict_schema, says_strict
+
+MAX_CALLED_NAME_CHARS = 128  # as many as the longest name of a tool in any dialect has
+# The name of the tool in an earlier call.  It is written again with each result of the call.
+CalledName = Annotated[str, Field(max_length=MAX_CALLED_NAME_CHARS)]
 
 # effort -> limit of reasoning tokens; -1: unlimited
 EFFORT_BUDGETS: Mapping[str, int] = {"minimal": 256, "low": 1024, "medium": 4096, "high": -1, "xhigh": -1, "max": -1}

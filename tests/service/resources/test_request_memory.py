@@ -18,7 +18,13 @@ from polyhead.service.core.grammar import Grammar
 from polyhead.service.core.guide import GuideBusy
 from polyhead.service.core.request import Terms
 from polyhead.service.resources.key_share import KeyShare
-from polyhead.service.resources.request_memory import ALLOCATOR_BYTES, Headroom, MemoryClaim
+from polyhead.service.resources.request_memory import (
+    ALLOCATOR_BYTES,
+    BYTES_PER_CONTAINER,
+    MAX_CONTAINERS,
+    Headroom,
+    MemoryClaim,
+)
 from polyhead.service.structured.compiled_guide import CompiledGuide
 from polyhead.service.structured.guide_compiler import GuideCompiler
 from polyhead.service.text.tokenization import TextProcessor
@@ -268,3 +274,19 @@ def test_what_is_kept_makes_room_for_requests() -> None:
     with pytest.raises(Overloaded, match="11 MiB, and 0 are left by others"):
         MemoryClaim(headroom).grow(11 * MIB, "the body")
     assert kept == 10 * MIB, "it would not have been enough"
+
+
+@pytest.mark.parametrize("mib", [256, 65_536])
+def test_lists_and_objects_of_all_requests_are_bounded_whatever_memory_there_is(mib: int) -> None:
+    """A garbage collection examines all of them in one piece."""
+    headroom, held = Headroom(ALLOCATOR_BYTES + mib * MIB), 0
+    with suppress(Overloaded):
+        while held <= 2 * MAX_CONTAINERS:
+            MemoryClaim(headroom).grow_by_containers(1 << 16, 0, "what the body contains")
+            held += 1 << 16
+    assert MAX_CONTAINERS - (1 << 16) <= held <= MAX_CONTAINERS
+
+
+def test_a_list_takes_at_least_its_own_memory() -> None:
+    assert Headroom(ALLOCATOR_BYTES + 32 * MIB).container_bytes == BYTES_PER_CONTAINER
+    assert Headroom().container_bytes == BYTES_PER_CONTAINER

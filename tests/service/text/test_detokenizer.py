@@ -1,6 +1,7 @@
 """Tokens to text: stop strings, incomplete characters, several answers at once."""
 
 import asyncio
+import gc
 from collections.abc import Iterable, Sequence
 from contextlib import aclosing
 from itertools import pairwise, product
@@ -153,7 +154,7 @@ def test_minus_infinity_is_a_valid_logprob(generator: Model) -> None:
     event = GeneratedToken(5, float("-inf"), ((6, float("nan")),))
     request = Generate("id", (1,), 9, logprobs=1)
     answer = join_deltas(written(generator.tokenizer, (), request, [event, Done("stop", 1, 1)]))
-    assert [answer.logprobs[0].token.logprob, answer.logprobs[0].top[0].logprob] == [MIN_LOGPROB] * 2
+    assert [answer.logprobs[0].token.logprob, next(answer.logprobs[0].top).logprob] == [MIN_LOGPROB] * 2
 
 
 def test_no_stop_string_ends_an_answer_before_its_minimum(generator: Model) -> None:
@@ -216,3 +217,14 @@ def test_closing_the_answers_aborts_the_requests(generator: Model, count: int) -
         return sources
 
     assert all(source.aborted for source in asyncio.run(leave()))
+
+
+def test_the_likeliest_tokens_are_no_objects_that_garbage_collection_examines(generator: Model) -> None:
+    """An answer may have a million of them, for as long as its client needs to read it."""
+    event = GeneratedToken(5, -1.0, ((5, -1.0), (6, -2.0)))
+    request = Generate("id", (1,), 9, logprobs=2)
+    [scored] = join_deltas(written(generator.tokenizer, (), request, [event, Done("stop", 1, 1)])).logprobs
+    gc.collect()
+    gc.collect()  # a tuple of tuples is left out after those in it
+    assert not any(gc.is_tracked(each) for each in (scored.likeliest, *scored.likeliest))
+    assert [each.id for each in scored.top] == [5, 6]

@@ -48,7 +48,7 @@ async def answer_messages(request: Request, wire: MessagesRequest) -> Response:
 @add_post_routes(router, "/v1/messages/count_tokens", CountRequest, "How many tokens a conversation is.")
 async def answer_count(request: Request, wire: CountRequest) -> Response:
     model = record_model(request, authorized_models(request).resolve(wire.model, ["generate"]))
-    [chat] = fit_conversation(request, read_count(wire), model).prompts
+    [chat] = (await fit_conversation(request, read_count(wire), model)).prompts
     assert isinstance(chat, ChatMessages), "a conversation"
     terms = read_terms(request, wire)
     with request_context(request).time_tokenising():

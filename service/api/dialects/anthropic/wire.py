@@ -13,6 +13,7 @@ from pydantic_core import PydanticCustomError
 from ...shared.dialect import Count, EngineRequest, NeutralValues, Wire, between, max_items
 from ...shared.head_options import StopText
 from ...shared.tagged_unions import TaggedUnion
+from ...shared.tool_options import CalledName
 
 MAX_MESSAGES, MAX_BLOCKS, MAX_TOOLS, MAX_STOP_SEQUENCES = 4096, 256, 1024, 64
 
@@ -40,7 +41,7 @@ class ToolUseBlock(Cacheable):
 
     type: Literal["tool_use"]
     id: str
-    name: str
+    name: CalledName
     input: dict[str, Any]
 
 

@@ -23,6 +23,19 @@ from .wire import (
 YES_OR_NO: tuple[Option, ...] = (Option("true"), Option("false"))
 
 
+def count_options(wire: DecisionsRequest) -> int:
+    """How many options all questions have, which are read from as many objects."""
+    listed = (
+        each.choices
+        if isinstance(each, ChoiceQuestion)
+        else each.levels
+        if isinstance(each, ScoreQuestion)
+        else YES_OR_NO
+        for each in wire.questions
+    )
+    return sum(map(len, listed))
+
+
 def read_decisions(wire: DecisionsRequest) -> DecisionRequest:
     """The request below the dialect. Raises EmptyInput for an input without text, and BadRequest."""
     text = "\n\n".join(write_items(wire.input))

@@ -12,6 +12,7 @@ from ....decisions.question import MAX_OPTIONS, MAX_QUESTIONS
 from ...shared.dialect import EngineRequest, Wire, between, max_items, must_be
 from ...shared.question_fields import AskedQuestion, CacheSalt, QuestionName, json_text
 from ...shared.tagged_unions import TaggedUnion, parts_validator
+from ...shared.tool_options import CalledName
 
 MAX_ITEMS, MAX_PARTS = 4096, 256
 Status = Literal["", "in_progress", "completed", "incomplete"]  # no effect, as ids, namespaces and phases
@@ -84,7 +85,7 @@ class ToolCall(Wire):
 
     type: Literal["function_call", "custom_tool_call"]
     call_id: str
-    name: str
+    name: CalledName
     arguments: str = ""
     input: str = ""
     id: str = ""

@@ -15,6 +15,7 @@ from ...shared.dialect import (
     must_be,
 )
 from ...shared.head_options import INT64_LIMIT, StopTexts
+from ...shared.tool_options import CalledName
 
 INT32_LIMIT = 1 << 31
 MAX_MESSAGES, MAX_CALLS, MAX_TOOLS = 4096, 128, 128
@@ -117,7 +118,7 @@ class OllamaGenerateRequest(OllamaGenerationRequest):
 
 
 class OllamaFunctionCall(Wire):
-    name: str
+    name: CalledName
     arguments: dict[str, Any] = Field(default_factory=dict)
     index: Int32 = 0  # no effect: the order of the list counts
     description: str = ""

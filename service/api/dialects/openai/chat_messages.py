@@ -10,6 +10,7 @@ from ....core.errors import BadRequest
 from ...shared.dialect import Position, Wire, max_items
 from ...shared.json_body import check_arguments, read_arguments
 from ...shared.tagged_unions import read_type
+from ...shared.tool_options import CalledName
 
 MAX_MESSAGES, MAX_PARTS, MAX_CALLS = 4096, 256, 128
 
@@ -59,7 +60,7 @@ TextParts = Annotated[list[TextPart], Field(fail_fast=True), BeforeValidator(as_
 
 
 class CalledFunction(Wire):
-    name: str
+    name: CalledName
     arguments: str | dict[str, Any] = ""
 
 

@@ -10,7 +10,7 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from ....concurrency.time_slices import map_lazily
+from ....concurrency.time_slices import LazySequence, map_lazily
 from ....core.model import Model
 from ....core.version import VERSION
 from ....text.answer_delta import AnswerDelta, TokenLogprobs, Usage
@@ -36,11 +36,13 @@ class CompletionInfo:
 
 
 def write_completion(call: CompletionInfo, answers: Sequence[AnswerDelta]) -> dict[str, Any]:
-    prompts = [answers[index - index % call.answers_per_prompt].prompt_logprobs for index in range(len(answers))]
-    choices = [
-        write_text_choice(call, index, replace(piece, prompt_logprobs=prompt), first=True)
-        for index, (piece, prompt) in enumerate(zip(answers, prompts, strict=True))
-    ]
+    """Each choice is written when it is read: together those of many answers are hundreds of thousands of objects."""
+
+    def write_choice(index: int) -> dict[str, Any]:
+        prompt = answers[index - index % call.answers_per_prompt].prompt_logprobs
+        return write_text_choice(call, index, replace(answers[index], prompt_logprobs=prompt), first=True)
+
+    choices = LazySequence(len(answers), write_choice)
     return write_completion_object(call, "text_completion", choices) | {
         "usage": write_openai_usage(total_usage(answers))
     }
@@ -60,7 +62,7 @@ def add_null_usage(call: CompletionInfo, chunk: dict[str, Any]) -> dict[str, Any
     return chunk | {"usage": None} if call.include_usage else chunk
 
 
-def write_completion_object(call: CompletionInfo, object: str, choices: list[dict[str, Any]]) -> dict[str, Any]:
+def write_completion_object(call: CompletionInfo, object: str, choices: Sequence[dict[str, Any]]) -> dict[str, Any]:
     return {
         "id": call.id,
         "object": object,

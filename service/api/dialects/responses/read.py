@@ -4,7 +4,7 @@ Consecutive reasoning, text and tool calls of the assistant become one message.
 """
 
 from collections.abc import Sequence
-from itertools import groupby
+from itertools import groupby, takewhile
 from typing import Any, Literal
 
 from ....core.errors import BadRequest
@@ -106,9 +106,10 @@ def template_messages(wire: ResponseRequest, earlier: Sequence[InputItem]) -> li
             messages += [convert_item(item, index, names) for index, item in items]
     if messages[-1].get("tool_calls"):
         raise BadRequest("input: the last items call tools, and their results are missing", param="input")
-    # templates take one system message
-    while len(messages) > 1 and messages[0]["role"] == messages[1]["role"] == "system":
-        messages[0]["content"] += "\n" + messages.pop(1)["content"]
+    first = [*takewhile(lambda message: message["role"] == "system", messages)]
+    if len(first) > 1:  # templates take one system message
+        joined = "\n".join(message["content"] for message in first)
+        messages[: len(first)] = [{"role": "system", "content": joined}]
     return messages
 
 

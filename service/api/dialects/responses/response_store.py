@@ -8,9 +8,10 @@ requests is short, the oldest of the key with most bytes are removed, too: what 
 import asyncio
 import logging
 import time
-from collections import Counter
+from collections import Counter, OrderedDict
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from heapq import heapify, heappop, heapreplace
 from threading import RLock
 
 from ....core.errors import NotFound
@@ -100,9 +101,10 @@ class ResponseStore:
         self.limits = limits
         self._share, self._headroom, self._clock = KeyShare(owners, limits.share), headroom, clock
         self._lock = RLock()  # taken before that of `headroom`, never within it
-        self._kept: dict[str, dict[str, StoredResponse]] = {}  # by owner and id, the oldest first
+        # by owner and id, the oldest first; the first item of a dict is found by a search through all that were removed
+        self._kept: dict[str, OrderedDict[str, StoredResponse]] = {}
         self._bytes = Counter[str]()  # by owner
-        self._removed: dict[str, tuple[str, str]] = {}  # by id: owner, and why it is not kept
+        self._removed = OrderedDict[str, tuple[str, str]]()  # by id: owner, and why it is not kept
         headroom.evict_kept = self.evict
 
     @property
@@ -134,7 +136,7 @@ class ResponseStore:
         """Raises NotFound, which says why a response is not there any more."""
         with self._lock:
             self.remove_expired()
-            found = self._kept.get(owner, {}).get(response_id)
+            found = self._kept[owner].get(response_id) if owner in self._kept else None
             if found is None:
                 removed_owner, reason = self._removed.get(response_id, ("", ""))
                 if reason and removed_owner == owner:
@@ -157,7 +159,7 @@ class ResponseStore:
                 return
             self._bytes[owner] += size
             self._make_room(owner)
-            self._kept.setdefault(owner, {})[response.id] = replace(response, kept_at=self._clock())
+            self._kept.setdefault(owner, OrderedDict())[response.id] = replace(response, kept_at=self._clock())
 
     def delete(self, response_id: str, owner: str) -> None:
         """Raises NotFound.  Responses that continue its conversation keep what they need of it."""
@@ -170,11 +172,17 @@ class ResponseStore:
         Returns False, and removes none, if all have fewer bytes together.
         """
         with self._lock:
-            left = self.size - size
-            if left < 0:
+            if self.size < size:
                 return False
-            while self.size > left:
-                self._remove_oldest(self._owner_with_most(self._bytes), EVICTED)
+            most = [(-self._bytes[owner], owner) for owner in self._kept]
+            heapify(most)
+            while size > 0:
+                _, owner = most[0]
+                size -= self._remove_oldest(owner, EVICTED)
+                if owner in self._kept:
+                    heapreplace(most, (-self._bytes[owner], owner))
+                else:
+                    heappop(most)
             return True
 
     def remove_expired(self) -> None:
@@ -195,7 +203,7 @@ class ResponseStore:
         with self._lock:
             self._removed[response_id] = (owner, reason)
             if len(self._removed) > MAX_REMOVED:
-                del self._removed[next(iter(self._removed))]
+                self._removed.popitem(last=False)
 
     def _make_room(self, owner: str) -> None:
         """Remove responses until there is room for one more of `owner`, whose bytes are counted already."""
@@ -218,10 +226,11 @@ class ResponseStore:
         """The owner that has most of what is `taken`, of those with a response."""
         return max(self._kept, key=taken.__getitem__)
 
-    def _remove_oldest(self, owner: str, reason: str) -> None:
-        self._remove(next(iter(self._kept[owner].values())), reason)
+    def _remove_oldest(self, owner: str, reason: str) -> int:
+        return self._remove(next(iter(self._kept[owner].values())), reason)
 
-    def _remove(self, response: StoredResponse, reason: str) -> None:
+    def _remove(self, response: StoredResponse, reason: str) -> int:
+        """Returns the bytes that are free now."""
         owner = response.owner
         del self._kept[owner][response.id]
         if not self._kept[owner]:
@@ -230,6 +239,7 @@ class ResponseStore:
         self._bytes[owner] -= freed
         self._headroom.release(freed)
         self.note_removed(response.id, owner, reason)
+        return freed
 
 
 def hold_turns(turn: Turn) -> int:

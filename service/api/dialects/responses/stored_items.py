@@ -19,6 +19,7 @@ from .wire import (
 )
 from .write import ResponseInfo, write_items_list
 
+ITEM_CHARACTERS = 128  # of an item, or of a part of one, beside its text
 ITEMS = TypeAdapter(list[Annotated[InputItem, ITEM_UNION]])
 
 
@@ -40,8 +41,9 @@ def read_items(values: Any) -> list[InputItem]:
 
 
 def count_characters(items: Sequence[InputItem]) -> int:
-    """The characters of the texts in items of a request."""
-    return sum(len(text) for item in items for text in texts_of(item))
+    """The characters of items of a request as JSON, about: of their texts, and some for each text and each item."""
+    texts = (text for item in items for text in texts_of(item))
+    return ITEM_CHARACTERS * len(items) + sum(ITEM_CHARACTERS + len(text) for text in texts)
 
 
 def texts_of(item: InputItem) -> Iterator[str]:

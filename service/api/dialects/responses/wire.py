@@ -12,6 +12,7 @@ from pydantic_core import PydanticCustomError
 from ...shared.dialect import Count, EngineRequest, NeutralValues, Wire, between, max_items
 from ...shared.response_formats import TextFormat
 from ...shared.tagged_unions import TaggedUnion, parts_validator
+from ...shared.tool_options import CalledName
 
 MAX_ITEMS, MAX_PARTS, MAX_TOOLS = 4096, 256, 1024
 LOGPROBS = "message.output_text.logprobs"
@@ -86,7 +87,7 @@ class FunctionCall(Wire):
 
     type: Literal["function_call"]
     call_id: str
-    name: str
+    name: CalledName
     arguments: str
     id: str = ""
     status: ItemStatus = ""

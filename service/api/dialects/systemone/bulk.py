@@ -17,7 +17,7 @@ from ...shared.dialect import authorized_models, fill_model, quote_json
 from ...shared.encoding_calls import run_off_loop
 from ...shared.json_body import JsonText, open_json
 from ...shared.streaming import LineStream, dumps_sliced, encode_item, frame_line, run_while_connected
-from .wire import StateLine, SystemOneBatch, read_questions, read_state
+from .wire import StateLine, SystemOneBatch, count_options, read_questions, read_state
 from .write import write_error, write_systemone
 
 
@@ -29,7 +29,7 @@ async def answer_batch(request: Request) -> Response:
     name = request.path_params.get("name", "")
     text = await open_json(request, first)
     wire = await text.run(lambda: SystemOneBatch.read(fill_model(text.parse("line 1"), name)))
-    questions = read_questions(wire)
+    questions = await run_off_loop(request, count_options(wire), partial(read_questions, wire))
     model = find_decision_model(request, authorized_models(request), wire.model)
     await check_batch(request, wire, model, questions)
 

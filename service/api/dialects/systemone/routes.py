@@ -9,11 +9,11 @@ from starlette.responses import Response
 from ...shared.bulk_calls import sends_lines
 from ...shared.decision_calls import answer_numbers, answer_questions, find_decision_model
 from ...shared.dialect import Dialect, authorized_models, read_model_body
-from ...shared.encoding_calls import json_response
+from ...shared.encoding_calls import json_response, run_off_loop
 from ...shared.post_routes import RouteDescription, add_model_routes
 from ...shared.streaming import run_while_connected
 from .bulk import answer_batch
-from .wire import StateLine, SystemOneBatch, SystemOneRequest, read_systemone
+from .wire import StateLine, SystemOneBatch, SystemOneRequest, count_options, read_systemone
 from .write import write_error, write_systemone
 
 router = APIRouter(tags=["decisions"])
@@ -28,7 +28,7 @@ async def answer_body(request: Request) -> Response:
 
 async def answer_systemone(request: Request, wire: SystemOneRequest) -> Response:
     model = find_decision_model(request, authorized_models(request), wire.model)
-    decision = read_systemone(wire)
+    decision = await run_off_loop(request, count_options(wire), partial(read_systemone, wire))
     found = await answer_questions(request, wire, model, decision)
     written = partial(write_systemone, wire.model or model.name, decision, found)
     return await json_response(request, answer_numbers(found), written)

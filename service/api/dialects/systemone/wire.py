@@ -101,6 +101,11 @@ class StateLine(Wire):
     id: Annotated[str | LineNumber, must_be("a string or a whole number")] = ""
 
 
+def count_options(wire: SystemOneRequest) -> int:
+    """How many options all questions have, which are read from as many values."""
+    return sum(2 if isinstance(asked, NoulQuestion) else len(asked.criteria) for asked in wire.questions.values())
+
+
 def read_systemone(wire: SystemOneRequest) -> DecisionRequest:
     """The request below the dialect. Raises EmptyInput for an empty state, and BadRequest for a bad name."""
     return replace(read_questions(wire), state=read_state(wire.state))

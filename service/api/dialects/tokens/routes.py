@@ -85,7 +85,7 @@ async def encode_prompt(request: Request, model: Model, wire: TokenizeInput) -> 
     text, terms = server(request).text, request_context(request).terms
     if isinstance(wire, PromptRequest):
         return await text.render_prompt(model, wire.prompt, "prompt", special=wire.add_special_tokens, terms=terms)
-    [chat] = fit_conversation(request, read_chat(wire), model).prompts
+    [chat] = (await fit_conversation(request, read_chat(wire), model)).prompts
     assert isinstance(chat, ChatMessages), "a conversation"
     return await text.render_prompt(model, chat, "messages", special=False, terms=terms)
 

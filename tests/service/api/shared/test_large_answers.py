@@ -19,6 +19,7 @@ from polyhead.service.api.dialects.hf import routes as hf
 from polyhead.service.api.dialects.oip import routes as oip
 from polyhead.service.api.dialects.ollama import routes as ollama
 from polyhead.service.api.dialects.openai import routes as openai
+from polyhead.service.api.dialects.openai import write as openai_write
 from polyhead.service.api.dialects.openai.write import write_text_logprobs
 from polyhead.service.api.dialects.responses import routes as responses
 from polyhead.service.api.dialects.tgi import routes as tgi
@@ -130,7 +131,7 @@ def test_available_tokens_are_detokenised_in_slices(generator: Model, monkeypatc
 
 def test_the_scores_of_a_prompt_are_processed_in_slices(generator: Model, monkeypatch: pytest.MonkeyPatch) -> None:
     turns = TurnCounter()
-    monkeypatch.setattr(Detokenizer, "score_token", turns.count("scored", Detokenizer.score_token))
+    monkeypatch.setattr(Detokenizer, "score_fields", turns.count("scored", Detokenizer.score_fields))
     request = generate([5] * LONG, 1, prompt_logprobs=2)
     scores = PromptScores(((-1.0, TOP),) * (LONG - 1))
     found = read(turns, generator, request, [scores, Done("length", LONG)])
@@ -263,7 +264,7 @@ def test_a_large_answer_is_written_on_a_thread(
 
 def drawn(count: int, tops: int) -> tuple[TokenLogprobs, ...]:
     token = ScoredToken(b"a", -1.0, 5)
-    return (TokenLogprobs(token, 0, (token,) * tops, 5),) * count
+    return (TokenLogprobs(token, 0, ((b"a", -1.0, 5),) * tops, 5),) * count
 
 
 def request_of(owner: str, threads: ThreadPool) -> Any:
@@ -542,7 +543,7 @@ def test_log_probabilities_take_no_more_than_is_claimed_whatever_their_tokens_sp
     data: bytes, write: Callable[[Sequence[TokenLogprobs]], Any]
 ) -> None:
     token = ScoredToken(data, -1.2345678901234567, 5)
-    others = tuple(ScoredToken(data + b"%d" % number, -1.2345678901234567, 6) for number in range(3))
+    others = tuple((data + b"%d" % number, -1.2345678901234567, 6) for number in range(3))
     tokens = [TokenLogprobs(token, 1000, others, 5)] * 200
     limit, sizes = generating.score_memory(tokens), list[int]()
     while len(sizes) < 3 and limit < min(sizes, default=math.inf):  # threads that others left take memory too
@@ -570,3 +571,19 @@ def test_long_texts_are_written_in_parts_as_they_are_in_one(text: str, monkeypat
     monkeypatch.undo()
     assert written == (orjson.dumps(content), orjson.dumps({"prompt": text}))
     assert max(sizes) <= 6 * stream.MAX_CHARACTERS + 2
+
+
+def test_choices_of_a_completion_are_made_as_they_are_written(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Together those of 16,384 prompts are hundreds of thousands of objects, which a garbage collection examines."""
+    made, write_choice = list[int](), openai_write.write_text_choice
+
+    def noted(call: openai_write.CompletionInfo, index: int, piece: AnswerDelta, *, first: bool) -> dict[str, Any]:
+        made.append(index)
+        return write_choice(call, index, piece, first=first)
+
+    monkeypatch.setattr(openai_write, "write_text_choice", noted)
+    answers = [AnswerDelta(logprobs=drawn(1, 2))] * 50
+    written = openai_write.write_completion(openai_write.CompletionInfo("id", "m", 1), answers)
+    assert made == []
+    choices = orjson.loads(dumps_sliced(written))["choices"]
+    assert [each["index"] for each in choices] == sorted(set(made)) == list(range(50))

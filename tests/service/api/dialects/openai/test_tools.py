@@ -14,6 +14,8 @@ from polyhead.service.api.shared import response_formats
 from polyhead.service.core.errors import BadRequest
 from polyhead.service.core.model import Model
 from polyhead.service.core.request import Done, Event, Generate, GeneratedToken, Request
+from polyhead.service.resources import request_memory
+from polyhead.service.resources.request_memory import Headroom
 from tests.support.dialogue_templates import LLAMA31, QWEN3, R1, SMOLLM2
 from tests.support.scripted import Registry, application, ask, echo, model, token_events
 
@@ -360,3 +362,22 @@ def test_requests_that_the_template_does_not_support_are_rejected(answer_with: A
         assert response.status_code == 400
         assert response.json()["error"]["message"] == sentence
     assert {response.status_code for response in responses[2:]} <= {200, 400}
+
+
+def test_memory_is_claimed_for_lists_and_objects_in_the_arguments_of_calls(
+    tiny_generator: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """They are a text in the body, in which they are not counted."""
+    monkeypatch.setattr(request_memory, "MAX_CONTAINERS", 1000)
+    served = [model(tiny_generator, "talker", "generate", max_tokens=4096)]
+    app = application(Registry(served, echo), Headroom(request_memory.ALLOCATOR_BYTES + (64 << 20)))
+
+    def asked(lists: int) -> tuple[str, Any]:
+        function = {"name": "f", "arguments": json.dumps({"a": [[]] * lists})}
+        called = {"role": "assistant", "tool_calls": [{"id": "a", "function": function}]}
+        return PATH, TALK | {"messages": [*TALK["messages"], called, {"role": "tool", "content": "b"}]}
+
+    few, many = ask(app, asked(100), asked(1000))
+    assert few.status_code == 200
+    assert many.status_code == 413
+    assert many.json()["error"]["message"].startswith("the arguments of tool calls takes about 64 MiB")

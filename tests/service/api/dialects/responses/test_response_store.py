@@ -21,7 +21,10 @@ from polyhead.service.api.dialects.responses.response_store import (
     StoredResponse,
     Turn,
 )
+from polyhead.service.api.dialects.responses.stored_items import count_characters
+from polyhead.service.api.dialects.responses.wire import ResponseRequest
 from polyhead.service.api.shared import dialect
+from polyhead.service.api.shared.streaming import INLINE_BYTES
 from polyhead.service.core.errors import NotFound, Overloaded
 from polyhead.service.core.model import Model
 from polyhead.service.core.request import Done, Generate
@@ -422,3 +425,22 @@ def test_the_official_client_and_another_key(talker: Model, tmp_path: Path) -> N
                 await mine.responses.retrieve(first.id)
 
     asyncio.run(act())
+
+
+def test_many_items_without_text_are_written_on_a_thread() -> None:
+    items = [{"role": "user", "content": ""}] * 4096
+    wire = ResponseRequest.read(ASK | {"input": items})
+    assert count_characters(wire.input) > INLINE_BYTES
+
+
+def test_requests_remove_responses_of_the_key_that_has_most_at_each_time() -> None:
+    store = opened(8)
+    for name in "1234":
+        store.keep(kept(name, "a"))
+    for name in "56":
+        store.keep(kept(name, "b"))
+    assert store.evict(3 * SIZE)
+    assert found(store, "a", "1234") + found(store, "b", "56") in ("4" + "56", "34" + "6")
+    assert store.evict(3 * SIZE)
+    assert store.size == 0
+    assert not store.evict(1)

@@ -138,6 +138,28 @@ def test_a_template_gets_one_system_message_first() -> None:
     ]
 
 
+class CountedText(str):
+    """A text that counts how often it is appended to another one."""
+
+    __slots__ = ()
+    appended = 0
+
+    def __radd__(self, other: str) -> str:
+        CountedText.appended += 1
+        return "".join((other, self))
+
+
+def test_system_messages_are_joined_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Appended one after another, they are copied as often as there are messages."""
+    monkeypatch.setattr(CountedText, "appended", 0)
+    join_text = responses_read.join_text
+    monkeypatch.setattr(responses_read, "join_text", lambda parts: CountedText(join_text(parts)))
+    begun = [{"role": "developer", "content": "d"}] * 100
+    [system, _] = messages_of(read(input=[*begun, {"role": "user", "content": "u"}]))
+    assert system["content"] == "\n".join("d" * 100)
+    assert CountedText.appended == 0
+
+
 @pytest.mark.parametrize(
     ("choice", "kind", "only"),
     [
