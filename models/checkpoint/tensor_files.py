@@ -246,8 +246,8 @@ def _read_header(path: Path, most: float = math.inf) -> tuple[dict[str, Any], in
             raw = file.read(size)
         check_tensor_count(path, count := raw.count(b'"data_offsets"'), most)
         if (values := count_values(raw)) > LARGE_JSON.values:
-            message = f"its header has {values} values, and {LARGE_JSON.values} are the most; save it in several files"
-            raise CheckpointError(message, file=str(path))
+            message = f"its header has {values} values, and {LARGE_JSON.values} are the most"
+            raise CheckpointError(f"{message}; shorten its metadata, or save it in several files", file=str(path))
         header = parse_json(raw)
     except OSError as error:
         raise CheckpointError(f"cannot be read: {error.strerror}", file=str(path)) from None
