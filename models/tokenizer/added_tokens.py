@@ -67,6 +67,8 @@ def _parse_items(text: str, at: int, file: str) -> Iterator[Any]:
     decoder = json.JSONDecoder()
     for number in range(MAX_ADDED_TOKENS):
         part = text[at : at + MAX_ITEM_LENGTH]
+        if part.startswith("]"):  # the list is empty
+            return
         try:
             item, length = decoder.raw_decode(part)
         except ValueError as error:

@@ -187,6 +187,8 @@ def test_a_tokenizer_json_is_not_parsed_in_one_piece(
         with pytest.raises(CheckpointError, match=message):
             Tokenizer.from_folder(tmp_path)
 
+    text = f'{{"added_tokens": [ ], "more": {json.dumps(["a"] * 2000)}}}'
+    added_tokens.check_added_tokens(text, str(path))
     item = {"content": "<a>", "more": "a" * added_tokens.MAX_ITEM_LENGTH}
     refuse({"added_tokens": [item]}, r"added_tokens\[0\] is no token of at most 4096 characters")
     refuse({"added_tokens": [["a"] * 2000]}, r"added_tokens\[0\] is no token of at most 4096 characters")
