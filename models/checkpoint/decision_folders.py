@@ -22,6 +22,7 @@ from ..core.decision_prompt import (
 )
 from ..core.errors import CheckpointError, UnsupportedError, show_value
 from ..core.files import subfolder
+from ..core.json_files import LARGE_JSON
 from ..network.decision_heads import LabelSchemaHead, OptionMarkHead, count_heads
 from ..network.model_config import ModelConfig
 from ..network.transformer import Transformer
@@ -172,8 +173,8 @@ def option_mark_parts(opened: LabelFolder, config: ModelConfig) -> DecisionParts
 def read_role(opened: LabelFolder, role: str) -> int:
     """The id of the token that the tokenizer's configuration names for a role."""
     file = opened.path / "tokenizer" / "tokenizer_config.json"
-    named = {**read_json(file.with_name("special_tokens_map.json"), {}), **read_json(file, {})}
-    piece = named.get(role)
+    named = read_json(file.with_name("special_tokens_map.json"), {}, limit=LARGE_JSON)
+    piece = (named | read_json(file, {}, limit=LARGE_JSON)).get(role)
     piece = piece.get("content") if isinstance(piece, dict) else piece
     found = opened.tokenizer.token_id(piece) if isinstance(piece, str) else None
     if found is None:

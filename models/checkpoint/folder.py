@@ -19,6 +19,7 @@ from ..chat import ChatTemplate
 from ..chat.pair_prompt import PairPrompt
 from ..core.errors import CheckpointError, ModelError, UnsupportedError, show_value
 from ..core.files import is_plain_name, read_text, subfolder
+from ..core.json_files import LARGE_JSON
 from ..network.encoder_decoder import SharedTextTransformer
 from ..network.model_config import ModelConfig
 from ..tokenizer import Tokenizer
@@ -298,7 +299,7 @@ def list_tensors(path: Path, most: float = math.inf) -> dict[str, TensorEntry]:
 
 
 def list_sharded_tensors(path: Path, most: float = math.inf) -> dict[str, TensorEntry]:
-    places = read_json(path / INDEX).get("weight_map")
+    places = read_json(path / INDEX, limit=LARGE_JSON).get("weight_map")
     if not isinstance(places, dict) or not places:
         raise CheckpointError("it has no weight_map", file=str(path / INDEX))
     shards: dict[str, list[str]] = {}
@@ -338,7 +339,9 @@ def load_chat_template(path: Path, tokenizer: Tokenizer) -> ChatTemplate | None:
         sources = {name: read_text(file, errors="replace") for name, file in files.items()}
         return build_chat_template(str(path), sources, tokenizer)
     json_template = read_json(path / "chat_template.json", {})
-    source = json_template.get("chat_template") or read_json(path / "tokenizer_config.json", {}).get("chat_template")
+    source = json_template.get("chat_template")
+    if not source:
+        source = read_json(path / "tokenizer_config.json", {}, limit=LARGE_JSON).get("chat_template")
     if isinstance(source, list):
         templates = (each for each in source if isinstance(each, dict) and isinstance(each.get("name"), str))
         named = {each["name"]: each.get("template") for each in templates}

@@ -5,12 +5,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
-import orjson
-
 from ..architectures import Family, HeadSpec
 from ..chat import ChatTemplate
 from ..core.errors import CheckpointError, ModelError, UnsupportedError
-from ..core.files import list_files, read_json_bytes
+from ..core.files import list_files
+from ..core.json_files import SMALL_JSON, JsonLimit, parse_json, read_json_bytes
 from ..tokenizer import Tokenizer
 from .tensor_files import TensorEntry
 
@@ -43,15 +42,16 @@ class FolderParts:
     prompt: str = ""
 
 
-def read_json(path: Path, default: JsonObject | None = None, kind: type = dict) -> Any:
-    """A JSON object (or another `kind`) from a file; `default` is returned if the file is missing."""
+def read_json(path: Path, default: JsonObject | None = None, kind: type = dict, limit: JsonLimit = SMALL_JSON) -> Any:
+    """A JSON object (or another `kind`) from a file; `default` is returned if the file is missing. CheckpointError for
+    one beyond the limit, or that is no such JSON."""
     try:
-        value = orjson.loads(read_json_bytes(path))
+        value = parse_json(read_json_bytes(path, limit))
     except FileNotFoundError:
         if default is not None:
             return default
         raise CheckpointError(missing_hint(path), file=str(path)) from None
-    except orjson.JSONDecodeError as error:
+    except (ValueError, RecursionError) as error:
         raise CheckpointError(f"is no valid JSON: {error}", file=str(path)) from None
     if not isinstance(value, kind):
         raise CheckpointError(f"should hold a JSON {kind.__name__}, not {type(value).__name__}", file=str(path))

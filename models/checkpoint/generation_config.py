@@ -56,7 +56,7 @@ IGNORED_FIELDS = re.compile(
 )  # prefixes of fields that do not change the output
 DEFAULT_TOP_K = 50  # transformers' default
 MAX_BANNED_TOKENS = 4096  # different ones, as many as a request may ban; published models have about a hundred
-MAX_LISTED_TOKENS = 1 << 17  # banned ones that a file lists, repeats included; each is compared with the others
+MAX_LISTED_TOKENS = 1 << 16  # banned ones that a file lists, repeats included; each is compared with the others
 MAX_FORCED_TOKENS = 64  # first or last tokens of an answer; published models have one
 MAX_BEAMS = 64  # as many as a request may ask for
 MAX_COUNT = 2**31 - 1  # of what is counted in a step

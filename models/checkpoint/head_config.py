@@ -13,6 +13,7 @@ from torch import nn
 from ..architectures import rename_weight
 from ..chat.pair_prompt import PairPrompt
 from ..core.errors import CheckpointError, UnsupportedError, show_value
+from ..core.json_files import LARGE_JSON
 from ..network.embedding_head import EmbeddingHead, UnitSpec, output_width
 from ..network.encoder_decoder import EncoderDecoder
 from ..network.heads import (
@@ -59,7 +60,7 @@ MAX_INPUT_LIMIT = 1 << 24  # tokenizers write 10^30 if there is no limit
 MAX_LABEL_LENGTH = 1000  # characters of a label or of a prompt's name: answers repeat them
 MAX_PROMPTS = 256
 MAX_PROMPT_LENGTH = 4096  # characters; it is put before every text
-MAX_LABEL_CHARACTERS = 4 << 20  # characters of all labels
+MAX_LABEL_CHARACTERS = 3 << 20  # characters of all labels
 CROSS_ENCODER_ACTIVATIONS: dict[str, ScoreActivation] = {"Identity": "none", "Sigmoid": "sigmoid", "Softmax": "softmax"}
 OLDER_ACTIVATION = "sbert_ce_default_activation_function"  # in sentence-transformers before 4.0
 log = getLogger(__name__)
@@ -484,7 +485,7 @@ def pooler_head(pooling: Pooling, normalise: bool, prompts: Mapping[str, str] = 
 
 def input_limit(path: Path, config: ModelConfig) -> int:
     """The longest input in tokens, special tokens included."""
-    stored = read_json(path / "tokenizer_config.json", {}).get("model_max_length")
+    stored = read_json(path / "tokenizer_config.json", {}, limit=LARGE_JSON).get("model_max_length")
     sane = type(stored) in (int, float) and 1 <= stored < MAX_INPUT_LIMIT
     return min(int(stored), config.max_positions) if sane else config.max_positions
 

@@ -23,6 +23,8 @@ from typing import Any
 from urllib.parse import quote
 
 from ..core.errors import CheckpointError, UnsupportedError, show_value
+from ..core.json_files import LARGE_JSON
+from ..core.turns import iterate_by_parts
 from .folder_files import read_json
 from .hub_files import (
     HubFile,
@@ -32,9 +34,9 @@ from .hub_files import (
     choose_weights,
     has_safetensors,
     index_shards,
+    is_usable_name,
     list_gguf_sets,
     unread_weights_error,
-    usable_names,
 )
 from .hub_requests import OTHER_ERRORS, library_part, read_description
 from .hub_transfer import Progress, Repository, download_files, remember_revision
@@ -52,7 +54,7 @@ SOURCE = re.compile(
 FORMS = "ORGANIZATION/NAME, or with @REVISION, :QUANTISATION or the name of a GGUF file after it"
 COMMIT = re.compile(r"[0-9a-f]{40}([0-9a-f]{24})?")
 DEFAULT_REVISION = "main"
-MAX_LISTED = 100_000  # files of a repository
+MAX_LISTED = 20_000  # files of a repository
 log = getLogger(__name__)
 
 HAS_HUB_LIBRARY = find_spec("huggingface_hub") is not None
@@ -175,12 +177,12 @@ def ask_hub(source: str, wanted: HubSource, check_wanted: CheckWanted) -> tuple[
     commit, siblings = answer.get("sha"), answer.get("siblings") or []
     if not isinstance(commit, str) or not COMMIT.fullmatch(commit):
         raise CheckpointError(f"the hub names the commit {show_value(commit)}, which is none")
+    if isinstance(siblings, list) and len(siblings) > MAX_LISTED:
+        raise CheckpointError(f"the repository has {len(siblings)} files; {MAX_LISTED} are the most")
     if not isinstance(siblings, list) or not all(map(is_file_entry, siblings)):
         raise CheckpointError("the hub's description should have a list of files with names")
-    if len(siblings) > MAX_LISTED:
-        raise CheckpointError(f"the repository has {len(siblings)} files; {MAX_LISTED} are the most")
-    usable = set(usable_names(sibling["rfilename"] for sibling in siblings))
-    files = [read_file_entry(sibling) for sibling in siblings if sibling["rfilename"] in usable]
+    listed = iterate_by_parts(siblings, check_wanted)
+    files = [read_file_entry(sibling) for sibling in listed if is_usable_name(sibling["rfilename"])]
     return Repository(wanted.name, commit, storage_of(wanted.name), source), files
 
 
@@ -236,7 +238,7 @@ def choose_path(
     small = choose_small_files(files)
     download_files(repository, small, options.progress, options.max_bytes, options.check_wanted)
     index = repository.snapshot / INDEX
-    weights = graph or choose_weights(files, index_shards(read_json(index)) if index.exists() else ())
+    weights = graph or choose_weights(files, index_shards(read_json(index, limit=LARGE_JSON)) if index.exists() else ())
     rest = replace(options, max_bytes=options.max_bytes and max(options.max_bytes - sum(f.size for f in small), 1))
     download_files(repository, weights, rest.progress, rest.max_bytes, rest.check_wanted)
     return repository.snapshot

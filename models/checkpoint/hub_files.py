@@ -6,7 +6,7 @@ is a split set of several files.
 """
 
 import re
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from pathlib import PurePosixPath
 
@@ -21,6 +21,9 @@ SMALL_SUFFIXES = (".json", ".txt", ".jinja", ".model", ".spm")
 OTHER_FOLDERS = ("onnx", "openvino", "original", "coreml", "runs", "flax", "tf")  # the same model in other formats
 DEFAULT_QUANTISATION = "Q4_K_M"
 MAX_FILES = 4096  # files of one checkpoint
+MAX_PATH_LENGTH = 1024  # characters of a file's name with its folders; longer ones are left out
+MAX_FOLDERS = 16  # of a file inside each other
+MAX_LABEL_LENGTH = 64  # characters at the end of a name in which a quantisation is looked for
 MAX_NAMED = 30  # quantisations or files that a message names
 SPLIT = re.compile(r"^(?P<stem>.*)-(?P<part>\d{5})-of-(?P<count>\d{5})$")
 QUANTISATION = re.compile(
@@ -58,9 +61,11 @@ class GgufSet:
         return self.quantisation or self.parts[0].name
 
 
-def usable_names(names: Iterable[str]) -> list[str]:
-    """The names that stay inside of their folder. The hub's answer is not trusted."""
-    return [name for name in names if name and all(is_plain_name(part) for part in name.split("/"))]
+def is_usable_name(name: str) -> bool:
+    """Whether a file stays inside of its folder, in few folders. The hub's answer is not trusted."""
+    if not 0 < len(name) <= MAX_PATH_LENGTH or name.count("/") > MAX_FOLDERS:
+        return False
+    return all(is_plain_name(part) for part in name.split("/"))
 
 
 def choose_small_files(files: Collection[HubFile]) -> list[HubFile]:
@@ -177,7 +182,7 @@ def list_gguf_sets(files: Collection[HubFile]) -> list[GgufSet]:
         else:
             whole.append(GgufSet(find_quantisation(file.path), (file,)))
     for (stem, count), found in split.items():
-        if sorted(found) == list(range(1, count + 1)):
+        if len(found) == count and all(part in found for part in range(1, count + 1)):
             path = PurePosixPath(f"{stem}{GGUF}")
             whole.append(GgufSet(find_quantisation(path), tuple(found[part] for part in sorted(found))))
     return sorted(whole, key=lambda each: each.parts[0].name)
@@ -186,7 +191,7 @@ def list_gguf_sets(files: Collection[HubFile]) -> list[GgufSet]:
 def find_quantisation(path: PurePosixPath) -> str:
     """The quantisation that a file's name ends in, or else its folder's name; in capitals, empty if there is none."""
     for name in (path.stem, path.parent.name):
-        if found := QUANTISATION.search(name):
+        if found := QUANTISATION.search(name, max(len(name) - MAX_LABEL_LENGTH, 0)):
             return found[1].upper().replace("FP16", "F16").replace("FP32", "F32")
     return ""
 

@@ -14,10 +14,8 @@ from dataclasses import dataclass
 from importlib.util import find_spec
 from typing import Any
 
-import orjson
-
 from ..core.errors import CheckpointError, show_value
-from ..core.files import MAX_JSON_VALUES
+from ..core.json_files import JsonLimit, count_values, parse_json
 from .hub_watch import CheckWanted, RequestWatch, TooSlowError, always_wanted, watch_request
 
 if find_spec("huggingface_hub") is not None:
@@ -28,7 +26,7 @@ HEAD_SECONDS = 60.0  # from the first request to the end of the headers of its a
 CONTENT_SECONDS = 60.0  # between two pieces of a content
 ANSWER_SECONDS = 120.0  # for a whole description
 ERROR_SECONDS = 10.0  # for the content of an error; what has not come then is left out
-MAX_ANSWER_BYTES = 64 << 20  # bytes of a description; one of 100,000 files has 40 MB
+ANSWER_LIMIT = JsonLimit(8 << 20, 1 << 18)  # of a description; one of 20,000 files has 5 MB and 160,000 values
 MAX_ERROR_BYTES = 1 << 16  # bytes of an error; the rest is left out
 MAX_REDIRECTS = 10
 OTHER_ERRORS = (OSError, ValueError, RuntimeError)  # that the library raises, beside those of its HTTP client
@@ -83,6 +81,7 @@ def open_answer(url: str, start: int = 0, check_wanted: CheckWanted = always_wan
             try:
                 request = response.next_request
                 if request is not None:
+                    check_scheme(request)
                     continue
                 check_encoding(response)
                 raise_for_status(response)
@@ -91,6 +90,13 @@ def open_answer(url: str, start: int = 0, check_wanted: CheckWanted = always_wan
             finally:
                 response.close()
     raise CheckpointError(f"the hub redirects more than {MAX_REDIRECTS} times")
+
+
+def check_scheme(request: Any) -> None:
+    """CheckpointError for a redirect to anything but a server. It is no error of the connection, so that no further
+    attempt is made."""
+    if request.url.scheme not in ("http", "https"):
+        raise CheckpointError(f"the hub redirects to {show_value(str(request.url))}, which is no address of a server")
 
 
 def check_encoding(answer: Any) -> None:
@@ -121,15 +127,16 @@ def read_description(url: str, check_wanted: CheckWanted = always_wanted) -> dic
     with open_answer(url, check_wanted=check_wanted) as answer:
         for chunk in answer.pieces():
             content += chunk
-            if len(content) > MAX_ANSWER_BYTES:
-                raise CheckpointError(f"the hub's answer is longer than {MAX_ANSWER_BYTES >> 20} MiB")
+            if len(content) > ANSWER_LIMIT.bytes:
+                raise CheckpointError(f"the hub's answer is longer than {ANSWER_LIMIT.bytes >> 20} MiB")
             if time.monotonic() > end:
                 raise TooSlowError(f"the hub's answer takes more than {ANSWER_SECONDS:g} s")
-    if max(map(content.count, (b"[", b"{", b":"))) > MAX_JSON_VALUES:
-        raise CheckpointError(f"the hub's answer has more than {MAX_JSON_VALUES} values")
+    if (count := count_values(content)) > ANSWER_LIMIT.values:
+        raise CheckpointError(f"the hub's answer has {count} values; {ANSWER_LIMIT.values} are the most")
+    check_wanted()
     try:
-        found = orjson.loads(content)
-    except orjson.JSONDecodeError as error:
+        found = parse_json(content)
+    except (ValueError, RecursionError) as error:
         raise CheckpointError(f"the hub's answer is no JSON: {error}") from None
     if not isinstance(found, dict):
         raise CheckpointError(f"the hub's answer should be an object, not a {type(found).__name__}")

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from ..core.errors import CheckpointError, UnsupportedError, show_value
 from ..core.files import is_plain_name
+from ..core.json_files import LARGE_JSON
 from ..network.embedding_head import EmbeddingHead, TokenTableHead, UnitSpec, output_width
 from ..network.model_config import ModelConfig
 from ..network.transformer import Transformer
@@ -97,7 +98,7 @@ def find_weights(root: Path, folder: Path, config: ModelConfig, tokenizer: Token
 
 def read_listed_weights(file: Path, config: ModelConfig, tokenizer: Tokenizer) -> ListedWeights:
     """The weights in a JSON object by token. What is no token is the unknown one, as in sentence-transformers."""
-    weights, given = dict[int, float](), read_json(file)
+    weights, given = dict[int, float](), read_json(file, limit=LARGE_JSON)
     for name, weight in given.items():
         if type(weight) not in (int, float) or not abs(weight) <= MAX_WEIGHT:
             message = f"the weight of {show_value(name)} is {show_value(weight)}, which should be a number"

@@ -16,17 +16,15 @@ from math import prod
 from pathlib import Path
 from typing import Any, NoReturn
 
-import orjson
 import torch
 from torch import Tensor
 
 from ..core.errors import CheckpointError, UnsupportedError
 from ..core.files import open_member
+from ..core.json_files import LARGE_JSON, count_values, parse_json
 
 PIECE_BYTES = 1 << 20  # bytes of a file in memory at a time
 READ_BYTES = 8 << 20  # bytes that are read between two reports, where they are kept as they are
-MAX_HEADER_BYTES = 16 << 20  # bytes; the specification allows 100 MB, which no network needs
-MAX_HEADER_VALUES = 1 << 21  # values of its JSON
 MAX_DIMENSIONS = 8  # of a tensor
 MAX_TENSORS = 1 << 18  # of all files together; the largest mixtures of experts have a third of that
 MAX_NAME_LENGTH = 512  # characters of a tensor's name; published ones have a hundred
@@ -243,16 +241,17 @@ def _read_header(path: Path, most: float = math.inf) -> tuple[dict[str, Any], in
         with open_member(path) as file:
             length, prefix = os.fstat(file.fileno()).st_size, file.read(8)
             size = struct.unpack("<Q", prefix)[0] if len(prefix) == 8 else length
-            if size > min(length - 8, MAX_HEADER_BYTES):
+            if size > min(length - 8, LARGE_JSON.bytes):
                 raise CheckpointError("truncated, or no safetensors file: its header does not fit", file=str(path))
             raw = file.read(size)
-        if raw.count(b":") > MAX_HEADER_VALUES or raw.count(b"[") > MAX_HEADER_VALUES:
-            raise CheckpointError("no safetensors file: its header has more values than any network", file=str(path))
         check_tensor_count(path, count := raw.count(b'"data_offsets"'), most)
-        header = orjson.loads(raw)
+        if (values := count_values(raw)) > LARGE_JSON.values:
+            message = f"its header has {values} values, and {LARGE_JSON.values} are the most"
+            raise CheckpointError(f"{message}; shorten its metadata, or save it in several files", file=str(path))
+        header = parse_json(raw)
     except OSError as error:
         raise CheckpointError(f"cannot be read: {error.strerror}", file=str(path)) from None
-    except orjson.JSONDecodeError as error:
+    except (ValueError, RecursionError) as error:
         raise CheckpointError(f"no safetensors file: its header is no JSON ({error})", file=str(path)) from None
     if not isinstance(header, dict):
         raise CheckpointError("no safetensors file: its header is no JSON object", file=str(path))

@@ -13,9 +13,8 @@ from typing import BinaryIO
 
 from .errors import CheckpointError, show_value
 
-MAX_SMALL_BYTES = 16 << 20  # bytes of a description, an index, a template
+MAX_SMALL_BYTES = 16 << 20  # bytes of a template
 MAX_VOCABULARY_BYTES = 64 << 20  # bytes of a vocabulary
-MAX_JSON_VALUES = 1 << 21  # fields, objects and lists in a JSON file; each takes many times its bytes in memory
 MAX_NAME_BYTES = 255  # bytes of a file's name, as file systems have it
 MAX_SNAPSHOT_DEPTH = 4  # folders of a snapshot inside each other
 MAX_LISTED_FILES = 10_000  # files of a folder that are searched for a hint
@@ -101,15 +100,6 @@ def read_text(path: Path, most: int = MAX_SMALL_BYTES, errors: str = "strict") -
     """The text of a small file, with every line ending as one newline. Raises as `read_content` does, and
     UnicodeDecodeError."""
     return read_content(path, most).decode(errors=errors).replace("\r\n", "\n").replace("\r", "\n")
-
-
-def read_json_bytes(path: Path, most: int = MAX_SMALL_BYTES) -> bytes:
-    """The bytes of a small JSON file. Raises CheckpointError as `read_content` does, and if the file has more than
-    MAX_JSON_VALUES values."""
-    raw = read_content(path, most)
-    if max(map(raw.count, (b"[", b"{", b":"))) > MAX_JSON_VALUES:
-        raise CheckpointError(f"has more than {MAX_JSON_VALUES} values, which no such file has", file=str(path))
-    return raw
 
 
 def subfolder(folder: Path, name: str) -> Path:

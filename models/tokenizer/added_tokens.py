@@ -7,16 +7,18 @@ tokens.
 
 import json
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 from ..core.errors import CheckpointError
-from .merges import ESCAPED_LETTER
+from .merges import ESCAPED_LETTER, parse_whole
 
 MAX_ADDED_TOKENS = 1 << 17  # published vocabularies have up to 65,536, for sounds or pictures
 MAX_ADDED_LENGTH = 256  # characters of one; published ones have up to 40
 MAX_ADDED_CHARACTERS = 1 << 20  # of all; 65,536 published ones have 900,000
-LIST = re.compile(r'"added_tokens"\s*:\s*(?=\[)')
+MAX_ITEM_LENGTH = 1 << 12  # characters of a token in JSON, with its flags and with escapes
+LIST = re.compile(r'"added_tokens"\s*:\s*\[\s*')
+NEXT = re.compile(r"\s*,\s*")
 
 
 def check_added_tokens(text: str, file: str) -> None:
@@ -51,9 +53,31 @@ def _listed_tokens(text: str, file: str) -> list[Any]:
         raise CheckpointError(f"has {len(found)} lists of added_tokens where one belongs", file=file)
     try:
         if ESCAPED_LETTER.search(text):  # the field's name may be written with it
-            listed = json.loads(text)["added_tokens"]
+            listed = parse_whole(text, file)["added_tokens"]
         else:
-            listed = json.JSONDecoder().raw_decode(text, found[0].end())[0] if found else []
+            listed = list(_parse_items(text, found[0].end(), file)) if found else []
     except (ValueError, RecursionError, KeyError, TypeError):
         return []
     return listed if isinstance(listed, list) else []
+
+
+def _parse_items(text: str, at: int, file: str) -> Iterator[Any]:
+    """The items of a list that begin at a place of the text, until one cannot be read. They are parsed one by one,
+    since a long list would keep the interpreter. Raises CheckpointError for an item that is longer than any token."""
+    decoder = json.JSONDecoder()
+    for number in range(MAX_ADDED_TOKENS):
+        part = text[at : at + MAX_ITEM_LENGTH]
+        if part.startswith("]"):  # the list is empty
+            return
+        try:
+            item, length = decoder.raw_decode(part)
+        except ValueError as error:
+            if len(part) == MAX_ITEM_LENGTH:
+                message = f"added_tokens[{number}] is no token of at most {MAX_ITEM_LENGTH} characters: {error}"
+                raise CheckpointError(message, file=file) from None
+            return
+        yield item
+        if (gap := NEXT.match(text, at + length)) is None:
+            return
+        at = gap.end()
+    raise CheckpointError(f"its vocabulary has more than {MAX_ADDED_TOKENS} added tokens", file=file)

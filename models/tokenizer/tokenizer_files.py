@@ -5,7 +5,6 @@ merges.txt and a SentencePiece model. The small files (tokenizer_config.json, sp
 added_tokens.json) list which of its tokens are special and what their roles are.
 """
 
-import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -16,6 +15,7 @@ from tokenizers import AddedToken, Tokenizer, normalizers, processors
 from ..core import files
 from ..core.errors import CheckpointError, UnsupportedError, show_value
 from ..core.files import list_files
+from ..core.json_files import LARGE_JSON, VOCABULARY_JSON, parse_json, read_json_bytes
 from . import sentencepiece, sentencepiece_folder
 from .added_tokens import check_added_contents, check_added_tokens
 from .merges import check_merges
@@ -33,6 +33,7 @@ from .vocabulary import (
 )
 
 _ROLES = ("bos_token", "eos_token", "pad_token", "unk_token", "cls_token", "sep_token", "mask_token")
+MAX_LINES = 1 << 20  # of a vocabulary or of merges; published ones have up to 515,000
 _MORE = ("additional_special_tokens", "extra_special_tokens")
 _CONVERT = (
     "save it with a tokenizer.json first: transformers.AutoTokenizer.from_pretrained(folder).save_pretrained(folder)"
@@ -158,7 +159,7 @@ def _read_json(path: Path) -> dict[str, Any]:
     if not path.is_file():
         return {}
     try:
-        value = json.loads(files.read_json_bytes(path, files.MAX_VOCABULARY_BYTES))
+        value = parse_json(read_json_bytes(path, LARGE_JSON), lenient=True)
     except (ValueError, RecursionError) as problem:
         raise CheckpointError(f"is not JSON: {problem}", file=str(path)) from problem
     if not isinstance(value, dict):
@@ -192,7 +193,7 @@ def _parse_token(value: Any, file: str, *, special: bool = True) -> AddedToken:
 
 def _read_tokenizer_json(folder: Path, settings: _Settings) -> Tokenizer:
     path = folder / "tokenizer.json"
-    text = _check_utf8(path, lambda: files.read_json_bytes(path, files.MAX_VOCABULARY_BYTES).decode())
+    text = _check_utf8(path, lambda: read_json_bytes(path, VOCABULARY_JSON).decode())
     check_merges(text, str(path))
     check_added_tokens(text, str(path))
     backend = run_build(lambda: Tokenizer.from_str(text), str(path))
@@ -386,7 +387,11 @@ def _add_tokens(backend: Tokenizer, settings: _Settings, folder: Path) -> None:
 
 
 def _read_text(path: Path) -> str:
-    return _check_utf8(path, lambda: files.read_text(path, files.MAX_VOCABULARY_BYTES))
+    """A vocabulary or merges, one a line. CheckpointError for too many lines, which take a multiple of their bytes."""
+    text = _check_utf8(path, lambda: files.read_text(path, files.MAX_VOCABULARY_BYTES))
+    if (lines := text.count("\n")) > MAX_LINES:
+        raise CheckpointError(f"has {lines} lines, and {MAX_LINES} are the most", file=str(path))
+    return text
 
 
 def _check_utf8(path: Path, read: Callable[[], str]) -> str:

@@ -12,7 +12,8 @@ from typing import Annotated, Literal, Self, get_args
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from polyhead.models.core.errors import CheckpointError, ModelError, show_value
-from polyhead.models.core.files import read_json_bytes, replace_file
+from polyhead.models.core.files import replace_file
+from polyhead.models.core.json_files import read_json_bytes
 
 from ..core.calibration import (
     CONFIDENCE_BINS,

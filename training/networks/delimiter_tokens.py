@@ -16,6 +16,7 @@ from torch import nn
 
 from polyhead.models.checkpoint import load
 from polyhead.models.checkpoint.folder_files import read_json
+from polyhead.models.core.json_files import LARGE_JSON
 from polyhead.models.network.transformer import Transformer
 from polyhead.models.tokenizer import Tokenizer
 
@@ -65,7 +66,7 @@ def write_tokenizer(folder: Path, out: Path) -> None:
     )
     out.mkdir(parents=True, exist_ok=True)
     backend.save(str(out / TOKENIZER_FILE))
-    config = read_json(folder / TOKENIZER_CONFIG_FILE, {})
+    config = read_json(folder / TOKENIZER_CONFIG_FILE, {}, limit=LARGE_JSON)
     # A classifier finds the last token as the last one that is not padding, so any token but [EXTRACT] serves as
     # padding.
     (out / TOKENIZER_CONFIG_FILE).write_text(

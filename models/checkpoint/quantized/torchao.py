@@ -24,6 +24,7 @@ from .stored_kinds import integer_kind
 DATA = "_qdata"
 LEAVES = (DATA, "_scale", "_zero_point")
 FLOAT8_KINDS = ("F8_E4M3", "F8_E5M2")
+MAX_TEXT_LENGTH = 4096  # characters of the JSON of a matrix
 SMALL_TYPES = ("int1", "int2", "int3", "int4")
 
 
@@ -97,6 +98,9 @@ def combine_parts(tensor: str, base: str, entries: Mapping[str, TensorEntry], me
 
 def read_fields(codes: TensorEntry, text: Any) -> Json:
     """What the metadata says of a tensor."""
+    if isinstance(text, str) and len(text) > MAX_TEXT_LENGTH:
+        message = f"its metadata has {len(text)} characters; {MAX_TEXT_LENGTH} are the most"
+        raise CheckpointError(message, file=str(codes.file), tensor=codes.name)
     try:
         return dict_or_empty(orjson.loads(text) if isinstance(text, str) else None)
     except orjson.JSONDecodeError as error:

@@ -6,15 +6,16 @@ import importlib
 import json
 import logging
 from collections.abc import Iterator
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 
 import huggingface_hub.constants
 import pytest
 
 from polyhead.models.checkpoint import hub, hub_files, hub_requests, hub_transfer, hub_watch, load
 from polyhead.models.checkpoint.hub import DownloadOptions, HubSource, download
-from polyhead.models.checkpoint.hub_files import HubFile
+from polyhead.models.checkpoint.hub_files import HubFile, find_quantisation, is_usable_name, list_gguf_sets
 from polyhead.models.core.errors import CheckpointError, UnsupportedError
+from polyhead.models.core.json_files import JsonLimit
 from tests.support.hub_stub import COMMIT, HubStub, serve_hub
 
 fcntl = pytest.importorskip("fcntl")
@@ -478,7 +479,9 @@ def described(siblings: object) -> tuple[int, dict[str, str], bytes]:
         (200, {"Content-Encoding": "gzip, gzip"}, b"", "answers in the encoding 'gzip, gzip'"),
         (404, {"Content-Encoding": "br"}, b"", "answers in the encoding 'br'"),
         (200, {}, b" " * 3000, "answer is longer than"),
-        (200, {}, b'{"a":[' + b"[]," * 500 + b"[]]}", "more than 100 values"),
+        (200, {}, b'{"a":[' + b"[]," * 500 + b"[]]}", "has 1004 values; 100 are the most"),
+        (200, {}, b'{"a":[' + b"1," * 100 + b"1]}", "has 103 values; 100 are the most"),
+        (302, {"Location": "file:///etc/passwd"}, b"", "redirects to 'file://.*', which is no address of a server"),
         (200, {}, b"[]", "should be an object, not a list"),
         (200, {}, b"{", "is no JSON"),
         (302, {"Location": "/api/models/org/name"}, b"", "redirects more than 10 times"),
@@ -496,11 +499,70 @@ def test_answers_of_a_hub_are_bounded(
     message: str,
 ) -> None:
     """The library decompresses answers and reads all of them."""
-    monkeypatch.setattr(hub_requests, "MAX_ANSWER_BYTES", 2000)
-    monkeypatch.setattr(hub_requests, "MAX_JSON_VALUES", 100)
+    monkeypatch.setattr(hub_requests, "ANSWER_LIMIT", JsonLimit(2000, 100))
     stub.answers["/api/models/org/name"] = status, headers, content
     with pytest.raises(CheckpointError, match=message):
         download("org/name")
+
+
+def test_a_redirect_to_a_file_is_no_error_of_the_connection(stub: HubStub) -> None:
+    """No further attempt is made."""
+    stub.repositories["org/name"] = {"a.gguf": LARGE}
+    content = f"/org/name/resolve/{COMMIT}/a.gguf"
+    stub.answers[content] = 302, {"Location": "file:///etc/passwd"}, b""
+    with pytest.raises(CheckpointError, match="which is no address of a server"):
+        download("org/name")
+    assert [path for _, path, _ in stub.requests].count(content) == 1
+
+
+def test_names_of_files_are_short_and_in_few_folders(stub: HubStub) -> None:
+    """Each part of a name is looked at, and an end of it for a quantisation."""
+    assert is_usable_name("/".join("a" * 17))
+    assert not is_usable_name("/".join("a" * 18))
+    assert is_usable_name("/".join(["a" * 200] * 5))
+    assert not is_usable_name("/".join(["a" * 200] * 6))
+    stub.answers["/api/models/org/name"] = described([{"rfilename": "a/" * 100_000 + "a.gguf", "size": 3}])
+    with pytest.raises(CheckpointError, match="it has no weights"):
+        download("org/name")
+    assert find_quantisation(PurePosixPath("x" * 100 + "-Q4_K_M.gguf")) == "Q4_K_M"
+    assert find_quantisation(PurePosixPath("Q4" + "_K" * 40 + ".gguf")) == ""
+
+
+def test_incomplete_split_sets_of_many_parts_are_only_counted(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A list of the parts that should be there would be made for each of the sets."""
+    counted = list[int]()
+
+    def count(*ends: int) -> range:
+        counted.append(len(range(*ends)))
+        return range(*ends)
+
+    monkeypatch.setattr(hub_files, "range", count, raising=False)
+    wanting = [HubFile(f"{number}-00001-of-99999.gguf", 1) for number in range(1000)]
+    whole = [HubFile(f"a-0000{part}-of-00003.gguf", 1) for part in (1, 2, 3)]
+    other = [HubFile(f"b-0000{part}-of-00003.gguf", 1) for part in (1, 2, 4)]
+    assert [each.parts for each in list_gguf_sets([*wanting, *whole, *other])] == [tuple(whole)]
+    assert counted == [3, 3]
+
+
+def test_a_load_that_is_cancelled_ends_while_files_are_listed(stub: HubStub, monkeypatch: pytest.MonkeyPatch) -> None:
+    looked = list[str]()
+
+    class CancelledError(Exception):
+        pass
+
+    def check_wanted() -> None:
+        if looked:
+            raise CancelledError
+
+    def look(name: str) -> bool:
+        looked.append(name)
+        return True
+
+    monkeypatch.setattr(hub, "is_usable_name", look)
+    stub.answers["/api/models/org/name"] = described([{"rfilename": f"{number}.gguf"} for number in range(10_000)])
+    with pytest.raises(CancelledError):
+        download("org/name", DownloadOptions(check_wanted=check_wanted))
+    assert len(looked) < 2000
 
 
 def test_a_compressed_content_is_refused(stub: HubStub) -> None:

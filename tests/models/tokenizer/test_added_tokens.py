@@ -64,7 +64,7 @@ def test_added_tokens_are_bounded_before_the_library_reads_them(
     with pytest.raises(CheckpointError, match=r"added tokens have 10\d{5} characters in all; 1048576 are the most"):
         Tokenizer.from_folder(changed([f"{number:0256}" for number in range(4097)]))
     monkeypatch.setattr(added_tokens, "MAX_ADDED_TOKENS", 100)
-    with pytest.raises(CheckpointError, match=r"has 1\d\d added tokens; 100 are the most"):
+    with pytest.raises(CheckpointError, match=r"has more than 100 added tokens"):
         Tokenizer.from_folder(changed([f"<{number}>" for number in range(101)]))
 
 

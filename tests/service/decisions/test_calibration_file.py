@@ -112,7 +112,7 @@ def test_long_files_and_what_is_no_file_are_refused(tmp_path: Path) -> None:
     with pytest.raises(CheckpointError, match="no regular file"):
         read_calibration_file(tmp_path)
     (tmp_path / "long.json").write_bytes(b" " * (17 << 20))
-    with pytest.raises(CheckpointError, match="longer than 16 MiB"):
+    with pytest.raises(CheckpointError, match="longer than 4 MiB"):
         read_calibration_file(tmp_path / "long.json")
     (tmp_path / "link.json").symlink_to("/dev/zero")
     with pytest.raises(CheckpointError, match="link that leads out"):
