@@ -79,8 +79,8 @@ class Executor(Protocol):
         """Cache blocks that hold an infinite or NaN key or value, as of the last step; and those of the rows of a
         sequence whose state is not finite after them.
 
-        Attention over such a block gives NaN. A block stays in the set until a step writes its first slot again; it is
-        cleared before that. Empty for a network without a cache.
+        Attention over such a block gives NaN. A block stays in the set until a step writes its first slot again, where
+        it is cleared before, or until `copy` overwrites it. Empty for a network without a cache.
         """
 
     @property
@@ -138,3 +138,12 @@ def step_in_turns(executor: Executor, rows: StepInput, turn_s: float) -> Iterato
         yield from executor.step_in_turns(rows, turn_s)
     else:
         yield executor.step(rows).clone()
+
+
+def copy_marks(marked: set[int], copies: Sequence[tuple[int, int]]) -> None:
+    """Update the set of blocks that have some property after `copies`: a target has that of its source."""
+    for source, target in copies:
+        if source in marked:
+            marked.add(target)
+        else:
+            marked.discard(target)

@@ -19,7 +19,7 @@ from ..network.lora import Lora
 from ..network.ragged import RaggedBatch
 from ..seq2seq.protocol import Seq2Seq, Seq2SeqState
 from .bounds import Bounds
-from .contract import StepInput
+from .contract import StepInput, copy_marks
 
 MAX_SOURCE_TOKENS = 1024  # tokens of sources encoded at once, unless a single source is longer
 MAX_STATE_AGE = 4  # steps after which an unused state is freed
@@ -90,6 +90,7 @@ class Seq2SeqExecutor:
 
     def copy(self, blocks: Sequence[tuple[int, int]]) -> None:
         self._bounds.check_copies(blocks)
+        copy_marks(self._nonfinite_blocks, blocks)
         size = self.block_size
         for one, other in blocks:
             self._slot_tokens[other * size : (other + 1) * size] = self._slot_tokens[one * size : (one + 1) * size]

@@ -22,7 +22,7 @@ from ..network.ragged import RaggedBatch
 from ..network.recurrent_state import RecurrentState, StateView
 from ..network.transformer import Transformer
 from .bounds import Bounds
-from .contract import StepInput
+from .contract import StepInput, copy_marks
 from .cuda_graphs import DecodeGraphs, PagedAttention, StepOutput
 from .step_buffer import StepBuffer
 
@@ -142,6 +142,8 @@ class TorchExecutor:
             self.cache.copy([pair for pair in blocks if pair[0] < first])
             own = [(source - first, target - first) for source, target in blocks if source >= first]
             self.cache.copy(own, windowed=True)
+            copy_marks(self._nonfinite_blocks, blocks)
+            copy_marks(self._unchecked_blocks, blocks)
 
     def attach(self, adapter: Lora, yield_turn: YieldTurn = keep_turn) -> int:
         if adapter.keys() - set(self._linear_names.values()):

@@ -237,3 +237,10 @@ def test_numbers_out_of_range_are_refused(changes: dict[str, Any], said: str) ->
     with pytest.raises(StepInputError, match=said):
         executor.step(replace(StepInput([START], [0], [0, 1], [[0]], [0]), **changes))
     assert network.read == []
+
+
+def test_a_copy_overwrites_what_is_not_finite_and_takes_it_along() -> None:
+    executor = Seq2SeqExecutor(FakeSeq2Seq(), torch.device("cpu"), vocabulary=WORDS, block_count=8, block_size=4)
+    executor._nonfinite_blocks |= {5}
+    executor.copy([(5, 6), (2, 5)])
+    assert executor.nonfinite_blocks == {6}
