@@ -132,6 +132,20 @@ class TurnExecutor(Protocol):
         """
 
 
+@runtime_checkable
+class PreparingExecutor(Protocol):
+    """An executor whose steps need work that takes much longer than a step, such as a source that is encoded, and that
+    can do it before them."""
+
+    def prepare(self, rows: StepInput, turn_s: float) -> list[int]:
+        """Do some of the work that the sequences of `rows` need before their step, until `turn_s` seconds have passed,
+        at least a piece of it. Returns the sequences whose work is not finished.
+
+        The next call goes on with the work for sequences that are still in its `rows`. A step does first what was not
+        prepared. Raises StepInputError before anything is computed.
+        """
+
+
 def step_in_turns(executor: Executor, rows: StepInput, turn_s: float) -> Iterator[Tensor | None]:
     """As TurnExecutor.step_in_turns; an executor that cannot interrupt a step computes it in one turn."""
     if isinstance(executor, TurnExecutor):
