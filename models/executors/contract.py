@@ -79,8 +79,8 @@ class Executor(Protocol):
         """Cache blocks that hold an infinite or NaN key or value, as of the last step; and those of the rows of a
         sequence whose state is not finite after them.
 
-        Attention over such a block gives NaN. A block stays in the set until a step writes its first slot again; it is
-        cleared before that. Empty for a network without a cache.
+        Attention over such a block gives NaN. A block stays in the set until a step writes its first slot again, where
+        it is cleared before, or until `copy` overwrites it. Empty for a network without a cache.
         """
 
     @property
@@ -132,9 +132,32 @@ class TurnExecutor(Protocol):
         """
 
 
+@runtime_checkable
+class PreparingExecutor(Protocol):
+    """An executor whose steps need work that takes much longer than a step, such as a source that is encoded, and that
+    can do it before them."""
+
+    def prepare(self, rows: StepInput, turn_s: float) -> list[int]:
+        """Do some of the work that the sequences of `rows` need before their step, until `turn_s` seconds have passed,
+        at least a piece of it. Returns the sequences whose work is not finished.
+
+        The next call goes on with the work for sequences that are still in its `rows`. A step does first what was not
+        prepared. Raises StepInputError before anything is computed.
+        """
+
+
 def step_in_turns(executor: Executor, rows: StepInput, turn_s: float) -> Iterator[Tensor | None]:
     """As TurnExecutor.step_in_turns; an executor that cannot interrupt a step computes it in one turn."""
     if isinstance(executor, TurnExecutor):
         yield from executor.step_in_turns(rows, turn_s)
     else:
         yield executor.step(rows).clone()
+
+
+def copy_marks(marked: set[int], copies: Sequence[tuple[int, int]]) -> None:
+    """Update the set of blocks that have some property after `copies`: a target has that of its source."""
+    for source, target in copies:
+        if source in marked:
+            marked.add(target)
+        else:
+            marked.discard(target)

@@ -3,12 +3,18 @@
 A block of its cache holds tokens, and the network's state after the newest token is kept beside it. So sequences can be
 forked, preempted and find shared prefixes as with a cache of keys and values. A state that is no longer kept is
 computed again from the source and the generated tokens.
+
+Before its first step a sequence needs its source encoded, and one without a state also the steps of all its tokens.
+Both may take seconds, so `prepare` does them in pieces: a layer of some sources, a step of a token of all sequences
+whose states are computed again.
 """
 
 from collections import defaultdict
 from collections.abc import Sequence
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
+from math import inf
+from time import perf_counter
 
 import torch
 from torch import Tensor
@@ -17,11 +23,12 @@ from ..core.errors import UnsupportedError
 from ..core.turns import YieldTurn, keep_turn
 from ..network.lora import Lora
 from ..network.ragged import RaggedBatch
+from ..network.work_pieces import Pieces
 from ..seq2seq.protocol import Seq2Seq, Seq2SeqState
 from .bounds import Bounds
-from .contract import StepInput
+from .contract import StepInput, copy_marks
 
-MAX_SOURCE_TOKENS = 1024  # tokens of sources encoded at once, unless a single source is longer
+MAX_SOURCE_TOKENS = 512  # tokens of sources encoded at once, unless a single source is longer
 MAX_STATE_AGE = 4  # steps after which an unused state is freed
 PLACEHOLDER_SOURCE = (0,)  # the source of a step without sources, as in a self-test
 
@@ -40,14 +47,37 @@ class StepSequence:
     the step."""
 
     source: tuple[int, ...]
-    slot: int  # of its newest token
-    previous_slot: int  # of the token before the new ones; -1: none
+    table: Sequence[int]  # its cache blocks,
+    block_size: int  # of so many tokens
+    length: int  # tokens in all
     pending: list[int]
     new_count: int
     first_row: int  # row of its first new token
     batch_state: BatchState | None = None
     row: int = 0  # in `batch_state`
     finite: bool = True
+
+    @property
+    def slot(self) -> int:
+        """Of the last token that it has read; -1: none."""
+        return self.slot_of(self.length - len(self.pending) - 1)
+
+    def slot_of(self, place: int) -> int:
+        """Of the token at a place, from 0; -1 before the first."""
+        return -1 if place < 0 else self.table[place // self.block_size] * self.block_size + place % self.block_size
+
+    @property
+    def is_prepared(self) -> bool:
+        """Whether it has the state before its new tokens."""
+        return self.batch_state is not None and len(self.pending) == self.new_count
+
+
+@dataclass(eq=False)
+class OpenEncoding:
+    """Sources that are encoded together."""
+
+    sources: list[tuple[int, ...]]
+    pieces: Pieces[Seq2SeqState]
 
 
 class Seq2SeqExecutor:
@@ -64,6 +94,9 @@ class Seq2SeqExecutor:
         self._slot_tokens = [0] * (block_count * block_size)  # tokens, by slot
         # By slot: the state, the row in it, and the step it is from.
         self._states: dict[int, tuple[BatchState, int, int]] = {}
+        # The states of encoded sources, until a sequence has one: the state, and the row in it.
+        self._encoded: dict[tuple[int, ...], tuple[BatchState, int]] = {}
+        self._encoding: OpenEncoding | None = None
         self._nonfinite_blocks: set[int] = set()
         self._steps = self._vocab_size = 0  # the size is known after the first logits
 
@@ -80,16 +113,18 @@ class Seq2SeqExecutor:
         """Raises StepInputError before anything is computed."""
         self._bounds.check(rows, ())
         members = [self._plan_sequence(rows, n) for n in range(len(rows.block_tables))]
-        self._encode_sources([member for member in members if member.batch_state is None])
+        self._prepare(members, inf)
+        befores = [member.slot for member in members]
         logits: dict[int, Tensor] = {}
         while going := [member for member in members if member.pending]:
             self._advance(going, logits)
-        self._store_states(rows, members)
+        self._store_states(rows, members, befores)
         outputs = [logits[row] for row in rows.output_rows]
         return torch.stack(outputs).float() if outputs else torch.empty(0, self._vocab_size, device=self.device)
 
     def copy(self, blocks: Sequence[tuple[int, int]]) -> None:
         self._bounds.check_copies(blocks)
+        copy_marks(self._nonfinite_blocks, blocks)
         size = self.block_size
         for one, other in blocks:
             self._slot_tokens[other * size : (other + 1) * size] = self._slot_tokens[one * size : (one + 1) * size]
@@ -107,41 +142,75 @@ class Seq2SeqExecutor:
     def padding(self, rows: StepInput) -> int:  # noqa: ARG002
         return 0
 
+    @torch.inference_mode()
+    def prepare(self, rows: StepInput, turn_s: float) -> list[int]:
+        """See models.executors.contract.PreparingExecutor."""
+        self._bounds.check(rows, ())
+        members = [self._plan_sequence(rows, n) for n in range(len(rows.block_tables))]
+        wanted = {member.source for member in members}
+        self._encoded = {source: kept for source, kept in self._encoded.items() if source in wanted}
+        if self._encoding is not None and wanted.isdisjoint(self._encoding.sources):
+            self._encoding = None
+        self._prepare(members, turn_s)
+        return [n for n, member in enumerate(members) if not member.is_prepared]
+
+    def _prepare(self, members: list[StepSequence], turn_s: float) -> None:
+        """Compute the states before the new tokens of sequences that have none, for about `turn_s` seconds. States
+        that sequences have reached are kept."""
+        until = perf_counter() + turn_s
+        replayed = dict[StepSequence, int]()  # and the slot of the token after which their state was known
+        while left := [member for member in members if not member.is_prepared]:
+            if unread := [member for member in left if member.batch_state is None]:
+                self._encode_piece(unread)
+            if going := [member for member in left if member.batch_state and not member.is_prepared]:
+                replayed |= {member: member.slot for member in going if member not in replayed}
+                self._advance(going, {})
+            if perf_counter() >= until:
+                break
+        needed = {member.slot for member in members}
+        for member, known_slot in replayed.items():
+            if known_slot not in needed:
+                self._states.pop(known_slot, None)
+            self._keep_state(member)
+
     def _plan_sequence(self, rows: StepInput, n: int) -> StepSequence:
-        """A sequence of the step: continued from its kept state, or computed again from the start."""
+        """A sequence of the step: continued from its newest kept state, or computed again from the start."""
         start, end = rows.starts[n], rows.starts[n + 1]
-        first, new, size = rows.positions[start], rows.tokens[start:end], self.block_size
-        slots = [
-            rows.block_tables[n][place // size] * size + place % size for place in range(rows.positions[end - 1] + 1)
-        ]
-        member = StepSequence(
-            source=rows.sources[n] if rows.sources is not None and rows.sources[n] else PLACEHOLDER_SOURCE,
-            slot=slots[-1],
-            previous_slot=slots[first - 1] if first else -1,
-            pending=new,
-            new_count=len(new),
-            first_row=start,
-        )
-        if known := self._states.get(member.previous_slot):
-            member.batch_state, member.row, _ = known
-        elif first:
-            member.pending = [self._slot_tokens[slot] for slot in slots[:first]] + new
+        first, length = rows.positions[start], rows.positions[end - 1] + 1
+        source = rows.sources[n] if rows.sources is not None and rows.sources[n] else PLACEHOLDER_SOURCE
+        table, new = rows.block_tables[n], rows.tokens[start:end]
+        member = StepSequence(source, table, self.block_size, length, new, len(new), start)
+        known = next((place for place in reversed(range(first)) if member.slot_of(place) in self._states), -1)
+        if known >= 0:
+            member.batch_state, member.row, _ = self._states[member.slot_of(known)]
+        elif source in self._encoded:
+            member.batch_state, member.row = self._encoded[source]
+        member.pending = [self._slot_tokens[member.slot_of(place)] for place in range(known + 1, first)] + new
         return member
 
-    def _encode_sources(self, members: list[StepSequence]) -> None:
-        """Encode the sources, each distinct one once, several together."""
-        by: dict[tuple[int, ...], list[StepSequence]] = defaultdict(list)
+    def _encode_piece(self, members: list[StepSequence]) -> None:
+        """A piece of the encoding of sources, each distinct one once, several together: of those that are being
+        encoded, or else of the first of `members` and what fits beside it."""
+        if self._encoding is None:
+            first, *others = dict.fromkeys(member.source for member in members)
+            some, left = [first], MAX_SOURCE_TOKENS - len(first)
+            for source in others:
+                if len(source) <= left:
+                    some.append(source)
+                    left -= len(source)
+            batch = RaggedBatch.of(some, device=self.device)
+            self._encoding = OpenEncoding(some, self.network.initial_state_in_pieces(batch))
+        encoding, self._encoding = self._encoding, None  # for good, if it raises
+        try:
+            next(encoding.pieces)
+        except StopIteration as over:
+            kept = BatchState(over.value, len(encoding.sources))
+            self._encoded |= {source: (kept, row) for row, source in enumerate(encoding.sources)}
+        else:
+            self._encoding = encoding
         for member in members:
-            by[member.source].append(member)
-        left = sorted(by, key=len)
-        while left:
-            some = [left.pop()]
-            while left and sum(map(len, some)) + len(left[-1]) <= MAX_SOURCE_TOKENS:
-                some.append(left.pop())
-            kept = BatchState(self.network.initial_state(RaggedBatch.of(some, device=self.device)), len(some))
-            for row, source in enumerate(some):
-                for member in by[source]:
-                    member.batch_state, member.row = kept, row
+            if member.source in self._encoded:
+                member.batch_state, member.row = self._encoded[member.source]
 
     def _advance(self, members: list[StepSequence], logits: dict[int, Tensor]) -> None:
         """Run one token of each sequence."""
@@ -173,20 +242,25 @@ class Seq2SeqExecutor:
             ordered += some
         return ordered, states[0] if len(states) == 1 else self.network.join_states(states)
 
-    def _store_states(self, rows: StepInput, members: list[StepSequence]) -> None:
-        """Store the new states, after all of the step was computed."""
+    def _store_states(self, rows: StepInput, members: list[StepSequence], befores: list[int]) -> None:
+        """Store the new states, after all of the step was computed, in place of those after the slots `befores`."""
         self._steps += 1
-        for n, member in enumerate(members):
-            self._states.pop(member.previous_slot, None)
+        for n, (member, before) in enumerate(zip(members, befores, strict=True)):
+            self._encoded.pop(member.source, None)
+            self._states.pop(before, None)
             self._store_tokens(rows, n)
         for member in members:
-            assert member.batch_state is not None
-            self._states[member.slot] = member.batch_state, member.row, self._steps
-            if not member.finite:
-                self._nonfinite_blocks.add(member.slot // self.block_size)
+            self._keep_state(member)
         for slot, (_, _, since) in list(self._states.items()):
             if since <= self._steps - MAX_STATE_AGE:
                 del self._states[slot]
+
+    def _keep_state(self, member: StepSequence) -> None:
+        """Store the state after the last token that a sequence has read."""
+        assert member.batch_state is not None
+        self._states[member.slot] = member.batch_state, member.row, self._steps
+        if not member.finite:
+            self._nonfinite_blocks.add(member.slot // self.block_size)
 
     def _store_tokens(self, rows: StepInput, n: int) -> None:
         """Store the new tokens in their slots. A block whose first slot is written counts as empty before."""

@@ -4,7 +4,7 @@ An infinite or NaN key would spread to the next sequence in its block, even from
 blocks are recorded, and cleared when they are used again.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from collections.abc import Set as AbstractSet
 from dataclasses import replace
 from itertools import pairwise
@@ -21,8 +21,9 @@ from ..network.lora import AdapterTiles, AdapterUpdates, Lora, LowRank, expand_a
 from ..network.ragged import RaggedBatch
 from ..network.recurrent_state import RecurrentState, StateView
 from ..network.transformer import Transformer
+from ..network.work_pieces import in_turns
 from .bounds import Bounds
-from .contract import StepInput
+from .contract import StepInput, copy_marks
 from .cuda_graphs import DecodeGraphs, PagedAttention, StepOutput
 from .step_buffer import StepBuffer
 
@@ -97,6 +98,14 @@ class TorchExecutor:
                 self._record_nonfinite(good, each)
         return out
 
+    @torch.inference_mode()
+    def step_in_turns(self, rows: StepInput, turn_s: float) -> Iterator[Tensor | None]:
+        """See models.executors.contract.TurnExecutor; a turn ends after a block."""
+        assert self.cache is None, "a step with a cache is not interrupted: the next one would change its blocks"
+        self.check(rows)
+        for states in in_turns(self.network.forward_in_pieces(self._batch(rows, [])), turn_s):
+            yield None if states is None else self._apply_head(states)
+
     def check(self, rows: StepInput) -> None:
         """StepInputError for a number that is out of range, which on a GPU would end the process's use of the
         device."""
@@ -131,8 +140,12 @@ class TorchExecutor:
         if finite is not None and batch.states is not None:
             states_finite = batch.states.state.are_finite(batch.states.writes)  # [N]
             finite = finite & states_finite.repeat_interleave(torch.tensor(batch.lengths, device=self.device))
-        out = states if self.head is None else self.head(states)
-        return out.float(), finite
+        return self._apply_head(states), finite
+
+    def _apply_head(self, states: Tensor) -> Tensor:
+        """[M, W] to the output of a step, as float32."""
+        out: Tensor = states if self.head is None else self.head(states)
+        return out.float()
 
     @torch.inference_mode()
     def copy(self, blocks: Sequence[tuple[int, int]]) -> None:
@@ -142,6 +155,8 @@ class TorchExecutor:
             self.cache.copy([pair for pair in blocks if pair[0] < first])
             own = [(source - first, target - first) for source, target in blocks if source >= first]
             self.cache.copy(own, windowed=True)
+            copy_marks(self._nonfinite_blocks, blocks)
+            copy_marks(self._unchecked_blocks, blocks)
 
     def attach(self, adapter: Lora, yield_turn: YieldTurn = keep_turn) -> int:
         if adapter.keys() - set(self._linear_names.values()):
@@ -207,7 +222,7 @@ class TorchExecutor:
         output_adapters = [each[row] for row in rows.output_rows]
         return AdapterUpdates(
             self._linear_names,
-            self._loras,
+            {number: self._loras[number] for number in {*rows.adapters} - {0}},  # it may be detached between turns
             AdapterTiles.of(each, self.device),
             AdapterTiles.of(output_adapters, self.device),
         )

@@ -93,10 +93,10 @@ def backpropagate(segments: Sequence[Segment], gradients: Tensor, *, keep: bool)
 
     Yields the number of rows of each segment when it is done.
     """
-    for entered, made in reversed(segments):
+    for entered, made, rows in reversed(segments):
         with torch.inference_mode(False), torch.enable_grad():
             (gradients,) = torch.autograd.grad(made, entered, gradients, retain_graph=keep)
-        yield gradients.numel() // gradients.size(-1)
+        yield rows
     return gradients
 
 

@@ -6,7 +6,7 @@ from collections.abc import Set as AbstractSet
 from contextlib import ExitStack
 from dataclasses import replace
 from functools import partial
-from typing import Any, TypeVar, cast
+from typing import Any, NamedTuple, TypeVar, cast
 
 import numpy as np
 import torch
@@ -17,10 +17,12 @@ from torch.nn import functional as F
 from ..core.errors import UnsupportedError
 from ..network.attention import Attention
 from ..network.cache import MemoryView
-from ..network.encoder_decoder import EncoderDecoder, SharedTextTransformer
+from ..network.cross_attention import build_cross_context
+from ..network.encoder_decoder import EncoderDecoder, PreDecoderBlock, SharedTextTransformer
 from ..network.heads import Pooler, SequenceHead, count_read_tokens
 from ..network.ragged import RaggedBatch
 from ..network.transformer import Transformer
+from ..network.work_pieces import finish
 from ..recurrent.recurrent_network import RecurrentTranslator
 from . import head_scores
 from .attention_probe import AttentionProbe, WeightBuffer
@@ -29,8 +31,15 @@ from .head_scores import GoalReader
 
 Seq2SeqNetwork = EncoderDecoder | RecurrentTranslator
 LayersAndHeads = tuple[int, int]  # numbers of layers and heads
-Segment = tuple[Tensor, Tensor]  # input and output of a part of the network
 T = TypeVar("T")
+
+
+class Segment(NamedTuple):
+    """A part of the network with its own autograd graph: its input, its output, and the rows that it computes."""
+
+    entered: Tensor
+    made: Tensor
+    rows: int
 
 
 class InstrumentedNetwork:
@@ -102,43 +111,93 @@ class InstrumentedNetwork:
     ) -> Generator[None, None, Tensor]:
         """As `states`, without gradients. Yields between pieces of about `piece` rows, several for a long text.
 
-        An encoder-decoder is computed in one piece.
+        A recurrent encoder-decoder is computed in one piece.
         """
-        if self.seq2seq is not None:
+        if isinstance(self.seq2seq, RecurrentTranslator):
             with torch.no_grad():
                 return self.states(texts, embedded)
-        body = cast(Transformer, self.network)
-        layers = self._run_layers(body, self._batches(texts, embedded)[0], set(), {})
-        states: Any = yield from run_in_pieces(layers, piece * len(body.blocks))
+        tokens, source = self._batches(texts, embedded)
+        if self.seq2seq is None:
+            body = cast(Transformer, self.network)
+            layers, depth = self._run_layers(body, tokens, set(), {}), len(body.blocks)
+        else:
+            layers, depth = self._run_stacks(tokens, source, {}), len(self.seq2seq.decoder.blocks)
+        states: Any = yield from run_in_pieces(layers, piece * depth)
         return cast(Tensor, states.unflatten(0, (len(texts), -1)))
 
     def segments(self, texts: Sequence[InputTokens], embedded: Tensor) -> Generator[int, None, list[Segment]]:
         """The network as a list of segments (input, output), each with its own autograd graph, so that gradients can be
         computed segment by segment from the last to the first. Yields the number of rows of each layer when it is done.
 
-        An encoder-decoder is one segment.
+        A recurrent encoder-decoder is one segment.
         """
-        if self.seq2seq is not None:
+        if isinstance(self.seq2seq, RecurrentTranslator):
             with torch.inference_mode(False), torch.enable_grad():
-                return [(embedded, self.states(texts, embedded))]
+                states = self.states(texts, embedded)
+                return [Segment(embedded, states, states.size(0) * states.size(1))]
+        if self.seq2seq is not None:
+            return (yield from self._segments_of_stacks(self.seq2seq, texts, embedded))
         body = cast(Transformer, self.network)
         if body.config.key_layers or body.config.layer_embedding:
             message = "its layers read more than the layer before them, so no gradients are computed"
             raise UnsupportedError(f"{message}; ask for attention or occlusion")
         with torch.inference_mode(False), torch.enable_grad():
             x, frame = body.embed(self._batches(texts, embedded)[0])
-        found = [(embedded, x)]
+        found = [Segment(embedded, x, len(x))]
         blocks: list[Callable[[Tensor], Tensor]] = [partial(block, frame=frame) for block in body.blocks]
         for part in (*blocks, body.close):
             self._apply_silenced()
             with torch.inference_mode(False), torch.enable_grad():
                 entered = x.detach().requires_grad_()
                 x = part(entered)
-            found.append((entered, x))
+            found.append(Segment(entered, x, len(x)))
             yield len(x)
-        entered, states = cast(tuple[Tensor, Any], found.pop())
+        last = found.pop()
         with torch.inference_mode(False), torch.enable_grad():
-            return [*found, (entered, states.unflatten(0, (len(texts), -1)))]
+            return [*found, last._replace(made=unflatten_texts(last.made, texts))]
+
+    def _segments_of_stacks(
+        self, network: EncoderDecoder, texts: Sequence[InputTokens], embedded: Tensor
+    ) -> Generator[int, None, list[Segment]]:
+        """As `segments`. Between two layers of either stack are the rows of both, flat and one after the other, since
+        each layer of the decoder reads the encoder's."""
+        encoder, decoder = network.encoder, network.decoder
+        with torch.inference_mode(False), torch.enable_grad():
+            tokens, source = self._batches(texts, embedded)
+            there, frame = encoder.embed(source)
+            here, own_frame = Transformer.embed(decoder, tokens)
+            x = torch.cat((there.flatten(), here.flatten()))
+        shapes = there.size(), here.size()
+
+        def read_source(block: nn.Module, there: Tensor, here: Tensor) -> tuple[Tensor, Tensor]:
+            return block(there, frame), here
+
+        def write(block: nn.Module, there: Tensor, here: Tensor) -> tuple[Tensor, Tensor]:
+            memory = decoder.build_layer_memory(cast(PreDecoderBlock, block).layer, there, source, tokens.lengths)
+            crossing = build_cross_context(tokens, MemoryView([memory], range(len(texts))), here.dtype)
+            return there, block(here, replace(own_frame, cross=crossing))
+
+        steps: list[tuple[Callable[[Tensor, Tensor], tuple[Tensor, Tensor]], int]] = [
+            *((partial(read_source, block), len(there)) for block in encoder.blocks),
+            (lambda there, here: (encoder.close(there), here), len(there)),
+            *((partial(write, block), len(here)) for block in decoder.blocks),
+        ]
+        found = [Segment(embedded, x, len(there) + len(here))]
+        yield found[0].rows
+        for step, rows in steps:
+            self._apply_silenced()
+            with torch.inference_mode(False), torch.enable_grad():
+                entered = x.detach().requires_grad_()
+                parts = torch.split(entered, [shape.numel() for shape in shapes])
+                sides = step(*(part.view(shape) for part, shape in zip(parts, shapes, strict=True)))
+                shapes = sides[0].size(), sides[1].size()
+                x = torch.cat([side.flatten() for side in sides])
+            found.append(Segment(entered, x, rows))
+            yield rows
+        with torch.inference_mode(False), torch.enable_grad():
+            entered = x.detach().requires_grad_()
+            states = network.scale_states(decoder.close(entered[shapes[0].numel() :].view(shapes[1])))
+            return [*found, Segment(entered, unflatten_texts(states, texts), len(states))]
 
     def read_goals(self, request: ExplanationRequest, piece: int) -> Generator[None, None, GoalReader]:
         """The reader of the goals' values from states. Yields as `states_in_pieces` does."""
@@ -177,13 +236,25 @@ class InstrumentedNetwork:
             yield from self._run_layers(cast(Transformer, self.network), tokens, {"self"}, buffers)
             return
         assert isinstance(self.seq2seq, EncoderDecoder)
-        states = yield from self._run_layers(self.seq2seq.encoder, source, {"encoder"}, buffers)
-        if not buffers.keys() <= {"encoder"}:
-            with torch.inference_mode(False), torch.no_grad():
-                view = MemoryView([self.seq2seq.build_memory(states, source, tokens.lengths)], [0])
-            yield from self._run_layers(
-                self.seq2seq.decoder, replace(tokens, memory=view), {"decoder", "cross"}, buffers
-            )
+        if buffers.keys() <= {"encoder"}:
+            yield from self._run_layers(self.seq2seq.encoder, source, {"encoder"}, buffers)
+        else:
+            yield from self._run_stacks(tokens, source, buffers)
+
+    def _run_stacks(
+        self, tokens: RaggedBatch, source: RaggedBatch, buffers: Mapping[AttentionPart, WeightBuffer]
+    ) -> Generator[int, None, Tensor]:
+        """The states of an encoder-decoder, as `_run_layers` computes those of each stack."""
+        assert isinstance(self.seq2seq, EncoderDecoder)
+        decoder = self.seq2seq.decoder
+        encoded = yield from self._run_layers(self.seq2seq.encoder, source, {"encoder"}, buffers)
+        with torch.inference_mode(False), torch.no_grad():
+            memory = finish(decoder.build_memory(encoded, source, tokens.lengths))
+            view = MemoryView([memory], range(len(memory.lengths)))
+        written = replace(tokens, memory=view)
+        states = yield from self._run_layers(decoder, written, {"decoder", "cross"}, buffers)
+        with torch.inference_mode(False), torch.no_grad():
+            return self.seq2seq.scale_states(states)
 
     def _run_layers(
         self,
@@ -240,6 +311,11 @@ class InstrumentedNetwork:
                 probe.silenced_heads = {
                     head for where, layer, head in self.silenced if (where, layer) == (part, probe.layer)
                 }
+
+
+def unflatten_texts(states: Tensor, texts: Sequence[InputTokens]) -> Tensor:
+    """[N * T, W] the states of N texts to [N, T, W]."""
+    return cast(Tensor, cast(Any, states).unflatten(0, (len(texts), -1)))
 
 
 def run_in_pieces(layers: Generator[int, None, T], most: int) -> Generator[None, None, T]:

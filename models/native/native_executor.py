@@ -19,7 +19,7 @@ from torch import Tensor
 from ..core.errors import StepInputError, UnsupportedError
 from ..core.turns import YieldTurn, keep_turn
 from ..executors.bounds import Bounds
-from ..executors.contract import StepInput
+from ..executors.contract import StepInput, copy_marks
 from ..network.heads import LanguageHead
 from ..network.lora import Lora, adaptable_shapes
 from ..network.transformer import Transformer
@@ -236,6 +236,7 @@ class NativeExecutor:
 
     def copy(self, blocks: Sequence[tuple[int, int]]) -> None:
         self._bounds.check_copies(blocks)
+        copy_marks(self._nonfinite_blocks, blocks)
         for source, target in blocks:
             own = source >= self.block_count
             (from_run, from_block), (to_run, to_block) = (

@@ -19,6 +19,7 @@ from .cross_attention import CrossAttention, build_cross_context
 from .model_config import EncoderDecoderConfig, ModelConfig
 from .ragged import RaggedBatch
 from .transformer import PreBlock, Transformer, build_norm
+from .work_pieces import Pieces, finish
 
 INITIAL_CAPACITY = 16  # initial capacity of a target's cache in tokens; it grows by a quarter, at least by this many
 
@@ -76,10 +77,34 @@ class TransformerDecoder(Transformer):
         """The cross-attention of each block."""
         return [cast(PreDecoderBlock, block).cross for block in self.blocks]
 
+    def build_memory(self, states: Tensor, sources: RaggedBatch, target_rows: Sequence[int]) -> Pieces[SourceMemory]:
+        """The memory of sources, from the encoder's states [T, W]; `target_rows` are the numbers of target rows that
+        attend to each at once. What each block reads is a piece."""
+        kept = []
+        for part in self.cross_attentions:
+            kept.append(part.project_source(states))
+            yield
+        return lay_out_memory(kept, sources, target_rows)
+
+    def build_layer_memory(
+        self, layer: int, states: Tensor, sources: RaggedBatch, target_rows: Sequence[int]
+    ) -> SourceMemory:
+        """As `build_memory`, for one layer only: the others must not read it."""
+        memory = lay_out_memory([self.cross_attentions[layer].project_source(states)], sources, target_rows)
+        return replace(memory, layers=memory.layers * len(self.blocks))
+
     def embed(self, batch: RaggedBatch) -> tuple[Tensor, AttentionContext]:
         assert batch.memory is not None
         x, frame = super().embed(batch)
         return x, replace(frame, cross=build_cross_context(batch, batch.memory, x.dtype))
+
+
+def lay_out_memory(
+    layers: Sequence[tuple[Tensor, Tensor]], sources: RaggedBatch, target_rows: Sequence[int]
+) -> SourceMemory:
+    """The memory with these keys and values of each layer, packed as the sources are."""
+    spans = list(zip(sources.starts, sources.lengths, strict=False))
+    return SourceMemory.of(layers, spans, group_sequences(target_rows, sources.lengths))
 
 
 class SharedTextTransformer(Transformer):
@@ -96,16 +121,17 @@ class SharedTextTransformer(Transformer):
         self.decoder = TransformerDecoder(config.decoder)
         self.decoder.tokens = self.tokens
 
-    def forward(self, batch: RaggedBatch) -> Tensor:
-        states = super().forward(replace(batch, output_rows=None))
-        kept = [part.project_source(states) for part in self.decoder.cross_attentions]
+    def forward_in_pieces(self, batch: RaggedBatch) -> Pieces[Tensor]:
+        """As `forward`; each block of both stacks is a piece."""
+        states = yield from super().forward_in_pieces(replace(batch, output_rows=None))
+        memory = yield from self.decoder.build_memory(states, batch, batch.lengths)
         spans = list(zip(batch.starts, batch.lengths, strict=False))
-        memory = SourceMemory.of(kept, spans, group_sequences(batch.lengths, batch.lengths))
         moved = torch.where(batch.positions == 0, self.start, batch.tokens.roll(1))
         if self.wraps_last:
             moved[[first for first, _ in spans]] = batch.tokens[[first + length - 1 for first, length in spans]]
         view = MemoryView([memory], range(len(batch.lengths)))
-        return self.decoder(replace(batch, tokens=moved, segments=None, additions=None, memory=view))  # type: ignore[no-any-return]
+        written = replace(batch, tokens=moved, segments=None, additions=None, memory=view)
+        return (yield from self.decoder.forward_in_pieces(written))
 
 
 @dataclass(frozen=True)
@@ -149,7 +175,7 @@ class EncoderDecoder(nn.Module):
 
     def readout(self, sources: RaggedBatch, targets: RaggedBatch) -> Tensor:
         """[T, W] the input of the output layer."""
-        memory = self.encode(sources, targets.lengths)
+        memory = finish(self.encode(sources, targets.lengths))
         view = MemoryView([memory], range(len(memory.lengths)))
         return self.scale_states(self.decoder(replace(targets, memory=view)))
 
@@ -158,16 +184,11 @@ class EncoderDecoder(nn.Module):
         """The output matrix [V, W], and a bias [V] or None."""
         return self.output.weight, self.bias
 
-    def encode(self, sources: RaggedBatch, target_rows: Sequence[int]) -> SourceMemory:
+    def encode(self, sources: RaggedBatch, target_rows: Sequence[int]) -> Pieces[SourceMemory]:
         """The memory of the sources; `target_rows` are the numbers of target rows that attend to each at once."""
         assert min(sources.lengths) > 0
-        return self.build_memory(self.encoder(sources), sources, target_rows)
-
-    def build_memory(self, states: Tensor, sources: RaggedBatch, target_rows: Sequence[int]) -> SourceMemory:
-        """As `encode`, from the encoder's states [T, W]."""
-        kept = [part.project_source(states) for part in self.decoder.cross_attentions]
-        spans = list(zip(sources.starts, sources.lengths, strict=False))
-        return SourceMemory.of(kept, spans, group_sequences(target_rows, sources.lengths))
+        states = yield from self.encoder.forward_in_pieces(sources)
+        return (yield from self.decoder.build_memory(states, sources, target_rows))
 
     def compute_logits(self, states: Tensor) -> Tensor:
         """[T, W] to [T, V]."""
@@ -181,11 +202,15 @@ class EncoderDecoder(nn.Module):
     def scale_states(self, states: Tensor) -> Tensor:
         return states if self.config.output_scale == 1.0 else states * self.config.output_scale
 
-    @torch.no_grad()
     def initial_state(self, sources: RaggedBatch) -> TransformerState:
         """The state of N targets after their sources are encoded, before the first token."""
+        return finish(self.initial_state_in_pieces(sources))
+
+    @torch.no_grad()
+    def initial_state_in_pieces(self, sources: RaggedBatch) -> Pieces[TransformerState]:
+        """As `initial_state`; each block of the encoder is a piece."""
         count, config = len(sources.lengths), self.config.decoder
-        memory = self.encode(sources, [1] * count)
+        memory = yield from self.encode(sources, [1] * count)
         nothing = memory.layers[0][0].new_zeros(count, config.heads, config.head_width)
         cache = ContiguousCache(config, count, INITIAL_CAPACITY, nothing)
         return TransformerState(cache, 0, (0,) * count, (memory,), tuple(range(count)), (nothing,) * config.depth)

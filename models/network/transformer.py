@@ -14,6 +14,7 @@ from .model_config import ModelConfig
 from .positions import Rotary, build_distances, build_embedding, build_rotary
 from .ragged import RaggedBatch
 from .recurrent_mixers import RecurrentMixer, build_mixer
+from .work_pieces import Pieces, finish
 
 
 def build_norm(config: ModelConfig, width: int = 0) -> nn.Module:
@@ -287,9 +288,14 @@ class Transformer(nn.Module):
         return nn.ModuleList(part for name, part in self.named_children() if name not in ("tokens", "blocks"))
 
     def forward(self, batch: RaggedBatch) -> Tensor:
+        return finish(self.forward_in_pieces(batch))
+
+    def forward_in_pieces(self, batch: RaggedBatch) -> Pieces[Tensor]:
+        """As `forward`; each block is a piece."""
         x, frame = self.embed(batch)
         for block in self.blocks:
             x = block(x, frame)
+            yield
         return self.close(x)
 
     def close(self, x: Tensor) -> Tensor:

@@ -4,7 +4,8 @@ The sizes of pieces follow from the shapes of what is computed alone, so the res
 between.
 """
 
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Generator, Iterator
+from time import perf_counter
 from typing import TypeVar
 
 import torch
@@ -25,6 +26,21 @@ def finish(pieces: Pieces[T]) -> T:
             next(pieces)
         except StopIteration as over:
             return over.value  # type: ignore[no-any-return]
+
+
+def in_turns(pieces: Pieces[T], turn_s: float) -> Iterator[T | None]:
+    """The result of a computation, after None for each turn that did not finish it. A turn ends with the piece that is
+    computed after `turn_s` seconds."""
+    until = perf_counter() + turn_s
+    while True:
+        try:
+            next(pieces)
+        except StopIteration as over:
+            yield over.value
+            return
+        if perf_counter() >= until:
+            yield None
+            until = perf_counter() + turn_s
 
 
 def rows_per_piece(products: int) -> int:

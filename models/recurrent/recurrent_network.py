@@ -9,6 +9,7 @@ from torch import Tensor, nn
 
 from ..core.errors import EncodingError, ModelError
 from ..network.ragged import RaggedBatch
+from ..network.work_pieces import Pieces
 from .decoder import build_decoder
 from .decoder_state import RecurrentState, join_states
 from .encoder import RecurrentEncoder
@@ -53,6 +54,11 @@ class RecurrentTranslator(nn.Module):
     def initial_state(self, sources: RaggedBatch) -> RecurrentState:
         annotations, last = self.encoder(self._embed(sources), sources.lengths)
         return self.decoder.initial_state(annotations, sources.lengths, last)
+
+    def initial_state_in_pieces(self, sources: RaggedBatch) -> Pieces[RecurrentState]:
+        """As `initial_state`, in one piece."""
+        yield from ()
+        return self.initial_state(sources)
 
     def step(self, tokens: Tensor, state: RecurrentState) -> tuple[Tensor, RecurrentState]:
         features, state = self.decoder.step(self.dropout(self.tokens(tokens)), state)

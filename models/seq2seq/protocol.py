@@ -11,6 +11,7 @@ from typing import Any, Protocol
 from torch import Tensor
 
 from ..network.ragged import RaggedBatch
+from ..network.work_pieces import Pieces
 
 Seq2SeqState = Any  # of N sequences; its structure depends on the network
 
@@ -35,6 +36,9 @@ class Seq2Seq(Protocol):
 
     def initial_state(self, sources: RaggedBatch) -> Seq2SeqState:
         """The state of N targets after their sources are encoded, before the first token."""
+
+    def initial_state_in_pieces(self, sources: RaggedBatch) -> Pieces[Seq2SeqState]:
+        """As `initial_state`, in pieces of work between which the thread can do other work."""
 
     def step(self, tokens: Tensor, state: Seq2SeqState) -> tuple[Tensor, Seq2SeqState]:
         """[N, V] logits after the last [N] tokens (`start_token` at first), and the new state."""

@@ -44,12 +44,20 @@ def parse_flags(arguments: Sequence[str]) -> dict[str, Any]:
     """Return the given values by setting. Raises SettingsError for unknown flags; --help prints and exits."""
     given, unknown = build_parser().parse_known_intermixed_args(expand_switches(arguments))
     if unknown:
-        flags = [name.removeprefix("--").partition("=")[0].replace("-", "_") for name in unknown if name[:2] == "--"]
-        raise SettingsError("\n".join(map(describe_unknown_setting, flags)) or f"unknown argument {unknown[0]!r}")
+        flags = [name.removeprefix("--").partition("=")[0] for name in unknown if name[:2] == "--"]
+        raise SettingsError("\n".join(map(describe_unknown_flag, flags)) or f"unknown argument {unknown[0]!r}")
     values = vars(given)
     if not values["models"]:
         del values["models"]
     return values
+
+
+def describe_unknown_flag(flag: str) -> str:
+    """`flag` is given without its two dashes."""
+    name = flag.replace("-", "_")
+    if name in Settings.model_fields and flag != name.replace("_", "-"):
+        return f"no flag is called '--{flag[:60]}'; did you mean --{name.replace('_', '-')}?"
+    return describe_unknown_setting(name)
 
 
 def expand_switches(arguments: Sequence[str]) -> list[str]:

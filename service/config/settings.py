@@ -140,7 +140,11 @@ class Settings(ParallelSettings):
         description="Draft models for served models, smaller and with the same vocabulary, model=source.",
     )
     encoder_step_tokens: int = Field(
-        2048, ge=1, le=1 << 20, description="Tokens an encoder reads in one step, at most (a longer text goes alone)."
+        2048,
+        ge=1,
+        le=1 << 20,
+        description="Tokens an encoder reads in one step, at most (a longer text goes alone); no more than 512 where "
+        "torch computes it on a CPU.",
     )
     explain: bool = Field(True, description="Whether answers are explained (/v1/explain, the option explain).")
     explain_tokens: int = Field(

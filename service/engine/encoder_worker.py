@@ -254,7 +254,7 @@ class EncoderWorker:
 
     def blame_failed_step(self) -> list[HandleEvent]:
         error = StepFailed("the step that computed this request failed")
-        blamed = self._bisector.split(self._batch)
+        blamed, self._batch = self._bisector.split(self._batch), []
         self._remove(*blamed)
         return [(handle, Failed(error)) for handle in blamed]
 

@@ -3,11 +3,15 @@
 A step schedules chunks, computes them, commits what was computed, samples, and returns the events, whatever mixture of
 prefilling and decoding sequences it has.  No state changes before all of it is computed, so a step that raises can be
 computed again in halves (service.engine.fault_bisection).
+
+An encoder-decoder may need much longer for a source than for a step.  A step prepares its sequences for
+PREPARING_TURN_S at most and computes those that are prepared; the others wait for later ones.
 """
 
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from math import inf
 from operator import attrgetter
 from time import perf_counter
 
@@ -15,7 +19,7 @@ import torch
 from torch import Tensor
 
 from polyhead.models.core.turns import YieldTurn, keep_turn
-from polyhead.models.executors.contract import Executor, StepInput
+from polyhead.models.executors.contract import Executor, PreparingExecutor, StepInput
 from polyhead.models.network.lora import Lora
 
 from ..core.errors import BadRequest, PolyheadError, StepFailed
@@ -45,6 +49,7 @@ from .window_blocks import HeldWindow
 from .worker import HandleEvent, RequestHandle, StepReport, StepResult, WarmupRequest, deadline_error
 
 EMPTY_PLAN = StepPlan([], 0, 0, [])
+PREPARING_TURN_S = 0.1  # how long a step prepares sequences, but for the piece of work that ends it
 MASK_WAIT_S = 0.02  # seconds that a step waits for masks after its network is computed
 ALL_BANNED = "no token is allowed next: the constraints of the request exclude all of them"
 
@@ -80,6 +85,7 @@ class GeneratorWorker:
         self._mask_builder = MaskBuilder()
         self._vocab_size = 0  # 0 until the first step
         self._bisector: FaultBisector[Chunk] = FaultBisector()
+        self._is_retry = False  # whether the current step is part of one that failed
         self._adapters: set[int] = set()
 
     is_background = False
@@ -158,13 +164,14 @@ class GeneratorWorker:
         planned, states = self._next_plan(), self._groups.states
         self._groups.begin(planned.chunks)
         self._mask_builder.keep(self._groups.requests)
-        plan = self._plan = replace(planned, chunks=self._without_late(planned.chunks))
-        number_rows(plan.chunks)
         began = perf_counter()
         with torch.inference_mode():
             if self._copies:
                 self._executor.copy(self._copies)
                 self._copies = []
+            prepared = self._prepare(planned.chunks)
+            plan = self._plan = replace(planned, chunks=self._without_late(prepared))
+            number_rows(plan.chunks)
             if planned.chunks and not plan.chunks:
                 return StepResult([], self._report(plan, 0, (0.0, 0.0), StepTimes()), [], began)
             rows = build_step_input(plan.chunks, self._blocks.size, self._groups.scheduler.windows)
@@ -211,6 +218,16 @@ class GeneratorWorker:
         self._mask_builder.resume()
         report = self._report(plan, padding, (computed - began, ended - computed), times)
         return StepResult(events, report, [handle for state in started for handle in state.handles if handle], began)
+
+    def _prepare(self, chunks: list[Chunk]) -> list[Chunk]:
+        """Prepare chunks for a turn; return those that are prepared.  The parts of a failed step have no turn's end, so
+        that each is known to fail or not."""
+        if not isinstance(self._executor, PreparingExecutor):
+            return chunks
+        number_rows(chunks)
+        rows = build_step_input(chunks, self._blocks.size, self._groups.scheduler.windows)
+        unfinished = {*self._executor.prepare(rows, inf if self._is_retry else PREPARING_TURN_S)}
+        return [chunk for n, chunk in enumerate(chunks) if n not in unfinished]
 
     def _without_late(self, chunks: list[Chunk]) -> list[Chunk]:
         """The chunks that are computed: none whose masks a step before has waited for, and which are not filled yet.
@@ -281,13 +298,14 @@ class GeneratorWorker:
 
     def _next_plan(self) -> StepPlan:
         """The next part of a failed step, or else a new plan."""
-        self._plan = EMPTY_PLAN
+        self._plan, self._is_retry = EMPTY_PLAN, True
         while self._bisector:
             running = self._groups.scheduler.running
             chunks = [chunk for chunk in self._bisector.next_batch() if chunk.sequence in running]
             if chunks:
                 self._plan = replace(EMPTY_PLAN, chunks=chunks)
                 return self._plan
+        self._is_retry = False
         self._speculate()
         self._plan = self._groups.schedule()
         self._copies += self._plan.copies

@@ -10,6 +10,8 @@ Order within a step, by rank: higher priority first, then earlier arrival.
   3. the other prefilling sequences: first those of the owner that has been served least, so that short prompts of one
      owner do not keep the prompt of another waiting; then fewest uncomputed tokens first, so that a short prompt
      overtakes a long one.
+Sequences whose sources are not encoded yet count as prefilling.  Sources are encoded one after the other, so those of
+the owner that has been served least go first, then the others, each by rank.
 No sequence gets more than `chunk` tokens in a step.  A prefilling sequence whose next block is computed in this step
 for another sequence waits for it, and finds it in the cache in the next step.
 
@@ -104,6 +106,11 @@ class TokenSequence:
     def uncomputed(self) -> int:
         return len(self.tokens) - self.computed
 
+    @property
+    def unread(self) -> int:
+        """Tokens that are still to be computed, with those of its source before the first."""
+        return self.uncomputed + (0 if self.computed else len(self.source))
+
 
 @dataclass(eq=False, slots=True)
 class Chunk:
@@ -146,7 +153,7 @@ def number_rows(chunks: Iterable[Chunk]) -> None:
 
 def prefill_order(next_line: LineKey | None, sequence: TokenSequence) -> tuple[bool, int]:
     """The sort key of a prefilling sequence: those of the next line go first, then those with few uncomputed tokens."""
-    return sequence.line != next_line, sequence.uncomputed
+    return sequence.line != next_line, 0 if sequence.source else sequence.uncomputed
 
 
 def logits_row_count(chunk: Chunk) -> int:
@@ -307,7 +314,7 @@ class Scheduler:
         for sequence in list(self.running):
             if sequence not in self.running or not sequence.uncomputed or not self._make_room(sequence):
                 continue  # preempted in this loop by one before it; none in `chunks` or `prefilling` ranks after it
-            if sequence.uncomputed > 1:
+            if sequence.unread > 1:
                 prefilling.append(sequence)
             elif len(chunks) < self.token_budget:
                 chunks.append(Chunk(sequence, 1, is_last=True))
@@ -322,7 +329,8 @@ class Scheduler:
         """Count the chunks as computed, without their drafts, and publish blocks that are full now, and states."""
         for chunk in chunks:
             sequence = chunk.sequence
-            self.waiting.charge(sequence.owner, chunk.count + chunk.draft)
+            source = 0 if sequence.computed else len(sequence.source)
+            self.waiting.charge(sequence.owner, source + chunk.count + chunk.draft)
             self.advance(sequence, chunk.count)
             self.states.commit(sequence.slots, sequence.block_keys, sequence.computed, chunk.count)
 
@@ -530,7 +538,8 @@ class Scheduler:
         """
         rows = max(self.sequence_budget - len(chunks) - len(prefilling), 1)
         begun: set[BlockKey] = set()  # blocks that are computed in this step
-        oldest, others = prefilling[:1], prefilling[1:]
+        first = 0 if any(sequence.source for sequence in prefilling) else 1
+        oldest, others = prefilling[:first], prefilling[first:]
         others.sort(key=partial(prefill_order, self._next_line(prefilling)))
         for sequence in (*oldest, *others):
             if not budget:

@@ -28,6 +28,8 @@ from ..engine.native_sampling import CompiledSampler
 from ..engine.sampler import Sampler, TorchSampler
 from .placement import Placement
 
+MAX_TORCH_TOKENS = 512  # of which a layer of the base size takes one core 0.1 to 0.2 s
+
 
 def make_deterministic(
     loaded: Checkpoint, settings: Settings, placement: Placement, yield_turn: Callable[[], None] = lambda: None
@@ -71,6 +73,14 @@ def executor_name(placement: Placement, config: ModelConfig) -> str:
     if placement.instructions:
         return f"native-{placement.instructions}"
     return "torch-varlen" if choose_kernel(placement, config) else "torch"
+
+
+def encoder_step_tokens(settings: Settings, placement: Placement, config: ModelConfig) -> int:
+    """Return how many tokens an encoder reads in one step, at most. Torch cannot interrupt a layer, which takes long on
+    a CPU.
+    """
+    has_long_layers = placement.device.type == "cpu" and not placement.instructions and not config.static
+    return min(settings.encoder_step_tokens, MAX_TORCH_TOKENS) if has_long_layers else settings.encoder_step_tokens
 
 
 class CacheSize(NamedTuple):

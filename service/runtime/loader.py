@@ -50,7 +50,14 @@ from ..resources import machine
 from ..resources.process_info import trim_heap
 from .calibration_choice import WeightsInUse, choose_calibration
 from .draft_choice import NO_RECURRENT_DRAFTS, choose_draft_model
-from .executor_choice import CacheSize, build_executor, build_sampler, choose_kernel, make_deterministic
+from .executor_choice import (
+    CacheSize,
+    build_executor,
+    build_sampler,
+    choose_kernel,
+    encoder_step_tokens,
+    make_deterministic,
+)
 from .load_task import GRACE_S, LoadTask
 from .memory_budget import (
     MemoryBudget,
@@ -541,14 +548,15 @@ class Loader:
     ) -> Worker:
         settings = self._settings
         if not (loaded.decoding or isinstance(loaded.head, LanguageHead)):
-            head, tokens = cast(OutputHead, loaded.head), settings.encoder_step_tokens
-            return EncoderWorker(executor, head, model=need.name, task=cast(Task, loaded.task), token_budget=tokens)
+            head, task = cast(OutputHead, loaded.head), cast(Task, loaded.task)
+            tokens = encoder_step_tokens(settings, placement, loaded.decoder_config)
+            return EncoderWorker(executor, head, model=need.name, task=task, token_budget=tokens)
         generator = GeneratorWorker(
             executor,
             model=need.name,
             token_budget=settings.step_tokens,
             sequence_budget=need.sequences,
-            prefill_chunk=settings.prefill_chunk,
+            prefill_chunk=1 if loaded.decoding else settings.prefill_chunk,  # it reads token by token
         )
         generator.sampler = build_sampler(placement)
         # An encoder-decoder computes any state but the newest from the beginning, recurrent layers cannot go back.

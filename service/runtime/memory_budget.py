@@ -45,7 +45,7 @@ from ..engine.sampler import sampling_bytes
 from ..engine.state_slots import smallest_slot_count
 from ..engine.window_blocks import held_limit
 from ..resources import machine
-from .executor_choice import choose_kernel, sampling_instructions
+from .executor_choice import choose_kernel, encoder_step_tokens, sampling_instructions
 from .placement import Placement, choose_placement
 from .self_test import precision_test_bytes
 
@@ -362,6 +362,9 @@ def torch_parts(model: ModelSize, settings: Settings, placement: Placement, larg
         return seq2seq_parts(model, model.encoder_config, placement, largest)
     states = largest.rows * config.width * FLOAT_BYTES
     computing = max(forward_bytes(config, dtype, largest), states + head_output_bytes(model, largest))
+    if largest.beside:
+        small = replace(largest, rows=largest.beside, sequences=largest.beside)
+        computing += (MAX_READINGS - 1) * forward_bytes(config, dtype, small)
     if model.generates:
         logit_bytes = 0 if dtype.itemsize == 4 else dtype.itemsize  # logits are converted to float32
         logit_bytes += dtype.itemsize if model.world_size > 1 else 0  # and gathered from several ranks
@@ -381,11 +384,11 @@ def torch_parts(model: ModelSize, settings: Settings, placement: Placement, larg
 
 def seq2seq_parts(model: ModelSize, encoder: ModelConfig, placement: Placement, largest: LargestStep) -> MemoryParts:
     """Bytes of an encoder-decoder. Encoder states and decoder tokens take blocks of the same size; a state exists twice
-    while it grows.
+    while it grows. Sources are encoded between steps of the decoder.
     """
     config = model.config
     read = replace(largest, rows=max(MAX_SOURCE_TOKENS, model.context), context=model.context, cached=False)
-    computing = max(forward_bytes(encoder, placement.dtype, read), forward_bytes(config, placement.dtype, largest))
+    computing = forward_bytes(encoder, placement.dtype, read) + forward_bytes(config, placement.dtype, largest)
     logits = largest.sequences * config.vocab_size * FLOAT_BYTES
     return MemoryParts(
         model.checkpoint_size.weight_bytes(placement.dtype),
@@ -454,7 +457,8 @@ def largest_step(model: ModelSize, settings: Settings, placement: Placement, pla
             invariant=settings.deterministic,
             in_place=in_place,
         )
-    rows = max(settings.encoder_step_tokens, model.context)
+    tokens = encoder_step_tokens(settings, placement, model.config)
+    rows = max(tokens, model.context)
     return LargestStep(
         rows=rows,
         sequences=rows,
@@ -462,7 +466,7 @@ def largest_step(model: ModelSize, settings: Settings, placement: Placement, pla
         cached=False,
         invariant=settings.deterministic,
         in_place=in_place,
-        beside=settings.encoder_step_tokens // SMALLER_BATCH if rows > settings.encoder_step_tokens else 0,
+        beside=tokens // SMALLER_BATCH if rows > tokens else 0,
     )
 
 

@@ -1,9 +1,19 @@
-"""The torch executor: values that are not finite stay with their sequence, and steps without output rows."""
+"""The torch executor: values that are not finite stay with their sequence, steps without output rows, and turns."""
 
+from dataclasses import replace
+
+import pytest
 import torch
+import transformers as tf
 
+from polyhead.models.architectures import FAMILIES
+from polyhead.models.architectures.bart import seq2seq_config
 from polyhead.models.executors.contract import StepInput
 from polyhead.models.executors.torch_executor import TorchExecutor
+from polyhead.models.network.encoder_decoder import SharedTextTransformer
+from polyhead.models.network.lora import LowRank, adaptable_shapes
+from polyhead.models.network.static_network import StaticNetwork
+from polyhead.models.network.transformer import Transformer
 from tests.models.architectures.test_families import build
 
 
@@ -68,3 +78,67 @@ def test_a_step_without_output_rows_returns_no_logits() -> None:
     _, ours, head = build("llama")
     executor = TorchExecutor(ours, head, block_count=2, block_size=4)
     assert executor.step(StepInput([5, 6], [0, 1], [0, 2], [[1]], [])).shape == (0, 97)
+
+
+SIZE = dict(vocab_size=97, hidden_size=32, num_hidden_layers=4, num_attention_heads=4, intermediate_size=64)
+CONFIGS = {
+    "bert": tf.BertConfig(**SIZE),
+    "deberta-v2": tf.DebertaV2Config(**SIZE, relative_attention=True, pos_att_type=["p2c", "c2p"], type_vocab_size=0,
+                                     share_att_key=True, position_biased_input=False, position_buckets=8,
+                                     norm_rel_ebd="layer_norm"),
+    "mpnet": tf.MPNetConfig(**SIZE),
+}  # fmt: skip
+TEXTS = StepInput([5, 6, 7, 8, 9], [0, 1, 2, 0, 1], [0, 3, 5], [[], []], [0, 4])
+
+
+def encoder(name: str) -> Transformer:
+    torch.manual_seed(0)
+    if name == "bart":
+        sides = dict(encoder_layers=2, decoder_layers=2, encoder_attention_heads=4, decoder_attention_heads=4)
+        bart = tf.BartConfig(**sides, vocab_size=97, d_model=32, encoder_ffn_dim=48, decoder_ffn_dim=48)
+        return SharedTextTransformer(seq2seq_config(bart.to_dict(), 2)).eval()
+    return Transformer(FAMILIES[name].config(CONFIGS[name].to_dict())).eval()
+
+
+@pytest.mark.parametrize(("name", "pieces"), [("bert", 4), ("deberta-v2", 4), ("mpnet", 4), ("bart", 6)])
+def test_turns_change_no_result(name: str, pieces: int) -> None:
+    """Each layer may be a turn, and other steps may be computed between them; so may the layers of a decoder that reads
+    the same text, and what its two layers read of the encoder's states."""
+    executor = TorchExecutor(encoder(name))
+    expected = executor.step(TEXTS).clone()
+    other = StepInput([11, 12], [0, 1], [0, 2], [[]], [0])
+    turns = []
+    for result in executor.step_in_turns(TEXTS, 0.0):
+        turns.append(result)
+        assert executor.step(other).isfinite().all()
+    *unfinished, found = turns
+    assert unfinished == [None] * pieces
+    assert found is not None
+    assert torch.equal(found, expected)
+    [whole] = executor.step_in_turns(TEXTS, 3600.0)
+    assert whole is not None
+    assert torch.equal(whole, expected)
+
+
+def test_a_step_without_layers_is_one_turn() -> None:
+    config = replace(encoder("bert").config, depth=0)
+    executor = TorchExecutor(StaticNetwork(config, 97, None, weighted=False))  # type: ignore[arg-type]
+    [found] = executor.step_in_turns(TEXTS, 0.0)
+    assert found is not None
+    assert torch.equal(found, executor.step(TEXTS))
+
+
+def test_the_adapter_of_an_interrupted_step_may_be_detached() -> None:
+    network = encoder("bert")
+    executor = TorchExecutor(network)
+    shapes = adaptable_shapes(network.config).items()
+    number = executor.attach({name: LowRank(torch.randn(4, ins), torch.randn(outs, 4)) for name, (ins, outs) in shapes})
+    rows = replace(TEXTS, adapters=[number, 0])
+    expected = executor.step(rows).clone()
+    assert not torch.equal(expected, executor.step(TEXTS))
+    turns = executor.step_in_turns(rows, 0.0)
+    assert next(turns) is None
+    executor.detach(number)
+    [*_, found] = turns
+    assert found is not None
+    assert torch.equal(found, expected)

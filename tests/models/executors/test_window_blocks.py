@@ -198,3 +198,26 @@ def test_blocks_of_both_kinds_that_hold_nan_are_listed(name: str) -> None:
     own, listed = {7, BLOCKS + 4}, broken.nonfinite_blocks
     assert own <= listed <= {6, BLOCKS + 3, *own}, "a NaN may reach rows before it, which fail with it, but no others"
     assert not executor.nonfinite_blocks
+
+
+@pytest.mark.parametrize("name", EXECUTORS)
+def test_a_copy_overwrites_what_is_not_finite_and_takes_it_along(name: str) -> None:
+    """Blocks of a request that has failed are given to others as the targets of copies, too."""
+    net = network(MIXED)
+    with torch.inference_mode(False):
+        net.tokens.weight.data[9] = float("nan")
+    sizes = {"block_count": BLOCKS, "window_blocks": OWN}
+    executor: Any = (
+        TorchExecutor(net, head(MIXED), block_size=BLOCK, **sizes)
+        if name == "torch"
+        else NativeExecutor(net, head(MIXED), instructions=name, precision="float32", **sizes)
+    )
+    bad, good = rows_of([([9] * 3, 0, [7])]), rows_of([([1, 2, 3], 0, [3])])
+    executor.step(replace(bad, window_tables=[[BLOCKS + 4]]))
+    executor.step(replace(good, window_tables=[[BLOCKS + 2]]))
+    assert executor.nonfinite_blocks == {7, BLOCKS + 4}
+    executor.copy([(7, 6), (BLOCKS + 4, BLOCKS + 3), (3, 7), (BLOCKS + 2, BLOCKS + 4)])
+    assert executor.nonfinite_blocks == {6, BLOCKS + 3}
+    more = replace(rows_of([([4], 3, [7])]), window_tables=[[BLOCKS + 4]])
+    assert executor.step(more).isfinite().all()
+    assert executor.nonfinite_blocks == {6, BLOCKS + 3}

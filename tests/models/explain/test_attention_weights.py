@@ -249,3 +249,17 @@ def test_the_error_of_flow_without_scipy_names_the_extra(monkeypatch: pytest.Mon
     monkeypatch.setattr(max_flow, "HAS_SCIPY", False)
     with pytest.raises(UnsupportedError, match=r"pip install 'polyhead\[explain\]'"):
         driven(max_flow.maximum_flows(np.ones((1, 1, 1), np.float32)))
+
+
+@pytest.mark.parametrize("kind", ["t5", "bart"])
+def test_states_of_an_encoder_decoder_are_computed_layer_by_layer(kind: str, tmp_path: Path) -> None:
+    """Without gradients, as in occlusion: for several texts at once, after each layer of both stacks."""
+    translator(tmp_path, kind)
+    loaded = load(str(tmp_path))
+    instrumented = InstrumentedNetwork(loaded.network, loaded.head)
+    texts = [InputTokens(WRITTEN, source=(token, *SOURCE[1:])) for token in (5, 11, 12)]
+    with torch.no_grad():
+        expected = instrumented.states(texts)
+    found, yields = driven(instrumented.states_in_pieces(texts, piece=1))
+    torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-5)
+    assert yields == 2 + 3

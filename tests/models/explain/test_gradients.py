@@ -259,17 +259,20 @@ def test_other_work_may_run_after_every_piece(method: Any, tmp_path: Path) -> No
         assert close(some.values, other.values, 1e-5), "the piece size changes nothing"
 
 
-@pytest.mark.parametrize("kind", ["gpt2", "bert"])
+@pytest.mark.parametrize("kind", ["gpt2", "bert", "bart"])
 @pytest.mark.parametrize("method", ["gradient_x_input", "integrated_gradients", "occlusion"])
 def test_other_work_may_run_after_every_layer_of_a_long_text(method: Any, kind: str, tmp_path: Path) -> None:
     """The forward and the backward pass both yield after each layer."""
-    instrumented = both(kind, tmp_path)[1]
-    request, layers, seen = build_request(method, CASES[kind][1], steps=STEPS, baseline=PAD), [0], list[int]()
+    instrumented, (text, goals) = instrumented_network(kind, tmp_path), COMPLETENESS_CASES.get(kind, (TEXT, [[(6, 3)]]))
+    request = ExplanationRequest(text, method, tuple(map(tuple, goals)), steps=STEPS, baseline=PAD)
+    layers, seen = [0], list[int]()
 
     def counted(*_: Any) -> None:
         layers[0] += 1
 
-    for block in instrumented.network.blocks:  # type: ignore[union-attr]
+    network: Any = instrumented.seq2seq
+    bodies: list[Any] = [instrumented.network] if network is None else [network.encoder, network.decoder]
+    for block in [block for body in bodies for block in body.blocks]:
         block.register_forward_pre_hook(counted)
         block.mlp.register_full_backward_hook(counted)
 

@@ -142,6 +142,7 @@ def test_keys_are_masked_and_a_mask_is_not_accepted_as_a_key(
     ("arguments", "error"),
     [
         (("--prot", "1"), "no setting is called 'prot'; did you mean port?"),
+        (("--memory_mib", "1"), "no flag is called '--memory_mib'; did you mean --memory-mib?"),
         (("--port", "x"), "port: should be a valid integer"),
         (("--config", "/nowhere.yaml"), "config: /nowhere.yaml cannot be read"),
         (("--keys-file", "/nowhere.yaml"), "keys_file: /nowhere.yaml cannot be read"),

@@ -139,6 +139,7 @@ def test_a_failed_step_fails_only_the_texts_that_cause_it(lasting: bool) -> None
             executor.failing_tokens = {5} if lasting else set()
             for ticket, event in worker.blame_failed_step():
                 ticket.receive(event)
+            assert not worker._batch, "a handle keeps its worker's memory"
     worker.check_invariants()
     assert failures == (4 if lasting else 1)
     for index, ticket in enumerate(tickets, 1):

@@ -11,14 +11,18 @@ from torch import Tensor
 
 from polyhead.models.core.errors import StepInputError
 from polyhead.models.executors.contract import StepInput
-from polyhead.models.executors.seq2seq_executor import Seq2SeqExecutor
+from polyhead.models.executors.seq2seq_executor import MAX_SOURCE_TOKENS, Seq2SeqExecutor
 from polyhead.models.network.ragged import RaggedBatch
+from polyhead.models.network.work_pieces import Pieces
 from polyhead.service.core.errors import BadRequest, StepFailed
-from polyhead.service.core.request import BeamSearchOptions, Done, Failed, Generate, Sampling
+from polyhead.service.core.request import BeamSearchOptions, Done, Failed, Generate, Sampling, Terms
+from polyhead.service.engine import generator_worker
 from polyhead.service.engine.generator_worker import GeneratorWorker
 from tests.support.engine_fakes import RecordingTicket, ask, finish, turn
 
 WORDS, START, END = 23, 1, 0
+LONG = Sampling(temperature=0, bias=((END, -100.0),))
+PIECES = 3  # of work in which sources are encoded
 Known = tuple[tuple[int, ...], tuple[int, ...]]  # the source tokens, and the target tokens
 
 
@@ -34,7 +38,9 @@ class FakeSeq2Seq:
     def __init__(self) -> None:
         self.read: list[tuple[int, ...]] = []
         self.steps = 0
+        self.pieces: list[int] = []  # tokens of the sources of which a piece was encoded
         self.broken: tuple[int, ...] = ()
+        self.unreadable: tuple[int, ...] = ()
 
     def __call__(self, sources: RaggedBatch, targets: RaggedBatch) -> Tensor:
         raise NotImplementedError
@@ -42,8 +48,16 @@ class FakeSeq2Seq:
     def initial_state(self, sources: RaggedBatch) -> list[Known]:
         tokens = sources.tokens.tolist()
         read = [tuple(tokens[a:b]) for a, b in zip(sources.starts, sources.starts[1:], strict=False)]
+        if self.unreadable in read:
+            raise RuntimeError
         self.read += read
         return [(source, ()) for source in read]
+
+    def initial_state_in_pieces(self, sources: RaggedBatch) -> Pieces[list[Known]]:
+        for _ in range(PIECES):
+            self.pieces.append(len(sources.tokens))
+            yield
+        return self.initial_state(sources)
 
     def step(self, tokens: Tensor, state: list[Known]) -> tuple[Tensor, list[Known]]:
         assert len(tokens) == len(state)
@@ -237,3 +251,108 @@ def test_numbers_out_of_range_are_refused(changes: dict[str, Any], said: str) ->
     with pytest.raises(StepInputError, match=said):
         executor.step(replace(StepInput([START], [0], [0, 1], [[0]], [0]), **changes))
     assert network.read == []
+
+
+def test_a_copy_overwrites_what_is_not_finite_and_takes_it_along() -> None:
+    executor = Seq2SeqExecutor(FakeSeq2Seq(), torch.device("cpu"), vocabulary=WORDS, block_count=8, block_size=4)
+    executor._nonfinite_blocks |= {5}
+    executor.copy([(5, 6), (2, 5)])
+    assert executor.nonfinite_blocks == {6}
+
+
+def untimed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let a step prepare one piece."""
+    monkeypatch.setattr(generator_worker, "PREPARING_TURN_S", 0.0)
+
+
+def test_a_step_encodes_a_piece_of_some_sources_at_most(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Sequences that are prepared go on beside them, and no answer changes."""
+    untimed(monkeypatch)
+    network = FakeSeq2Seq()
+    executor = Seq2SeqExecutor(network, torch.device("cpu"), vocabulary=WORDS, block_count=4096, block_size=4)
+    worker = GeneratorWorker(executor, model="translator")
+    requests = [request_of([2 + number, *[5] * 199], 4) for number in range(10)]
+    tickets = ask(worker, *requests)
+    most_steps = 0
+    while worker.has_work:
+        pieces, steps = len(network.pieces), network.steps
+        turn(worker)
+        assert len(network.pieces) - pieces <= 1
+        most_steps = max(most_steps, network.steps - steps)
+    assert most_steps == 1, "a token a step"
+    assert max(network.pieces) <= MAX_SOURCE_TOKENS
+    assert len(network.pieces) == PIECES * 5, "two sources at a time"
+    assert [ticket.tokens for ticket in tickets] == [alone(each.source, 4) for each in requests]
+    assert not executor._encoded
+    worker.check_invariants()
+
+
+def test_a_long_answer_is_computed_again_in_turns(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its state is gone when its reader is there again, or when it was preempted."""
+    untimed(monkeypatch)
+    network = FakeSeq2Seq()
+    worker = translator(network, prefill_chunk=1)
+    first, second = ask(worker, request_of([3, 4], 25, sampling=LONG), request_of([4, 3], 60, sampling=LONG))
+    while len(first.tokens) < 20:
+        turn(worker)
+    worker.pause(first)
+    for _ in range(8):
+        turn(worker)
+    written = len(second.tokens)
+    worker.resume(first)
+    while len(first.tokens) == 20:
+        steps = network.steps
+        turn(worker)
+        assert network.steps - steps <= 2, "a token that is computed again, and the next ones"
+    assert len(second.tokens) > written + 10, "another answer goes on meanwhile"
+    finish(worker)
+    assert len(first.tokens) == 25
+    worker.check_invariants()
+
+
+def test_the_source_of_an_aborted_request_is_dropped(monkeypatch: pytest.MonkeyPatch) -> None:
+    untimed(monkeypatch)
+    network = FakeSeq2Seq()
+    executor = Seq2SeqExecutor(network, torch.device("cpu"), vocabulary=WORDS, block_count=64, block_size=4)
+    worker = GeneratorWorker(executor, model="translator")
+    (gone,) = ask(worker, request_of([7, 8], 3))
+    turn(worker)
+    assert executor._encoding is not None
+    worker.abort(gone)
+    (kept,) = ask(worker, request_of([9], 3))
+    finish(worker)
+    assert network.read == [(9,)]
+    assert kept.tokens == alone([9], 3)
+    assert executor._encoding is None
+    assert not executor._encoded
+
+
+def test_a_source_that_cannot_be_encoded_fails_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also where its encoding takes several turns, and fails in the last."""
+    untimed(monkeypatch)
+    network = FakeSeq2Seq()
+    network.unreadable = (13, 13)
+    worker = translator(network)
+    requests = [*many(6, seed=11), request_of([13, 13], 9)]
+    tickets = ask(worker, *requests)
+    while worker.has_work:
+        try:
+            turn(worker)
+        except RuntimeError:
+            for ticket, event in worker.blame_failed_step():
+                ticket.receive(event)
+    *others, broken = tickets
+    assert isinstance(broken.events[-1], Failed)
+    assert [ticket.tokens for ticket in others] == [alone(each.source, each.max_tokens) for each in requests[:-1]]
+
+
+def test_the_sources_of_the_owner_that_was_served_least_are_encoded_first(monkeypatch: pytest.MonkeyPatch) -> None:
+    untimed(monkeypatch)
+    network = FakeSeq2Seq()
+    worker = translator(network, blocks=4096)
+    many_sources = [request_of([2 + number, *[5] * 499], 2, terms=Terms(owner="a")) for number in range(6)]
+    ask(worker, *many_sources)
+    turn(worker)
+    ask(worker, request_of([3] * 400, 2, terms=Terms(owner="b")))
+    finish(worker)
+    assert network.read.index((3,) * 400) <= 2

@@ -32,16 +32,19 @@ from polyhead.service.cli import main as cli
 from polyhead.service.config.settings import Settings
 from polyhead.service.core.errors import InsufficientMemory
 from polyhead.service.resources import machine
-from polyhead.service.runtime.executor_choice import build_executor
+from polyhead.service.runtime.executor_choice import build_executor, encoder_step_tokens
 from polyhead.service.runtime.explain_cost import explainer_memory_need
 from polyhead.service.runtime.memory_budget import (
     MIB,
+    CachePlan,
     MemoryBudget,
     ModelSize,
     ceil_mib,
+    largest_step,
     measure_model,
     memory_need,
     smallest_need,
+    torch_parts,
 )
 from polyhead.service.runtime.placement import choose_placement
 from tests.support import checkpoints, decision_models, gguf_files
@@ -556,3 +559,20 @@ def test_check_goes_on_after_a_refused_source(tiny_generator: Path, tiny_classif
     assert nowhere.startswith("polyhead: model: /nowhere: there is no such folder")
     assert broken.startswith(f"polyhead: cut: {cut / 'model.safetensors'}: ")
     assert spam == "polyhead: cut:spam: cut, its base model, cannot be loaded"
+
+
+def test_torch_on_a_cpu_reads_few_tokens_of_layers_in_a_step(tiny_classifier: Path) -> None:
+    """What is predicted for a text that is longer than a step has room for the steps beside it."""
+    model = described(tiny_classifier)
+    for given, expected in (({"executor": "torch"}, 512), ({"executor": "torch", "encoder_step_tokens": 64}, 64)):
+        known = settings(**given)
+        placement = choose_placement(known, model.default_precision, model.config)
+        assert not placement.instructions
+        assert encoder_step_tokens(known, placement, model.config) == expected
+        long = replace(model, context=expected + 1)
+        largest = largest_step(long, known, placement, CachePlan(0, 0))
+        assert (largest.rows, largest.beside) == (expected + 1, expected // 4)
+        alone = torch_parts(long, known, placement, replace(largest, beside=0)).computing
+        assert torch_parts(long, known, placement, largest).computing > alone
+    known, static = settings(executor="torch"), replace(model.config, static=True)
+    assert encoder_step_tokens(known, placement, static) == known.encoder_step_tokens

@@ -5,6 +5,7 @@ import re
 import shutil
 import time
 from collections.abc import Callable, Coroutine
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +13,8 @@ import pytest
 import torch
 from prometheus_client.parser import text_string_to_metric_families
 
-from polyhead.models.executors.contract import Executor
+from polyhead.models.executors.contract import Executor, StepInput
+from polyhead.models.executors.seq2seq_executor import Seq2SeqExecutor
 from polyhead.service.config.settings import Settings, SettingsError
 from polyhead.service.core.errors import BadRequest, NotFound, Unavailable, WrongTask
 from polyhead.service.core.model import LoadState
@@ -23,6 +25,7 @@ from polyhead.service.resources import capacity, machine
 from polyhead.service.runtime import loader, registry
 from polyhead.service.runtime.placement import choose_placement
 from polyhead.service.runtime.registry import ModelRegistry
+from tests.support import translators
 
 
 def serving(models: dict[str, Any], act: Callable[[ModelRegistry], Coroutine[Any, Any, Any]], **settings: Any) -> Any:
@@ -273,6 +276,30 @@ def test_scheduling_weights_reach_the_engine_and_executors_are_wrapped(
     asyncio.run(run())
     assert added == {"chat": 3, "judge": 1}
     assert seen == [32, 0]
+
+
+def test_an_encoder_decoder_reads_one_token_of_each_prompt_in_a_step(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It computes them one after the other, so a step of many would take as long as so many steps."""
+    translators.translator(tmp_path, "t5")
+    most = 0
+    step = Seq2SeqExecutor.step
+
+    def counted(executor: Seq2SeqExecutor, rows: StepInput) -> torch.Tensor:
+        nonlocal most
+        most = max(most, *(end - start for start, end in pairwise(rows.starts)))
+        return step(executor, rows)
+
+    async def act(served: ModelRegistry) -> None:
+        await served.load_all()
+        [model] = served.models()
+        [stream] = served.submit(model, [Generate("t", (1, 5, 6, 7, 8), 3, source=(9, 10))])
+        assert isinstance([event async for event in stream][-1], Done)
+
+    monkeypatch.setattr(Seq2SeqExecutor, "step", counted)
+    serving({"translator": tmp_path}, act, device="cpu", explain=False)
+    assert most == 1
 
 
 def test_metrics_contain_ready_models_only(tiny_generator: Path) -> None:
