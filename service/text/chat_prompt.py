@@ -46,7 +46,7 @@ def fit_chat(request: GenerationRequest, model: Model) -> GenerationRequest:
     check_chat(request, chat, model)
     if ignores_reasoning(request, model):
         request = replace(request, reasoning=ReasoningSettings(is_shown=request.reasoning.is_shown))
-    if not format.listing:
+    if not format.listing and not request.drops_oldest:
         check_characters(model, count_written(chat.messages), request.field)
     grammar = build_answer_grammar(request.tools, format, request.grammar)
     chat = add_tools(replace(chat, variables=template_variables(request.reasoning, chat)), request.tools, format)
