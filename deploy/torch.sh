@@ -8,6 +8,14 @@ variant=$1 index=${2:-}
 pip=${PIP:-/opt/polyhead/bin/pip}
 torch=$(grep '^torch==' constraints.txt)
 
+by_pip() {  # pip writes nothing while it unpacks, which takes minutes on a busy machine
+  while sleep 20 >/dev/null 2>&1; do echo "pip installs: $(du -sm "${pip%/bin/*}" 2>/dev/null | cut -f1) MB are there"; done &
+  watch=$!
+  "$pip" install "$1" && status=0 || status=1
+  kill "$watch"
+  return "$status"
+}
+
 by_uv() {
   echo "uv installs $torch for CPUs"
   if ! uv=$(command -v uv); then
@@ -25,9 +33,9 @@ case $variant in
 esac
 [ "$(uname -s)" = Linux ] || exec "$pip" install "$torch"  # elsewhere the plain torch is for CPUs
 if [ -n "$index" ]; then  # for this package only
-  PIP_EXTRA_INDEX_URL=$index "$pip" install "$torch+cpu" && exit
-elif "$pip" config list | grep -qE 'index|find-links'; then
-  "$pip" install "$torch+cpu" && exit
+  PIP_EXTRA_INDEX_URL=$index by_pip "$torch+cpu" && exit
+elif "$pip" config list | grep -E 'index|find-links' >/dev/null; then
+  by_pip "$torch+cpu" && exit
 fi
 by_uv && exit
 echo "$torch for CPUs is not to be had: pass TORCH_INDEX, the address of the index that PyTorch's page \"Get started\"

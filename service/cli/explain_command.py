@@ -38,6 +38,10 @@ LOCAL_SETTINGS = {  # limits that protect other clients are lifted
 }
 # The field of the target, by task.
 TARGET_FIELDS = {"classify": "label", "tag": "label", "fill": "word", "embed": "text", "generate": "text"}
+NO_OUTPUT = (
+    "the model writes nothing after this text, so there is nothing to explain; give a text that it can continue, as in "
+    '"The capital of Japan is"'
+)
 TOP_TOKENS = 5  # tokens shown for each row
 RANGE = re.compile(r"(\d+)(?:-(\d+))?")
 
@@ -158,7 +162,7 @@ def parse_numbers(option: str, value: str) -> list[int]:
 def format_answer(answer: JsonObject) -> str:
     """Format the answer as text: a line per token, or the strongest few tokens per row."""
     head = [f"wrote {answer['output']!r}"] if answer["output"] else []
-    return "\n".join([*head, *format_lines(answer)])
+    return "\n".join([*head, *format_lines(answer)]) or NO_OUTPUT
 
 
 def format_lines(answer: JsonObject) -> list[str]:

@@ -178,6 +178,8 @@ class LoadState:
         """What has been done of the load, as the end of a sentence."""
         if self.phase == "waiting":
             return "others are loaded first"
+        if self.phase == "loading" and self.fraction >= 1:
+            return "it is read and is being tried; this takes some seconds"
         return f"{self.fraction:.0%} is {'downloaded' if self.phase == 'downloading' else 'read'}"
 
     @property

@@ -14,7 +14,7 @@ from polyhead.models.core.errors import ModelError
 from polyhead.service.cli import checkpoint_source as opened
 from polyhead.service.cli import main as cli
 from polyhead.service.cli import plotting as canvas
-from polyhead.service.cli.explain_command import parse_numbers
+from polyhead.service.cli.explain_command import NO_OUTPUT, format_answer, parse_numbers
 from polyhead.service.core.request import ExplainMethod
 from polyhead.service.runtime import quickstart
 from tests.support import checkpoints
@@ -200,3 +200,7 @@ def test_a_server_can_be_asked(tiny_quick_start: Process, tiny_classifier: Path)
     silent = polyhead("sentiment", TEXT, "--url", "http://127.0.0.1:9")
     assert silent.exit_code == 1
     assert "does not answer" in silent.stderr
+
+
+def test_a_model_that_writes_nothing_is_said_to() -> None:
+    assert format_answer({"output": "", "attributions": [], "attention": [], "tokens": []}) == NO_OUTPUT
