@@ -3,7 +3,7 @@
 PYTHON ?= python3
 HOST ?= 127.0.0.1
 PORT ?= 8000
-VARIANT ?= cpu
+VARIANT ?= $(if $(wildcard .venv/.torch-gpu),gpu,cpu)
 MINUTES = 5
 SECONDS = 60
 WORKERS = 3
@@ -112,7 +112,7 @@ clean:  ## remove what these targets made, .venv included
 	@echo "Installing, 1 of 2: torch, a large package (200 MB for CPUs), then a minute to unpack it"
 	@$(if $(OWN_INDEX),,command -v uv >/dev/null || $(PIP) uv)
 	@PATH="$(CURDIR)/$(BIN):$$PATH" PIP=$(BIN)/pip PIP_NO_COMPILE=1 PIP_DISABLE_PIP_VERSION_CHECK=1 deploy/torch.sh $(VARIANT) "$(TORCH_INDEX)"
-	@touch $@
+	@rm -f .venv/.torch-* && touch $@
 
 .venv/.core: $(PINS) | .venv/.torch-$(VARIANT)
 	@echo "Installing, 2 of 2: polyhead and its other libraries"

@@ -6,6 +6,7 @@
 set -eu
 variant=$1 index=${2:-}
 pip=${PIP:-/opt/polyhead/bin/pip}
+python=${pip%/*}/python
 torch=$(grep '^torch==' constraints.txt)
 
 by_pip() {  # pip writes nothing while it unpacks, which takes minutes on a busy machine
@@ -18,19 +19,25 @@ by_pip() {  # pip writes nothing while it unpacks, which takes minutes on a busy
 
 by_uv() {
   echo "uv installs $torch for CPUs"
-  if ! uv=$(command -v uv); then
-    place=$(mktemp -d)
-    trap 'rm -rf "$place"' EXIT
-    "$pip" install --quiet --target "$place" uv && uv=$place/bin/uv || return 1
-  fi
-  "$uv" pip install --python "${pip%/*}/python" --torch-backend cpu "$torch"
+  uv=$(command -v uv) && uv_install "$uv" && return
+  place=$(mktemp -d)  # there is none, or it is too old for --torch-backend
+  trap 'rm -rf "$place"' EXIT
+  "$pip" install --quiet --target "$place" uv && uv_install "$place/bin/uv"
 }
 
-case $variant in
-  cpu) ;;
-  gpu) exec env PIP_EXTRA_INDEX_URL="$index" "$pip" install "$torch" ;;
-  *) echo "VARIANT must be cpu or gpu, not $variant" >&2; exit 1 ;;
+uv_install() {
+  "$1" pip install --python "$python" --torch-backend cpu "$torch"
+}
+
+case $variant in cpu | gpu) ;; *) echo "VARIANT must be cpu or gpu, not $variant" >&2; exit 1 ;; esac
+# What is installed already is kept if it is of the variant, or else removed: installers take the other one for the same.
+found=$("$python" -c 'import importlib.metadata as m; print(m.version("torch"))' 2>/dev/null) || found=
+case $variant:$(uname -s):$found in
+  *:) ;;
+  cpu:Linux:"${torch#torch==}+cpu" | gpu:*:"${torch#torch==}" | gpu:*:"${torch#torch==}+cu"* | cpu:[!L]*:"${torch#torch==}") exit ;;
+  *) "$pip" uninstall --yes torch ;;
 esac
+[ "$variant" = cpu ] || exec env ${index:+"PIP_EXTRA_INDEX_URL=$index"} "$pip" install "$torch"
 [ "$(uname -s)" = Linux ] || exec "$pip" install "$torch"  # elsewhere the plain torch is for CPUs
 if [ -n "$index" ]; then  # for this package only
   PIP_EXTRA_INDEX_URL=$index by_pip "$torch+cpu" && exit

@@ -110,7 +110,10 @@ async def find_model(client: httpx.AsyncClient, name: str) -> AskedModel:
     listed = await client.get("/v1/models")
     if listed.is_error:
         raise ModelError(error_message(listed))
-    served = [AskedModel(each["id"], each["task"]) for each in listed.json()["data"]]
+    try:
+        served = [AskedModel(each["id"], each["task"]) for each in listed.json()["data"]]
+    except (ValueError, KeyError, TypeError):
+        raise ModelError(f"{client.base_url} is no Polyhead server: its list of models has another form") from None
     if found := next((each for each in served if each.name == name), None):
         return found
     names = ", ".join(each.name for each in served) or "none is ready yet"

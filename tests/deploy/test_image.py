@@ -239,6 +239,28 @@ def test_torch_comes_from_the_given_or_configured_index_or_else_by_uv(installer:
     assert (installer.install("cpu").returncode, installer.asked()) == (0, [f"pip install {pinned}+cpu"])
 
 
+@pytest.mark.parametrize(
+    ("variant", "found", "asked"),
+    [
+        ("cpu", "+cpu", []),
+        ("cpu", "+cu130", ["pip uninstall --yes torch", "uv pip install"]),
+        ("gpu", "", []),
+        ("gpu", "+cu130", []),
+        ("gpu", "+cpu", ["pip uninstall --yes torch", "pip install torch"]),
+    ],
+)
+def test_a_torch_of_the_other_variant_is_replaced(
+    variant: str, found: str, asked: list[str], installer: Installer
+) -> None:
+    (pinned,) = re.findall(r"^torch==(.*)$", (ROOT / "constraints.txt").read_text(), flags=re.MULTILINE)
+    (installer.folder / "python").write_text(f"#!/bin/sh\necho {pinned}{found}\n")
+    (installer.folder / "python").chmod(0o755)
+    installer.allow("pip", "uv")
+    assert installer.install(variant).returncode == 0
+    for line, start in zip(installer.asked(), asked, strict=True):
+        assert line.startswith(start)
+
+
 def test_a_build_without_a_torch_for_cpus_says_what_to_do(installer: Installer) -> None:
     done = installer.install("cpu")
     assert done.returncode == 1

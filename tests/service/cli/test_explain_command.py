@@ -1,10 +1,12 @@
 """`polyhead explain`: the answer of POST /v1/explain without a server; as text, as JSON, as a figure."""
 
+import asyncio
 import json
 import re
 from pathlib import Path
 from typing import Any, get_args
 
+import httpx
 import numpy as np
 import pytest
 from transformers import BertForMaskedLM, BertForQuestionAnswering, BertForTokenClassification
@@ -14,7 +16,7 @@ from polyhead.models.core.errors import ModelError
 from polyhead.service.cli import checkpoint_source as opened
 from polyhead.service.cli import main as cli
 from polyhead.service.cli import plotting as canvas
-from polyhead.service.cli.explain_command import NO_OUTPUT, format_answer, parse_numbers
+from polyhead.service.cli.explain_command import NO_OUTPUT, find_model, format_answer, parse_numbers
 from polyhead.service.core.request import ExplainMethod
 from polyhead.service.runtime import quickstart
 from tests.support import checkpoints
@@ -204,3 +206,14 @@ def test_a_server_can_be_asked(tiny_quick_start: Process, tiny_classifier: Path)
 
 def test_a_model_that_writes_nothing_is_said_to() -> None:
     assert format_answer({"output": "", "attributions": [], "attention": [], "tokens": []}) == NO_OUTPUT
+
+
+@pytest.mark.parametrize("content", ["<html>", "[]", '{"data": [{"id": "m"}]}', '{"data": [1]}'])
+def test_another_server_is_named(content: str) -> None:
+    async def ask() -> None:
+        transport = httpx.MockTransport(lambda _: httpx.Response(200, text=content))
+        async with httpx.AsyncClient(transport=transport, base_url="http://other") as client:
+            await find_model(client, "m")
+
+    with pytest.raises(ModelError, match="http://other is no Polyhead server"):
+        asyncio.run(ask())
