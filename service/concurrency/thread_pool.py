@@ -76,7 +76,7 @@ class WorkItem:
 
     def resolve(self, outcome: object) -> None:
         with suppress(RuntimeError):  # the loop is closed, and nothing awaits the result
-            self._loop.call_soon_threadsafe(resolve_future, self.future, outcome)
+            self._loop.call_soon_threadsafe(resolve_future, self.future, [outcome])
 
 
 class ThreadPool:
@@ -120,7 +120,8 @@ class ThreadPool:
             while not work.future.done():
                 await asyncio.wait({work.future}, timeout=CHECK_INTERVAL_S)
                 self._replace_slow_threads()
-            return unwrap(cast(T | Failure, work.future.result()))
+            # The future does not hold a Failure: the traceback of its error holds the frames that hold the future.
+            return unwrap(cast(list[T | Failure], work.future.result()).pop())
         finally:
             with self._lock:  # from where it may be queued again first
                 self._blocked.get((work.source, work.owner), {}).pop(work, None)
@@ -168,9 +169,8 @@ class ThreadPool:
             self._start_thread()
         for work in late:
             log.error("%s has not returned for %g s and is left behind", work.label, self._abandon_after)
-            resolve_future(
-                work.future, Failure(TooComplex(f"{work.label} has taken longer than {self._abandon_after:g} s"))
-            )
+            refusal = Failure(TooComplex(f"{work.label} has taken longer than {self._abandon_after:g} s"))
+            resolve_future(work.future, [refusal])
         for work in unstarted:
             work.resolve(self._refusal(work))
 

@@ -123,9 +123,9 @@ class Engine:
         self._raise_if_closed()
         future: asyncio.Future[object] = asyncio.get_running_loop().create_future()
         self._calls.add(future)
-        self._send_for_all(lambda: self._post_to_loop(partial(resolve_future, future, attempt(function))))
+        self._send_for_all(lambda: self._post_to_loop(partial(resolve_future, future, [attempt(function)])))
         try:
-            return unwrap(cast(T | Failure, await future))
+            return unwrap(cast(list[T | Failure], await future).pop())  # so the future does not hold a Failure
         finally:
             self._calls.discard(future)
 
@@ -282,7 +282,7 @@ class Engine:
             own = report.running - sum(report.adapters.values())
             self._running[context] = report.adapters.get(adapter, 0) if adapter else own
         self._delivery.add(worker, step.events, self._step_credits.release)
-        if step.report.sequences:  # otherwise all its answers wait for their masks, and nothing was computed
+        if step.report.sequences or step.report.forward_s:
             self._observer.record_step(step.report)
 
     def _report_idle(self, worker: Worker) -> None:
@@ -294,7 +294,7 @@ class Engine:
         for stream in list(self._streams):
             stream.receive(Failed(error))
         for future in list(self._calls):
-            resolve_future(future, Failure(error))
+            resolve_future(future, [Failure(error)])
 
     def _end_thread(self) -> None:
         """Fail everything, because the thread has ended or is lost."""

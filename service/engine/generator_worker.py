@@ -169,11 +169,13 @@ class GeneratorWorker:
             if self._copies:
                 self._executor.copy(self._copies)
                 self._copies = []
-            prepared = self._prepare(planned.chunks)
-            plan = self._plan = replace(planned, chunks=self._without_late(prepared))
+            # What waits for its mask is not prepared: it would be again, each time that its state is dropped meanwhile.
+            chunks, preparing = self._without_late(planned.chunks), perf_counter()
+            plan = self._plan = replace(planned, chunks=self._prepare(chunks))
             number_rows(plan.chunks)
             if planned.chunks and not plan.chunks:
-                return StepResult([], self._report(plan, 0, (0.0, 0.0), StepTimes()), [], began)
+                seconds = perf_counter() - preparing if chunks else 0.0  # otherwise all answers wait for their masks
+                return StepResult([], self._report(plan, 0, (seconds, 0.0), StepTimes()), [], began)
             rows = build_step_input(plan.chunks, self._blocks.size, self._groups.scheduler.windows)
             if self._vocab_size:
                 self._mask_builder.start(guided_states(plan.chunks, states), self._vocab_size)

@@ -172,8 +172,9 @@ class Metrics:
         labels = (self._label_of(report.model), report.task)
         self._inference.count_step(labels[0], report)
         self._counter("engine_steps", *labels).inc()
-        self._histogram("batch_sequences", *labels).observe(report.sequences)
-        self._histogram("batch_tokens", *labels).observe(report.tokens)
+        if report.sequences:  # otherwise its answers wait for masks, or their sources are still read
+            self._histogram("batch_sequences", *labels).observe(report.sequences)
+            self._histogram("batch_tokens", *labels).observe(report.tokens)
         self._counter("tokens", *labels, "computed").inc(report.tokens)
         self._counter("padding_tokens", *labels).inc(report.padding)
         self._histogram("stage_seconds", *labels, "forward").observe(report.forward_s)

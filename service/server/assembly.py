@@ -39,6 +39,7 @@ def serve(settings: Settings, executor_hook: ExecutorHook = keep_executor, trace
     models cannot be fetched.
     """
     if (rank_config := torchrun_config(settings, lambda: choose_placement(settings))) is not None:
+        tune_interpreter()
         return follower.run_follower(rank_config)
     imported = process_age()
     listener = bind_socket(settings.host, settings.port)

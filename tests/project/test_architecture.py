@@ -82,6 +82,8 @@ FAMILY_WORDS = {
     "models/checkpoint/sentence_modules.py": "sentence_bert_config.json is what a file of an embedder is called",
     "models/checkpoint/label_folders.py": "bert_layer is an encoder in the names of tensors, whatever its family",
     "models/checkpoint/late_interaction.py": "ColBERT is what a method, and the kind of its checkpoints, is called",
+    "models/checkpoint/head_config.py": "sbert_ce is in the name of a field of cross-encoders of any family",
+    "models/checkpoint/merged_adapter.py": "the same field",
     "models/checkpoint/more_outputs.py": "colbert_linear is what the file of an output is called",
     "models/checkpoint/published_rerankers.py": "the names of published rerankers, whose prompts differ",
     "service/api/dialects/openai/wire.py": "colbert_vecs is what clients call an output",

@@ -17,7 +17,7 @@ from starlette.datastructures import Headers, MutableHeaders
 from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from ...core.errors import BodyTooLarge, Overloaded, PolyheadError, SlowBody, Stopped
+from ...core.errors import BadRequest, BodyTooLarge, Overloaded, PolyheadError, SlowBody, Stopped
 from ...resources.request_memory import BYTES_PER_BODY_BYTE, MemoryClaim
 from ..http.body_limits import IncomingBody
 from ..http.content_coding import ContentDecoder, make_decoder
@@ -104,6 +104,8 @@ class AccessMiddleware:
         GET, HEAD and OPTIONS have no body, and need no permit here.
         """
         try:
+            if "\n" in scope["path"]:
+                raise BadRequest("the path has a line break in it")  # the pattern of a route matches before it
             headers, origins = Headers(scope=scope), self.server.origins
             scope_name = self.server.keys.apply_rule(context.access)
             if OWN_CALL in scope:

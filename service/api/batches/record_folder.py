@@ -118,7 +118,8 @@ class RecordFolder(Generic[R]):
 
     async def remove(self, record_id: str, owner: str) -> None:
         """Remove a record, as work of `owner`."""
-        await self._disk.run(owner, partial(self.path(record_id).unlink, missing_ok=True))
+        async with self._writing.setdefault(record_id, asyncio.Lock()):
+            await self._disk.run(owner, partial(self.path(record_id).unlink, missing_ok=True))
 
     def path(self, record_id: str) -> Path:
         return self.folder / f"{record_id}.json"

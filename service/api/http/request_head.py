@@ -20,7 +20,6 @@ CHUNKED_LENGTH = -1  # the length of a chunked body, which is not known before
 
 TOKEN_CHARS = b"!#$%&'*+-.^_`|~0123456789ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz"
 VALUE_CHARS = bytes([0x09, *range(0x20, 0x7F), *range(0x80, 0x100)])  # the bytes that a field value may contain
-CONTROL_CHARS = frozenset(map(chr, (*range(0x20), 0x7F)))
 REQUEST_LINE = re.compile(rb"([!#$%&'*+.^_`|~0-9A-Za-z-]+) ([\x21-\x7e]+) HTTP/([0-9])\.([0-9])")
 ABSOLUTE_URI = re.compile(r"https?://([^/?#]+)", re.IGNORECASE)
 MAX_HOST_CHARS = 255  # of a name in DNS (RFC 1035, section 2.3.4)
@@ -88,8 +87,8 @@ def read_head(head: bytes) -> RequestHead:
     is_http11 = line[4] != b"0"
     authority, raw_path, query = split_target(line[1], line[2])
     path = unquote(raw_path)
-    if not CONTROL_CHARS.isdisjoint(path):
-        raise UnreadableRequest(400, "the path has a control character in it")
+    if "\0" in path:
+        raise UnreadableRequest(400, "the path has a NUL in it")
     check_host(fields, is_http11)
     if authority:
         fields = replace_host(fields, authority)

@@ -236,9 +236,9 @@ def find_looseness(part: dict[str, Any]) -> str:
     keys = dict.fromkeys(named) if isinstance(named, dict) else {}
     required = part.get("required", [])
     given = {key for key in required if isinstance(key, str)} if isinstance(required, list) else set[str]()
-    if lacking := next((key for key in keys if key not in given), None):
+    if (lacking := next((key for key in keys if key not in given), None)) is not None:
         return f"{REQUIRED_RULE} Missing {quote_key(lacking)}."
-    if added := next((key for key in sorted(given) if key not in keys), None):
+    if (added := next((key for key in sorted(given) if key not in keys), None)) is not None:
         return f"{REQUIRED_RULE} Extra required key {quote_key(added)} supplied."
     return ""
 

@@ -223,6 +223,7 @@ async def run_while_connected(request: Request, work: Coroutine[Any, Any, Respon
     """
     task = asyncio.create_task(work)
     gone = asyncio.create_task(wait_disconnect(request.receive))
+    error = None
     try:
         await asyncio.wait((task, gone), return_when=asyncio.FIRST_COMPLETED)
         if not task.done():
@@ -233,6 +234,7 @@ async def run_while_connected(request: Request, work: Coroutine[Any, Any, Respon
         return task.result()
     finally:
         await cancel_tasks(task, gone)
+        del task, error  # an error's traceback holds this frame: such a cycle keeps all that was read
 
 
 async def wait_disconnect(receive: Receive) -> None:

@@ -12,7 +12,6 @@ from polyhead.service.cli import explain_command as explained
 from polyhead.service.cli import local_server
 from polyhead.service.concurrency import child_process as child
 from polyhead.service.concurrency.child_process import exchange_lines, kill_child, start_child
-from polyhead.service.config.settings import Settings
 from polyhead.service.core.errors import BadRequest, PolyheadError, Stopped, Unavailable
 from polyhead.service.core.grammar import Grammar
 from polyhead.service.fleet.replica_connection import ReplicaConnection
@@ -114,10 +113,12 @@ def test_polyhead_explain_fails_when_the_engine_has_ended(
         registry._engine.fail_permanently("it is gone")
         await asyncio.Event().wait()
 
+    asked = explained.ExplainArguments(str(tiny_classifier), ("a text",), {}, plot=None, as_json=True, url="", key="")
+
     async def run() -> None:
         async with asyncio.timeout(60):
             with pytest.raises(ModelError, match="the engine's thread has ended while the model was loaded"):
-                await explained.post_explain(Settings(models={"judge": str(tiny_classifier)}), None)  # type: ignore[arg-type]
+                await explained.post_explain(asked)
 
     monkeypatch.setattr(local_server, "POLL_S", 0.01)
     monkeypatch.setattr(serve, "load_models", load)

@@ -3,6 +3,7 @@
 import random
 from collections.abc import Sequence
 from dataclasses import replace
+from threading import Semaphore
 from typing import Any
 
 import pytest
@@ -18,6 +19,7 @@ from polyhead.service.core.errors import BadRequest, StepFailed
 from polyhead.service.core.request import BeamSearchOptions, Done, Failed, Generate, Sampling, Terms
 from polyhead.service.engine import generator_worker
 from polyhead.service.engine.generator_worker import GeneratorWorker
+from tests.service.engine.test_batch_sampling import SlowGuide
 from tests.support.engine_fakes import RecordingTicket, ask, finish, turn
 
 WORDS, START, END = 23, 1, 0
@@ -356,3 +358,23 @@ def test_the_sources_of_the_owner_that_was_served_least_are_encoded_first(monkey
     ask(worker, request_of([3] * 400, 2, terms=Terms(owner="b")))
     finish(worker)
     assert network.read.index((3,) * 400) <= 2
+
+
+def test_an_answer_that_waits_for_its_mask_is_not_computed_again_meanwhile(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its state is dropped while others have their steps; it is needed when the mask is there, and not before."""
+    monkeypatch.setattr(generator_worker, "MASK_WAIT_S", 0.001)
+    network, filled = FakeSeq2Seq(), Semaphore(10)
+    worker = translator(network, prefill_chunk=1, blocks=256)
+    try:
+        sampling = replace(LONG, temperature=2.0, seed=1)
+        [guided] = ask(worker, request_of([3, 4], 30, sampling=sampling, guide=SlowGuide(30, filled)))
+        while len(guided.tokens) < 10:
+            turn(worker)
+        [other] = ask(worker, request_of([9, 9], 60, sampling=LONG))
+        before = network.steps
+        while not other.ended:
+            turn(worker)
+        assert len(guided.tokens) == 10
+        assert network.steps - before <= 62
+    finally:
+        filled.release(100)

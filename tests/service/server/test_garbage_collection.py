@@ -8,7 +8,13 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
-from polyhead.service.server.garbage_collection import CHECK_S, LARGEST_SHARE, LONGEST_S, FullCollections
+from polyhead.service.server.garbage_collection import (
+    CHECK_S,
+    LARGEST_GROWTH,
+    LARGEST_SHARE,
+    LONGEST_S,
+    FullCollections,
+)
 from tests.support.processes import PATIENCE
 
 
@@ -23,8 +29,10 @@ class Process:
     """A process with clocks that are set by hand; `young` counts its collections of young objects."""
 
     def __init__(self, cost: float = 0.0) -> None:
-        self.now, self.used, self.young, self.cost = 0.0, 0.0, 0, cost
-        self.collections = FullCollections(lambda: self.young, lambda: self.now, self.processor_time)
+        self.now, self.used, self.young, self.cost, self.memory = 0.0, 0.0, 0, cost, 0
+        self.collections = FullCollections(
+            lambda: self.young, lambda: self.memory, lambda: self.now, self.processor_time
+        )
 
     def processor_time(self) -> float:
         """Between two readings a collection takes `cost`."""
@@ -69,6 +77,18 @@ def test_a_cycle_is_freed_in_a_bounded_time_where_the_process_is_never_quiet(
 ) -> None:
     process, cycle = Process(), old_cycle()
     assert process.run(3 * LONGEST_S, is_busy=True) == [LONGEST_S, 2 * LONGEST_S, 3 * LONGEST_S]
+    assert cycle() is None
+
+
+def test_a_cycle_is_freed_where_memory_has_grown_however_costly_that_is(
+    old_cycle: Callable[[], weakref.ref[Kept]],
+) -> None:
+    process, cycle = Process(cost=1.0), old_cycle()
+    process.run(LONGEST_S, is_busy=True)
+    process.memory = LARGEST_GROWTH - 1
+    assert process.run(5, is_busy=True) == []
+    process.memory += 1
+    assert process.run(5, is_busy=True) == [process.now - 4]
     assert cycle() is None
 
 

@@ -135,6 +135,13 @@ def test_a_path_has_the_rule_of_its_longest_prefix() -> None:
             assert find_access_rule(path, method) == rule_of_longest_prefix(path, method), (method, path)
 
 
+def test_a_path_with_a_line_break_is_refused_in_the_dialect_of_its_route(app: FastAPI) -> None:
+    """Before any key is asked for."""
+    openai, oip = asked(app, ("GET", "/metrics/errors%0A", {}), ("GET", "/v2/models/a%0Ab", {}))
+    assert (openai.status_code, openai.json()["error"]["message"]) == (400, "the path has a line break in it")
+    assert (oip.status_code, oip.json()["error"]) == (400, "the path has a line break in it")
+
+
 def test_a_line_break_at_the_end_of_a_path_changes_no_rule(app: FastAPI) -> None:
     """A route's pattern, which ends in $, matches before such a line break, too."""
     for method, route in routes(app):

@@ -70,8 +70,6 @@ NO_REQUESTS = {
     "a target without a slash": (400, get(b"Host: localhost", first=b"GET livez HTTP/1.1")),
     "a star that is not for OPTIONS": (400, get(b"Host: localhost", first=b"GET * HTTP/1.1")),
     "a tunnel": (400, get(b"Host: localhost", first=b"CONNECT x:80 HTTP/1.1")),
-    "a line break in the path": (400, get(b"Host: localhost", first=b"GET /metrics/errors%0A HTTP/1.1")),
-    "two line breaks in the path": (400, get(b"Host: localhost", first=b"GET /%0d%0aX:%20y HTTP/1.1")),
     "a NUL in the path": (400, get(b"Host: localhost", first=b"GET /livez%00 HTTP/1.1")),
     "a method with an @": (400, get(b"Host: localhost", first=b"G@T / HTTP/1.1")),
     "TLS": (400, b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03"),
@@ -199,7 +197,9 @@ def test_a_request_may_have(port: int, name: str) -> None:
     assert answer.headers["connection"] == "close"
 
 
-@pytest.mark.parametrize("path", ["/%", "/%zz", "/%ff%fe", "//", "/..%2f..%2fetc", "/v1/models/%e2%80%ae"])
+@pytest.mark.parametrize(
+    "path", ["/%", "/%zz", "/%ff%fe", "/%0dX:%20y", "//", "/..%2f..%2fetc", "/v1/models/%e2%80%ae"]
+)
 def test_invalid_paths_are_404(port: int, path: str) -> None:
     [answer] = said(port, get(b"Host: localhost", CLOSE[:-2], first=f"GET {path} HTTP/1.1".encode()))
     assert answer.status == 404

@@ -137,8 +137,8 @@ def test_a_body_of_many_members_is_refused_unread_and_unclaimed(
 ) -> None:
     headroom = Headroom(ALLOCATOR_BYTES + (64 << 20))  # less than they would take
     members = b",".join(b'"%d":1' % number for number in range(body.MAX_NODES))
-    monkeypatch.setattr(body.orjson, "loads", lambda _: pytest.fail("it is parsed"))
     app = application(Registry([model(tiny_generator, "talker", "generate")], echo), headroom)
+    monkeypatch.setattr(body.orjson, "loads", lambda _: pytest.fail("it is parsed"))
     reply = asyncio.run(post(app, "/v1/responses", b"{%s}" % members))
     assert (reply.status_code, f"more than {body.MAX_NODES}" in reply.text) == (400, True), reply.text
 

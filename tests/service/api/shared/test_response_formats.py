@@ -152,6 +152,7 @@ MAYBE = {"anyOf": [{"type": "null"}, {"type": "object", "properties": {"a": TEXT
         ({"properties": {}}, f"(), {CLOSED}"),
         ({"type": ["object", "null"]}, f"(), {CLOSED}"),
         (objects(a=TEXT, b=TEXT) | {"required": ["a"]}, f"(), {REQUIRED} Missing 'b'."),
+        (objects(**{"": TEXT}) | {"required": []}, f"(), {REQUIRED} Missing ''."),
         (objects(a=TEXT) | {"required": "a"}, f"(), {REQUIRED} Missing 'a'."),
         (objects(a=TEXT) | {"required": ["a", "c"]}, f"(), {REQUIRED} Extra required key 'c' supplied."),
         (objects(a=objects(b={"type": "object"})), f"('properties', 'a', 'properties', 'b'), {CLOSED}"),
