@@ -23,7 +23,7 @@ log = getLogger(__name__)
 def check_target_settings(file: Path, settings: JsonObject) -> None:
     """UnsupportedError for settings that PEFT does not have, or that are no plain names or numbers.
 
-    An expression in target_modules that is not evaluated here is logged: it adapts all modules of the file.
+    An expression that is not evaluated here is logged: it leaves no matrix of the file out.
     """
     for key in ("target_modules", "exclude_modules", "modules_to_save", "layers_pattern"):
         value = settings.get(key)
@@ -45,9 +45,6 @@ def check_target_settings(file: Path, settings: JsonObject) -> None:
         value = settings.get(key)
         if not isinstance(value, str) or value.lower() == ALL_LINEAR or _is_known(value):
             continue
-        if key == "exclude_modules":
-            message = f"{key} {show_value(value)} is an expression that is not evaluated; merge the adapter with peft"
-            raise UnsupportedError(message, file=str(file))
         log.warning("%s: %s is an expression that is not evaluated; all matrices of the file are used", file, key)
 
 
@@ -64,13 +61,17 @@ class AdaptedModules:
 
     def find_exclusion(self, module: str) -> str:
         """The setting for which PEFT ignores the matrices of a module; "" if it adapts the module."""
-        if self._excluded and self._is_named(self._excluded, module):
+        if self._excluded and _is_evaluated(self._excluded) and self._is_named(self._excluded, module):
             return "exclude_modules"
         self._spend(len(self._saved))
         if any(f".{name}." in f".{module}." for name in self._saved):
             return "modules_to_save"
         targets = self._targets
-        if targets is None or (isinstance(targets, str) and (targets.lower() == ALL_LINEAR or not _is_known(targets))):
+        if (
+            targets is None
+            or (isinstance(targets, str) and targets.lower() == ALL_LINEAR)
+            or not _is_evaluated(targets)
+        ):
             return ""
         if not self._is_named(targets, module):
             return "target_modules"
@@ -111,6 +112,10 @@ def _listed(value: Any) -> list[Any]:
 
 def _names(value: Any) -> str | frozenset[str] | None:
     return frozenset(value) if isinstance(value, list) else value
+
+
+def _is_evaluated(names: str | frozenset[str]) -> bool:
+    return not isinstance(names, str) or _is_known(names)
 
 
 def _is_known(pattern: str) -> bool:

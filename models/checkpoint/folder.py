@@ -19,7 +19,7 @@ from ..chat import ChatTemplate
 from ..chat.pair_prompt import PairPrompt
 from ..core.errors import CheckpointError, ModelError, UnsupportedError, show_value
 from ..core.files import is_plain_name, read_text, subfolder
-from ..core.json_files import LARGE_JSON
+from ..core.json_files import INDEX_JSON, LARGE_JSON
 from ..network.encoder_decoder import SharedTextTransformer
 from ..network.model_config import ModelConfig
 from ..tokenizer import Tokenizer
@@ -299,7 +299,7 @@ def list_tensors(path: Path, most: float = math.inf) -> dict[str, TensorEntry]:
 
 
 def list_sharded_tensors(path: Path, most: float = math.inf) -> dict[str, TensorEntry]:
-    places = read_json(path / INDEX, limit=LARGE_JSON).get("weight_map")
+    places = read_json(path / INDEX, limit=INDEX_JSON).get("weight_map")
     if not isinstance(places, dict) or not places:
         raise CheckpointError("it has no weight_map", file=str(path / INDEX))
     shards: dict[str, list[str]] = {}

@@ -9,7 +9,7 @@ from ..architectures import Family, HeadSpec
 from ..chat import ChatTemplate
 from ..core.errors import CheckpointError, ModelError, UnsupportedError
 from ..core.files import list_files
-from ..core.json_files import SMALL_JSON, JsonLimit, parse_json, read_json_bytes
+from ..core.json_files import LARGE_JSON, SMALL_JSON, JsonLimit, parse_json, read_json_bytes
 from ..tokenizer import Tokenizer
 from .tensor_files import TensorEntry
 
@@ -42,9 +42,10 @@ class FolderParts:
     prompt: str = ""
 
 
-def read_json(path: Path, default: JsonObject | None = None, kind: type = dict, limit: JsonLimit = SMALL_JSON) -> Any:
+def read_json(path: Path, default: JsonObject | None = None, kind: type = dict, limit: JsonLimit | None = None) -> Any:
     """A JSON object (or another `kind`) from a file; `default` is returned if the file is missing. CheckpointError for
-    one beyond the limit, or that is no such JSON."""
+    one beyond the limit (if none is given: LARGE_JSON of a config.json, SMALL_JSON of others), or that is no JSON."""
+    limit = limit or (LARGE_JSON if path.name == "config.json" else SMALL_JSON)
     try:
         value = parse_json(read_json_bytes(path, limit))
     except FileNotFoundError:

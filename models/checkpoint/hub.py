@@ -23,7 +23,7 @@ from typing import Any
 from urllib.parse import quote
 
 from ..core.errors import CheckpointError, UnsupportedError, show_value
-from ..core.json_files import LARGE_JSON
+from ..core.json_files import INDEX_JSON
 from ..core.turns import iterate_by_parts
 from .folder_files import read_json
 from .hub_files import (
@@ -238,7 +238,7 @@ def choose_path(
     small = choose_small_files(files)
     download_files(repository, small, options.progress, options.max_bytes, options.check_wanted)
     index = repository.snapshot / INDEX
-    weights = graph or choose_weights(files, index_shards(read_json(index, limit=LARGE_JSON)) if index.exists() else ())
+    weights = graph or choose_weights(files, index_shards(read_json(index, limit=INDEX_JSON)) if index.exists() else ())
     rest = replace(options, max_bytes=options.max_bytes and max(options.max_bytes - sum(f.size for f in small), 1))
     download_files(repository, weights, rest.progress, rest.max_bytes, rest.check_wanted)
     return repository.snapshot

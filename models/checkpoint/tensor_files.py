@@ -21,7 +21,7 @@ from torch import Tensor
 
 from ..core.errors import CheckpointError, UnsupportedError
 from ..core.files import open_member
-from ..core.json_files import LARGE_JSON, count_values, parse_json
+from ..core.json_files import HEADER_JSON, count_values, parse_json
 
 PIECE_BYTES = 1 << 20  # bytes of a file in memory at a time
 READ_BYTES = 8 << 20  # bytes that are read between two reports, where they are kept as they are
@@ -241,12 +241,12 @@ def _read_header(path: Path, most: float = math.inf) -> tuple[dict[str, Any], in
         with open_member(path) as file:
             length, prefix = os.fstat(file.fileno()).st_size, file.read(8)
             size = struct.unpack("<Q", prefix)[0] if len(prefix) == 8 else length
-            if size > min(length - 8, LARGE_JSON.bytes):
+            if size > min(length - 8, HEADER_JSON.bytes):
                 raise CheckpointError("truncated, or no safetensors file: its header does not fit", file=str(path))
             raw = file.read(size)
         check_tensor_count(path, count := raw.count(b'"data_offsets"'), most)
-        if (values := count_values(raw)) > LARGE_JSON.values:
-            message = f"its header has {values} values, and {LARGE_JSON.values} are the most"
+        if (values := count_values(raw)) > HEADER_JSON.values:
+            message = f"its header has {values} values, and {HEADER_JSON.values} are the most"
             raise CheckpointError(f"{message}; shorten its metadata, or save it in several files", file=str(path))
         header = parse_json(raw)
     except OSError as error:

@@ -8,6 +8,7 @@ Python, which takes ten times as long and lets other threads compute.
 import json
 import math
 from dataclasses import dataclass
+from json.decoder import scanstring  # type: ignore[attr-defined]
 from json.scanner import py_make_scanner  # type: ignore[attr-defined]
 from pathlib import Path
 from typing import Any, NoReturn
@@ -30,11 +31,15 @@ class JsonLimit:
     values: int
 
 
-# Published files: 51,000 values in a tokenizer_config.json of 6,415 added tokens, 40,000 in a config.json of 20,000
-# labels.
+# Published files: 51,000 values in a tokenizer_config.json of 6,415 added tokens.
 SMALL_JSON = JsonLimit(PIECE_BYTES, PIECE_VALUES)
-# Lists of added tokens (65,792 in 12 MB, 460,000 values), of tensors (92,000 in 9 MB), of words with weights.
+# Lists of added tokens (65,792 in 12 MB, 460,000 values), of labels (two values each, and their commas), of tensors
+# (92,000 in 9 MB), of words with weights.
 LARGE_JSON = JsonLimit(16 << 20, 5 << 17)
+# Published indexes of quantized experts have 20 to 27 MB and 280,000 values.
+INDEX_JSON = JsonLimit(32 << 20, LARGE_JSON.values)
+# A safetensors header of 131,072 tensors of three dimensions, nine values each, and metadata.
+HEADER_JSON = JsonLimit(32 << 20, 10 << 17)
 # A tokenizer.json, which only its library parses: 900,000 pieces with weights, or 515,000 merges as pairs.
 VOCABULARY_JSON = JsonLimit(MAX_VOCABULARY_BYTES, 1 << 22)
 
@@ -72,7 +77,9 @@ class _TurnsDecoder(json.JSONDecoder):
 
     def __init__(self, *, lenient: bool) -> None:
         hooks: dict[str, Any] = {} if lenient else {"parse_constant": _refuse_constant, "parse_float": _parse_finite}
-        super().__init__(object_pairs_hook=_make_object, **hooks)
+        super().__init__(object_pairs_hook=_make_object if lenient else _make_strict_object, **hooks)
+        if not lenient:
+            self.parse_string = _parse_text
         self.scan_once = py_make_scanner(self)
 
 
@@ -80,6 +87,24 @@ def _make_object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     if len(pairs) <= PIECE_VALUES:
         return dict(pairs)
     return {name: value for name, value in pairs}  # noqa: C416 - dict() would keep the interpreter
+
+
+def _make_strict_object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    for name, _ in pairs:
+        _check_characters(name)
+    return _make_object(pairs)
+
+
+def _parse_text(text: str, begin: int, strict: bool = True) -> tuple[str, int]:
+    value, end = scanstring(text, begin, strict)
+    _check_characters(value)
+    return value, end
+
+
+def _check_characters(text: str) -> None:
+    """ValueError for halves of characters (lone surrogates): no answer and no log can hold them."""
+    if not text.isascii():
+        text.encode()
 
 
 def _refuse_constant(name: str) -> NoReturn:

@@ -219,4 +219,5 @@ def first_line(error: BaseException) -> str:
 
 def client_message(error: Exception) -> str:
     """The first line of the error's message, redacted for clients."""
-    return redact_locations(first_line(error), str(PurePath(getattr(error, "file", "")).parent))
+    message = redact_locations(first_line(error), str(PurePath(getattr(error, "file", "")).parent))
+    return message.encode("utf-8", "backslashreplace").decode()  # JSON has no halves of characters

@@ -13,7 +13,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_valida
 
 from polyhead.models.core.errors import CheckpointError, ModelError, show_value
 from polyhead.models.core.files import replace_file
-from polyhead.models.core.json_files import read_json_bytes
+from polyhead.models.core.json_files import SMALL_JSON, JsonLimit, count_values, parse_json, read_json_bytes
 
 from ..core.calibration import (
     CONFIDENCE_BINS,
@@ -28,6 +28,7 @@ from .question import QuestionKind
 FILE_NAME = "polyhead_calibration.json"  # in the folder of a checkpoint
 FILE_SUFFIX = ".calibration.json"  # after the name of a GGUF file
 MAX_MAPS = 1000  # maps of a file
+CALIBRATION_JSON = JsonLimit(32 << 20, 1 << 20)  # 1000 isotonic maps of 256 knots have 17 MB and 682,006 values
 RELIABILITY_BINS = 15  # bins of a reliability diagram, each with as many answers
 MIN_KNOTS, MAX_KNOTS = 2, 256  # knots of an isotonic map
 MIN_TEMPERATURE, MAX_TEMPERATURE = 0.01, 100.0
@@ -229,7 +230,10 @@ def name_target(kind: QuestionKind, question: AskedQuestion | None) -> str:
 def read_calibration_file(path: Path) -> CalibrationFile:
     """Read a file. Raises CheckpointError, which names the file and the field, and FileNotFoundError."""
     try:
-        return CalibrationFile.model_validate_json(read_json_bytes(path))
+        raw = read_json_bytes(path, CALIBRATION_JSON)
+        if len(raw) <= SMALL_JSON.bytes and count_values(raw) <= SMALL_JSON.values:
+            return CalibrationFile.model_validate_json(raw)
+        return CalibrationFile.model_validate(parse_json(raw))
     except ValidationError as error:
         first = error.errors(include_url=False, include_context=False)[0]
         field = ".".join(map(str, first["loc"]))
@@ -238,12 +242,19 @@ def read_calibration_file(path: Path) -> CalibrationFile:
             "" if first["type"] in ("value_error", "json_invalid", "missing") else f", got {show_value(first['input'])}"
         )
         raise CheckpointError(f"{field}: {message}{shown}" if field else f"{message}{shown}", file=str(path)) from None
+    except (ValueError, RecursionError) as error:
+        raise CheckpointError(f"is no valid JSON: {error}", file=str(path)) from None
 
 
 def write_calibration_file(path: Path, content: CalibrationFile) -> None:
-    """Write a file whole or not at all. Raises ModelError if it cannot be written."""
+    """Write a file whole or not at all. Raises ModelError if it cannot be written, or not be read again."""
+    raw = f"{content.model_dump_json(indent=1)}\n".encode()
+    if len(raw) > CALIBRATION_JSON.bytes or (values := count_values(raw)) > CALIBRATION_JSON.values:
+        size = f"{len(raw)} bytes" if len(raw) > CALIBRATION_JSON.bytes else f"{values} values"
+        most = f"{CALIBRATION_JSON.bytes} bytes and {CALIBRATION_JSON.values} values"
+        raise ModelError(f"the calibration has {size}; a file has at most {most}: calibrate fewer questions")
     try:
-        replace_file(path, f"{content.model_dump_json(indent=1)}\n".encode())
+        replace_file(path, raw)
     except OSError as error:
         raise ModelError(f"{path} cannot be written: {error.strerror}; name another file with --output") from None
 

@@ -77,7 +77,6 @@ def test_matrices_that_the_settings_leave_out_are_refused(tiny_generator: Path, 
         ({"target_modules": ["a", {}]}, "target_modules is .*, which should be a list of names"),
         ({"modules_to_save": "a"}, "modules_to_save is 'a', which should be a list of names"),
         ({"modules_to_save": ["a"] * (MAX_NAMES + 1)}, "modules_to_save has 1025 names; 1024 are the most"),
-        ({"exclude_modules": "(?:a+)+b"}, "exclude_modules .* is an expression that is not evaluated"),
         ({"layers_to_transform": [True]}, "layers_to_transform is .*, which should be a number of a layer"),
         ({"layers_to_transform": [1], "layers_pattern": "a.*"}, "layers_pattern is .*, which should be plain names"),
         ({"target_modules": "a", "layers_to_transform": [1]}, "layers_to_transform needs target_modules to be a list"),
@@ -92,6 +91,14 @@ def test_an_expression_that_is_not_evaluated_is_logged(caplog: pytest.LogCapture
     settings = {"target_modules": r"(?:.*?(?:language|text).*?(?:q_proj|k_proj).*?)"}
     check_target_settings(Path("some.json"), settings)
     assert "some.json: target_modules is an expression that is not evaluated" in caplog.text
+    assert not AdaptedModules(settings, ignore_steps).find_exclusion("model.layers.0.q_proj")
+
+
+@pytest.mark.parametrize("pattern", [r".*?vision.*", r"^(?!.*language_model).*$", r"(?:model\.)?(visual|audio).*"])
+def test_an_exclusion_that_is_not_evaluated_is_logged(caplog: pytest.LogCaptureFixture, pattern: str) -> None:
+    settings = {"target_modules": ["q_proj"], "exclude_modules": pattern}
+    check_target_settings(Path("some.json"), settings)
+    assert "some.json: exclude_modules is an expression that is not evaluated" in caplog.text
     assert not AdaptedModules(settings, ignore_steps).find_exclusion("model.layers.0.q_proj")
 
 

@@ -13,11 +13,12 @@ import orjson
 import pytest
 
 from polyhead.models.checkpoint import describe_source
+from polyhead.models.checkpoint.folder import list_sharded_tensors
 from polyhead.models.checkpoint.folder_files import read_json
 from polyhead.models.checkpoint.tensor_files import read_safetensors
 from polyhead.models.core import json_files
 from polyhead.models.core.errors import CheckpointError
-from polyhead.models.core.json_files import LARGE_JSON, PIECE_VALUES, SMALL_JSON, count_values, parse_json
+from polyhead.models.core.json_files import HEADER_JSON, LARGE_JSON, PIECE_VALUES, SMALL_JSON, count_values, parse_json
 from polyhead.models.tokenizer import Tokenizer, added_tokens, merges
 
 VALUES: list[Any] = [
@@ -72,15 +73,17 @@ def test_both_parsers_read_the_same(
     assert parse_json(raw, lenient=lenient) == value
 
 
-@pytest.mark.parametrize("text", ["NaN", "[Infinity]", "-Infinity", "1e999", '"\\ud800"', "[1] 2", "[", b"\xff"])
+@pytest.mark.parametrize(
+    "text", ["NaN", "[Infinity]", "-Infinity", "1e999", '"\\ud800"', '{"\\ud800": 1}', "[1] 2", "[", b"\xff"]
+)
 def test_what_both_parsers_refuse(monkeypatch: pytest.MonkeyPatch, text: str | bytes) -> None:
     raw = text if isinstance(text, bytes) else text.encode()
     with pytest.raises(ValueError):  # noqa: PT011 - each parser has its own message
         parse_json(raw)
-    if text != '"\\ud800"':  # Python has such strings
-        monkeypatch.setattr(json_files, "PIECE_VALUES", 0)
-        with pytest.raises(ValueError):  # noqa: PT011
-            parse_json(raw)
+    monkeypatch.setattr(json_files, "PIECE_VALUES", 0)
+    with pytest.raises(ValueError) as raised:  # noqa: PT011
+        parse_json(raw)
+    assert str(raised.value).encode()
 
 
 def test_the_lenient_parser_reads_what_json_reads() -> None:
@@ -121,9 +124,24 @@ def test_limits_of_published_files(tmp_path: Path) -> None:
         file = tmp_path / f"{name}.json"
         file.write_text(json.dumps({"added_tokens_decoder": {str(i): token for i in range(tokens)}}, indent=2))
         assert len(read_json(file, limit=limit)["added_tokens_decoder"]) == tokens
-    names = {str(i): f"a label of a class {i}" for i in range(20_000)}
-    (tmp_path / "config.json").write_text(json.dumps({"id2label": names, "label2id": names}, indent=2))
-    assert len(read_json(tmp_path / "config.json")["id2label"]) == 20_000
+    for count, label in ((20_000, "Fracture of neck, part {}, initial encounter, closed, left"), (66_000, "label {}")):
+        labels = {str(i): label.format(i) for i in range(count)}
+        (tmp_path / "config.json").write_text(json.dumps({"id2label": labels, "label2id": labels}, indent=2))
+        assert len(read_json(tmp_path / "config.json")["id2label"]) == count
+
+
+def test_an_index_has_32_mib_and_a_header_131_072_tensors(tmp_path: Path) -> None:
+    places = {
+        f"model.layers.{i}.mlp.experts.down_proj.weight_packed{'x' * 20}": "a.safetensors" for i in range(200_000)
+    }
+    (tmp_path / "model.safetensors.index.json").write_text(json.dumps({"weight_map": places}, indent=2))
+    assert (tmp_path / "model.safetensors.index.json").stat().st_size > LARGE_JSON.bytes
+    with pytest.raises(CheckpointError, match=r"shard a\.safetensors is missing"):
+        list_sharded_tensors(tmp_path)
+    entry = {"dtype": "U8", "shape": [1, 0, 1], "data_offsets": [0, 0]}
+    header = json.dumps({f"t{i}": entry for i in range(1 << 17)}).encode()
+    (tmp_path / "a.safetensors").write_bytes(struct.pack("<Q", len(header)) + header)
+    assert len(read_safetensors(tmp_path / "a.safetensors")) == 1 << 17
 
 
 def test_files_beyond_a_limit_are_refused_before_they_are_parsed(tmp_path: Path, in_turns: None) -> None:
@@ -146,8 +164,17 @@ def test_files_that_are_nested_too_deep(tmp_path: Path, monkeypatch: pytest.Monk
             read_json(file, kind=list)
 
 
-SMALL_FILES = ("config.json", "generation_config.json")
-LARGE_FILES = ("tokenizer_config.json", "special_tokens_map.json", "added_tokens.json")
+@pytest.mark.parametrize("entry", ['"w": "\\ud800.safetensors"', '"\\ud800": "a.safetensors"'])
+def test_no_large_index_has_half_of_a_character(tmp_path: Path, entry: str) -> None:
+    others = ",".join(f'"n{i}":"a.safetensors"' for i in range(PIECE_VALUES))
+    (tmp_path / "model.safetensors.index.json").write_text(f'{{"weight_map":{{{entry},{others}}}}}')
+    with pytest.raises(CheckpointError, match="is no valid JSON") as raised:
+        list_sharded_tensors(tmp_path)
+    assert str(raised.value).encode()
+
+
+SMALL_FILES = ("generation_config.json",)
+LARGE_FILES = ("config.json", "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json")
 
 
 @pytest.mark.parametrize("name", [*SMALL_FILES, *LARGE_FILES])
@@ -171,8 +198,8 @@ def test_metadata_of_a_safetensors_file_has_a_limit(tmp_path: Path, in_turns: No
         return tmp_path / "a.safetensors"
 
     assert read_safetensors(write(PIECE_VALUES)) == {}
-    with pytest.raises(CheckpointError, match=r"its header has \d+ values, and 655360 are the most"):
-        read_safetensors(write(LARGE_JSON.values))
+    with pytest.raises(CheckpointError, match=r"its header has \d+ values, and 1310720 are the most"):
+        read_safetensors(write(HEADER_JSON.values))
 
 
 def test_a_tokenizer_json_is_not_parsed_in_one_piece(

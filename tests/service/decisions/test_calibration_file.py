@@ -7,6 +7,8 @@ from typing import Any
 import pytest
 
 from polyhead.models.core.errors import CheckpointError, ModelError
+from polyhead.models.core.json_files import JsonLimit
+from polyhead.service.decisions import calibration_file
 from polyhead.service.decisions.calibration_file import (
     MAX_MAPS,
     CalibrationFile,
@@ -42,6 +44,19 @@ def test_a_file_is_read_as_it_was_written(tmp_path: Path) -> None:
         "predicate:isotonic",
         "refund?:isotonic",
     ]
+
+
+def test_a_file_of_as_many_maps_as_there_may_be(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    knots = {"method": "isotonic", "x": [i / 255 for i in range(256)], "y": [0.001 + i / 300 for i in range(256)]}
+    asked = [{"name": "q", "digest": f"{number:032x}"} for number in range(MAX_MAPS)]
+    maps = [one_map(kind="predicate", map=knots, question=question) for question in asked]
+    content = CalibrationFile.model_validate(whole(*maps))
+    write_calibration_file(tmp_path / "c.json", content)
+    assert read_calibration_file(tmp_path / "c.json") == content
+    monkeypatch.setattr(calibration_file, "CALIBRATION_JSON", JsonLimit(1 << 25, 1000))
+    with pytest.raises(ModelError, match=r"at most .* 1000 values: calibrate fewer questions"):
+        write_calibration_file(tmp_path / "d.json", content)
+    assert not (tmp_path / "d.json").exists()
 
 
 def test_another_fit_has_another_name() -> None:
@@ -111,8 +126,8 @@ def test_long_files_and_what_is_no_file_are_refused(tmp_path: Path) -> None:
         read_calibration_file(tmp_path / "missing.json")
     with pytest.raises(CheckpointError, match="no regular file"):
         read_calibration_file(tmp_path)
-    (tmp_path / "long.json").write_bytes(b" " * (17 << 20))
-    with pytest.raises(CheckpointError, match="longer than 4 MiB"):
+    (tmp_path / "long.json").write_bytes(b" " * (33 << 20))
+    with pytest.raises(CheckpointError, match="longer than 32 MiB"):
         read_calibration_file(tmp_path / "long.json")
     (tmp_path / "link.json").symlink_to("/dev/zero")
     with pytest.raises(CheckpointError, match="link that leads out"):
