@@ -22,7 +22,7 @@ from ..network.transformer import Transformer
 from ..tokenizer import Tokenizer
 from .description import Description, HeadDescription
 from .folder_files import FolderCheck, accept_folder, build_chat_template, parse_config, read_json, valid_tokens
-from .gguf_parts import read_parts
+from .gguf_parts import PART_NAME, read_parts
 from .head_config import check_names, language_head, pooler_head
 from .sampling_defaults import read_folder_sampling, read_gguf_sampling
 from .tensor_files import TensorEntry
@@ -70,9 +70,23 @@ def describe_gguf(path: Path, folder_check: FolderCheck = accept_folder) -> Desc
 
 
 def read_sampling(path: Path, metadata: Json) -> dict[str, float]:
-    """The sampling options that the file suggests, then those of a generation_config.json beside it."""
-    beside = path.parent / "generation_config.json"
-    return read_folder_sampling(str(beside), read_json(beside, {})) | read_gguf_sampling(str(path), metadata)
+    """The sampling options that the file suggests, then those of the file beside it that names it. That file is no part
+    of the model, so whatever is wrong with it is logged and refuses nothing."""
+    beside = sampling_file(path)
+    try:
+        suggested = read_folder_sampling(str(beside), read_json(beside, {}))
+    except (CheckpointError, OSError) as problem:
+        log.warning("%s is not used: %s", beside, problem)
+        suggested = {}
+    return suggested | read_gguf_sampling(str(path), metadata)
+
+
+def sampling_file(path: Path) -> Path:
+    """The file beside a GGUF file that suggests its sampling: NAME.generation_config.json, of a part without its
+    number."""
+    part = PART_NAME.fullmatch(path.name)
+    stem = part["stem"] if part else path.name.removesuffix(".gguf")
+    return path.with_name(f"{stem}.generation_config.json")
 
 
 def check_architecture(path: Path, metadata: Json) -> str:

@@ -1,5 +1,5 @@
 """Reads the sampling options that a generator's checkpoint suggests: of a folder those in generation_config.json, of a
-GGUF file those under `general.sampling`, and what these leave open from a generation_config.json beside the file.
+GGUF file those under `general.sampling`, and what these leave open from NAME.generation_config.json beside it.
 Requests use them for options that they do not set, as vLLM does."""
 
 from collections.abc import Mapping

