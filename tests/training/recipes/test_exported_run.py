@@ -87,7 +87,7 @@ def replace_by_pipe(name: str) -> Callable[[Path], object]:
         (write_recipe("[]"), "recipe.json: should hold a JSON dict"),
         (write_recipe("{}"), "recipe.json: seed: Field required"),
         (replace_by_pipe(RECIPE), "recipe.json: is no regular file"),
-        (lambda run: os.truncate(run / RECIPE, 1 << 40), "recipe.json: is longer than 16 MiB"),
+        (lambda run: os.truncate(run / RECIPE, 1 << 40), "recipe.json: is longer than 4 MiB"),
         (move_out(RECIPE), "recipe.json: is a link that leads out of its folder"),
         (move_out("vocabulary"), "'vocabulary' is no folder inside this one"),
         (move_out(WEIGHTS), "best.safetensors: no run can be resumed from it: is a link that leads out"),
