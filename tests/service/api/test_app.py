@@ -305,7 +305,7 @@ def test_the_log_has_a_line_a_request_without_prompt_and_key(
     assert len(lines) == 2
     assert lines[0].startswith("POST /v1/completions 200 in ")
     assert " ms for default [mine]: done, talker, " in lines[0]
-    assert lines[1].startswith("GET /v1/models%0Aforged%20line 404")
+    assert lines[1].startswith("GET /v1/models%0Aforged%20line 400")
     assert "s3cret" not in caplog.text
     assert "fox" not in caplog.text
 
