@@ -43,9 +43,8 @@ def check_target_settings(file: Path, settings: JsonObject) -> None:
         raise _refusal(file, "layers_pattern", settings["layers_pattern"], "plain names; merge the adapter with peft")
     for key in ("target_modules", "exclude_modules"):
         value = settings.get(key)
-        if not isinstance(value, str) or value.lower() == ALL_LINEAR or _is_known(value):
-            continue
-        log.warning("%s: %s is an expression that is not evaluated; all matrices of the file are used", file, key)
+        if isinstance(value, str) and value.lower() != ALL_LINEAR and not _is_known(value):
+            log.warning("%s: %s is an expression that is not evaluated; all matrices of the file are used", file, key)
 
 
 class AdaptedModules:
@@ -61,21 +60,16 @@ class AdaptedModules:
 
     def find_exclusion(self, module: str) -> str:
         """The setting for which PEFT ignores the matrices of a module; "" if it adapts the module."""
-        if self._excluded and _is_evaluated(self._excluded) and self._is_named(self._excluded, module):
+        if self._excluded and self._is_named(self._excluded, module):
             return "exclude_modules"
         self._spend(len(self._saved))
         if any(f".{name}." in f".{module}." for name in self._saved):
             return "modules_to_save"
-        targets = self._targets
-        if (
-            targets is None
-            or (isinstance(targets, str) and targets.lower() == ALL_LINEAR)
-            or not _is_evaluated(targets)
-        ):
+        if self._targets is None:
             return ""
-        if not self._is_named(targets, module):
+        if not self._is_named(self._targets, module):
             return "target_modules"
-        if not self._layers or module in targets or self._find_layer(module) in self._layers:
+        if not self._layers or module in self._targets or self._find_layer(module) in self._layers:
             return ""
         return "layers_to_transform"
 
@@ -111,11 +105,10 @@ def _listed(value: Any) -> list[Any]:
 
 
 def _names(value: Any) -> str | frozenset[str] | None:
-    return frozenset(value) if isinstance(value, list) else value
-
-
-def _is_evaluated(names: str | frozenset[str]) -> bool:
-    return not isinstance(names, str) or _is_known(names)
+    """The names or the pattern of a setting; None for all linear modules, and for what is not evaluated here."""
+    if isinstance(value, list):
+        return frozenset(value)
+    return value if isinstance(value, str) and value.lower() != ALL_LINEAR and _is_known(value) else None
 
 
 def _is_known(pattern: str) -> bool:

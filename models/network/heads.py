@@ -67,7 +67,7 @@ class LabelScoring:
     `activation` follows a dense layer, and a norm follows it; "none": there is no dense layer. `width`: outputs of the
     dense layer; 0: as many as inputs. With `returns` a second dense layer, with the same activation, leads from there
     back to the width of states. `bias` is that of the scores. With `pools_last` these layers come before the pooling.
-    `padding` is the token that is not read at the end of a text, whoever wrote it there; None: there is none.
+    `padding` is the token that is not read at the end of a text, also if a client wrote it; None: there is none.
     `two_labels` are those of a token whose one score is for the second of them; the first one's is zero.
     """
 

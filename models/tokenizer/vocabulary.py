@@ -156,22 +156,18 @@ class WordPieceOptions:
     separator: str = "[SEP]"
 
 
-def word_piece_normalizer(options: WordPieceOptions) -> normalizers.BertNormalizer:
-    return normalizers.BertNormalizer(
-        clean_text=True,
-        handle_chinese_chars=options.chinese,
-        strip_accents=options.strip_accents,
-        lowercase=options.lowercase,
-    )
-
-
 def word_piece_backend(pieces: Mapping[str, int], options: WordPieceOptions) -> Tokenizer:
     """WordPiece: the longest pieces of each word; pieces inside a word begin with `##` (BERT)."""
     for piece in (options.unknown, options.first, options.separator):
         if piece not in pieces:
             raise ValueError(f"it has no {show_value(piece)}")
     backend = Tokenizer(models.WordPiece(vocab=dict(pieces), unk_token=options.unknown))
-    backend.normalizer = word_piece_normalizer(options)
+    backend.normalizer = normalizers.BertNormalizer(
+        clean_text=True,
+        handle_chinese_chars=options.chinese,
+        strip_accents=options.strip_accents,
+        lowercase=options.lowercase,
+    )
     backend.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
     backend.decoder = decoders.WordPiece(prefix="##")
     backend.post_processor = processors.BertProcessing(

@@ -151,11 +151,11 @@ class Settings(ParallelSettings):
         512, ge=1, le=1 << 20, description="Tokens of a text whose answer is explained, at most."
     )
     explain_gflop: int = Field(
-        800,
+        400,
         ge=1,
         le=1 << 40,
         description="Billions of floating-point operations that one explanation computes, at most, by an estimate from "
-        "the network's shape; two cores do some 100 a second.",
+        "the network's shape; a core, which computes it alone, does some 50 a second.",
     )
     explain_idle_seconds: float = Field(
         600,

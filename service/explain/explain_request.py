@@ -64,8 +64,8 @@ TARGET_FIELDS: Mapping[Task, tuple[str, ...]] = {
 class ExplainParameters:
     """How an answer is to be explained. `top_k`: only the largest weights of each row are in the response; 0: all.
     `as_base64`: weights are encoded in base64, with `half_precision` as float16. `suits_model`: the method is not
-    `method`, but the one that suits the model (see choose_method). `reports_progress`: the client is told how
-    much of the work is done.
+    `method`, but the one that suits the model (see choose_method). `reports_progress`: the share of the work
+    that is done is sent to the client.
     """
 
     method: ExplainMethod = "attention"

@@ -124,15 +124,15 @@ def test_an_aborted_explanation_is_not_continued(worker: ExplainWorker) -> None:
 
 @pytest.mark.parametrize("method", ["integrated_gradients", "occlusion", "attention_flow"])
 def test_a_client_that_asks_for_it_is_told_how_much_is_done(worker: ExplainWorker, method: ExplainMethod) -> None:
-    silent, told = ask(worker, why(method, baseline=0), why(method, baseline=0, reports_progress=True))
+    plain, reporting = ask(worker, why(method, baseline=0), why(method, baseline=0, reports_progress=True))
     finish(worker)
-    *reports, result, done = told.events
+    *reports, result, done = reporting.events
     shares = [event.share for event in reports if isinstance(event, ExplanationProgress)]
     assert len(shares) == len(reports) > 2
     assert shares == sorted(set(shares))
     assert 0 < shares[0] < 0.5
     assert 0.8 < shares[-1] <= 1
-    assert [type(event) for event in silent.events] == [type(result), type(done)] == [ExplanationResult, Done]
+    assert [type(event) for event in plain.events] == [type(result), type(done)] == [ExplanationResult, Done]
 
 
 def test_progress_is_reported_a_hundred_times_at_most(worker: ExplainWorker, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -143,9 +143,9 @@ def test_progress_is_reported_a_hundred_times_at_most(worker: ExplainWorker, mon
         return Explanation()
 
     monkeypatch.setattr(explainer, "explain", many_pieces)
-    [told] = ask(worker, why(reports_progress=True))
+    [reporting] = ask(worker, why(reports_progress=True))
     finish(worker)
-    assert 90 < len(told.events) - 2 <= 100
+    assert 90 < len(reporting.events) - 2 <= 100
 
 
 def test_an_explanation_past_its_deadline_expires(worker: ExplainWorker) -> None:

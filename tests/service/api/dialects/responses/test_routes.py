@@ -498,7 +498,7 @@ def test_an_error_before_the_first_event_keeps_its_status(generator: Model) -> N
 # Truncation
 
 
-def spoken(count: int, words: str = "A good film") -> list[dict[str, Any]]:
+def conversation(count: int, words: str = "A good film") -> list[dict[str, Any]]:
     """A conversation of `count` turns, which ends with a question."""
     turns = [
         [{"role": "user", "content": words}, {"role": "assistant", "content": f"answer {n}"}] for n in range(count)
@@ -520,7 +520,7 @@ def prompt_of(registry: Registry) -> str:
 @pytest.mark.parametrize("stream", [False, True])
 def test_a_conversation_that_is_too_long_loses_its_oldest_turns(generator: Model, stream: bool) -> None:
     app, registry = application_with_answer(generator, "the answer")
-    talk = {"input": spoken(20), "instructions": "Be brief."}
+    talk = {"input": conversation(20), "instructions": "Be brief."}
     response = post(app, **talk, stream=stream)
     assert response.status_code == 200, response.text
     answer = sse(response)[-1]["response"] if stream else response.json()
@@ -543,7 +543,7 @@ def test_room_is_made_for_the_answer_that_is_asked_for(generator: Model) -> None
     lengths = []
     for most in (1, 20, 40):
         app, registry = application_with_answer(generator, "the answer")
-        assert post(app, input=spoken(20), max_output_tokens=most).status_code == 200
+        assert post(app, input=conversation(20), max_output_tokens=most).status_code == 200
         [request] = registry.requests
         assert isinstance(request, Generate)
         assert request.max_tokens == most
@@ -573,12 +573,12 @@ def test_tool_calls_are_left_out_with_their_results_and_the_question_stays(tiny_
 
 def test_what_fits_is_not_cut_and_what_cannot_be_cut_is_refused(generator: Model) -> None:
     app, registry = application_with_answer(generator, "the answer")
-    assert post(app, input=spoken(1)).status_code == 200
+    assert post(app, input=conversation(1)).status_code == 200
     assert "answer 0" in prompt_of(registry)
     changes: list[dict[str, Any]] = [
         {"input": "A good film " * 60},
-        {"input": [*spoken(3), {"role": "user", "content": "A good film " * 60}]},
-        {"input": spoken(3), "max_output_tokens": 1000},
+        {"input": [*conversation(3), {"role": "user", "content": "A good film " * 60}]},
+        {"input": conversation(3), "max_output_tokens": 1000},
     ]
     for change in changes:
         response = post(app, **change)
@@ -596,5 +596,5 @@ def test_few_forms_of_a_long_conversation_are_tried(generator: Model, monkeypatc
 
     monkeypatch.setattr(tokenization, "render_chat", counted)
     app, _ = application_with_answer(generator, "the answer")
-    assert post(app, input=spoken(2000)).status_code == 200
+    assert post(app, input=conversation(2000)).status_code == 200
     assert len(rendered) <= 11  # of 2,000
