@@ -20,7 +20,7 @@ import orjson
 from polyhead.models.core.errors import ModelError
 
 from ..core.logs import escape_for_terminal
-from .client import TIMEOUT
+from .client import TIMEOUT, complete_url
 from .decision_client import DecisionClient, Line, RowCalls
 from .decision_rows import (
     STANDARD_INPUT,
@@ -138,7 +138,9 @@ class DecideRun:
         rows_per_call = min(-(-arguments.concurrency // 2), ROWS_PER_CALL)
         calls = arguments.concurrency // rows_per_call
         limits = httpx.Limits(max_connections=calls, max_keepalive_connections=calls)
-        async with httpx.AsyncClient(base_url=arguments.url, headers=headers, timeout=TIMEOUT, limits=limits) as http:
+        async with httpx.AsyncClient(
+            base_url=complete_url(arguments.url), headers=headers, timeout=TIMEOUT, limits=limits
+        ) as http:
             asked = RowCalls(DecisionClient(http, self.fields, asyncio.Semaphore(calls)), rows_per_call)
             try:
                 while asked.start(rows, ROWS_AHEAD * arguments.concurrency) or asked.lines:

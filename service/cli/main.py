@@ -27,7 +27,7 @@ app = typer.Typer(
     rich_markup_mode=None,
 )
 Url = Annotated[str, typer.Option(envvar=URL_VARIABLE, help="Address of the server.")]
-Key = Annotated[str, typer.Option(envvar="POLYHEAD_API_KEY", help="Key to send, if the server requires one.")]
+Key = cli_checkpoint.AskedKey
 ModelName = Annotated[str, typer.Option("--model", help="Name of the model; by default the first for this task.")]
 Texts = Annotated[list[str] | None, typer.Argument(metavar="[TEXT]...", show_default=False)]
 PIPED_TOKENS = 1024  # of the answer to one question, which may be part of a script

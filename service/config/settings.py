@@ -133,7 +133,8 @@ class Settings(ParallelSettings):
     generation_config: bool = Field(
         True,
         description="Whether requests that do not set a sampling option have the one that the checkpoint suggests "
-        "(generation_config.json, a GGUF file's metadata). false: the defaults of the API.",
+        "(generation_config.json; of a GGUF file its metadata, then NAME.generation_config.json). false: the defaults "
+        "of the API.",
     )
     drafts: DraftSources = Field(
         default_factory=dict,

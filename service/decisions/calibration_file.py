@@ -249,10 +249,10 @@ def read_calibration_file(path: Path) -> CalibrationFile:
 def write_calibration_file(path: Path, content: CalibrationFile) -> None:
     """Write a file whole or not at all. Raises ModelError if it cannot be written, or not be read again."""
     raw = f"{content.model_dump_json(indent=1)}\n".encode()
-    if len(raw) > CALIBRATION_JSON.bytes or (values := count_values(raw)) > CALIBRATION_JSON.values:
-        size = f"{len(raw)} bytes" if len(raw) > CALIBRATION_JSON.bytes else f"{values} values"
-        most = f"{CALIBRATION_JSON.bytes} bytes and {CALIBRATION_JSON.values} values"
-        raise ModelError(f"the calibration has {size}; a file has at most {most}: calibrate fewer questions")
+    size, most = (len(raw), count_values(raw)), (CALIBRATION_JSON.bytes, CALIBRATION_JSON.values)
+    if size[0] > most[0] or size[1] > most[1]:
+        message = "the calibration has {} bytes and {} values; at most are {} bytes and {} values: calibrate fewer questions"
+        raise ModelError(message.format(*size, *most))
     try:
         replace_file(path, raw)
     except OSError as error:

@@ -171,12 +171,11 @@ class GeneratorWorker:
                 self._copies = []
             # What waits for its mask is not prepared: it would be again, each time that its state is dropped meanwhile.
             chunks, preparing = self._without_late(planned.chunks), perf_counter()
-            plan = self._plan = replace(planned, chunks=self._prepare(chunks))
-            number_rows(plan.chunks)
+            prepared, rows = self._prepare(chunks)
+            plan = self._plan = replace(planned, chunks=prepared)
             if planned.chunks and not plan.chunks:
                 seconds = perf_counter() - preparing if chunks else 0.0  # otherwise all answers wait for their masks
                 return StepResult([], self._report(plan, 0, (seconds, 0.0), StepTimes()), [], began)
-            rows = build_step_input(plan.chunks, self._blocks.size, self._groups.scheduler.windows)
             if self._vocab_size:
                 self._mask_builder.start(guided_states(plan.chunks, states), self._vocab_size)
             logits = self._executor.step(rows)  # [M, V]
@@ -221,15 +220,21 @@ class GeneratorWorker:
         report = self._report(plan, padding, (computed - began, ended - computed), times)
         return StepResult(events, report, [handle for state in started for handle in state.handles if handle], began)
 
-    def _prepare(self, chunks: list[Chunk]) -> list[Chunk]:
-        """Prepare chunks for a turn; return those that are prepared.  The parts of a failed step have no turn's end, so
-        that each is known to fail or not."""
+    def _prepare(self, chunks: list[Chunk]) -> tuple[list[Chunk], StepInput]:
+        """Prepare chunks for a turn; return those that are prepared, and their rows.  The parts of a failed step have
+        no turn's end, so that each is known to fail or not."""
+        rows = self._build_rows(chunks)
         if not isinstance(self._executor, PreparingExecutor):
-            return chunks
-        number_rows(chunks)
-        rows = build_step_input(chunks, self._blocks.size, self._groups.scheduler.windows)
+            return chunks, rows
         unfinished = {*self._executor.prepare(rows, inf if self._is_retry else PREPARING_TURN_S)}
-        return [chunk for n, chunk in enumerate(chunks) if n not in unfinished]
+        if not unfinished:
+            return chunks, rows
+        prepared = [chunk for n, chunk in enumerate(chunks) if n not in unfinished]
+        return prepared, self._build_rows(prepared)
+
+    def _build_rows(self, chunks: list[Chunk]) -> StepInput:
+        number_rows(chunks)
+        return build_step_input(chunks, self._blocks.size, self._groups.scheduler.windows)
 
     def _without_late(self, chunks: list[Chunk]) -> list[Chunk]:
         """The chunks that are computed: none whose masks a step before has waited for, and which are not filled yet.

@@ -10,7 +10,7 @@ import re
 import signal
 import sys
 from collections.abc import Callable, Iterator
-from functools import lru_cache
+from functools import lru_cache, reduce
 from typing import Any, NamedTuple
 
 from llguidance import LLMatcher, LLParserLimits, LLTokenizer, TokenizerWrapper
@@ -254,18 +254,19 @@ class ByteTokenizer:
 def narrow_error(schema: Any, error: str, fault: Callable[[Any], str]) -> tuple[str, str]:
     """The place of the smallest part of a schema with the same error, and the error."""
     shared = {key: schema[key] for key in ("$defs", "definitions", "x-guidance") if key in schema} if schema else {}
-    path, part, left = "", schema, MAX_TRIALS
+    place: Place | None = None
+    part, left = schema, MAX_TRIALS
     while left > 0:
         for steps, child in subschemas(part):
             left -= 1
             if fault(shared | child) == error:
-                path, part = path + spell_steps(steps), child
+                place, part = reduce(Place, steps, place), child
                 break
             if left <= 0:
                 break
         else:
             break
-    return path, error
+    return write_place(place), error
 
 
 def subschemas(schema: dict[str, Any]) -> Iterator[tuple[Steps, dict[str, Any]]]:

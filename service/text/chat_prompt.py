@@ -16,11 +16,10 @@ from polyhead.models.chat.template_functions import value_size
 from ..core.errors import BadRequest
 from ..core.grammar import MAX_REGEX_CHARS, MAX_TOOL_SCHEMA_CHARS, Grammar, Thinking
 from ..core.model import Model
-from ..core.text_limits import check_characters
 from ..structured.grammar_child import close_source, find_long_pattern
 from .chat_parser import ExpectedOutput
 from .generation_request import ChatMessages, GenerationRequest, ReasoningSettings, ToolDefinition, ToolOptions
-from .prompts import count_characters, reasoning_state
+from .prompts import reasoning_state
 
 Message = Mapping[str, Any]
 MAX_TOOL_CHARACTERS = 1 << 18  # characters of all tool definitions together
@@ -46,8 +45,6 @@ def fit_chat(request: GenerationRequest, model: Model) -> GenerationRequest:
     check_chat(request, chat, model)
     if ignores_reasoning(request, model):
         request = replace(request, reasoning=ReasoningSettings(is_shown=request.reasoning.is_shown))
-    if not format.listing and not request.drops_oldest:
-        check_characters(model, count_written(chat.messages), request.field)
     grammar = build_answer_grammar(request.tools, format, request.grammar)
     chat = add_tools(replace(chat, variables=template_variables(request.reasoning, chat)), request.tools, format)
     return replace(
@@ -128,27 +125,6 @@ def add_tools(chat: ChatMessages, tools: ToolOptions, format: ChatFormat) -> Cha
     return replace(chat, messages=(system, *(message for message in messages if message is not first)))
 
 
-def count_written(messages: Sequence[Message]) -> int:
-    """Return how many characters the messages have when calls and results are text, without what joins them."""
-    names: dict[str, str] = {}
-    written = 0
-    for message in messages:
-        if message["role"] == "tool":
-            written += len(find_result_name(message, names))
-        names |= call_names(message)
-    return written + count_characters(messages)
-
-
-def call_names(message: Message) -> dict[str, str]:
-    """Return the names of the functions that a message calls, by the ids of the calls."""
-    return {call.get("id", ""): call["function"]["name"] for call in message.get("tool_calls", ())}
-
-
-def find_result_name(message: Message, names: Mapping[str, str]) -> str:
-    """Return the name of the function whose result `message` is; `names` are those of the calls before it."""
-    return message.get("name") or names.get(message.get("tool_call_id", ""), "The function")
-
-
 def calls_to_text(messages: Sequence[Message], style: ToolCallStyle) -> Iterator[Message]:
     """Write tool calls and their results as text. Several results become one message, since many templates require
     alternating roles.
@@ -157,13 +133,15 @@ def calls_to_text(messages: Sequence[Message], style: ToolCallStyle) -> Iterator
     returned: list[str] = []
     for message in messages:
         if message["role"] == "tool":
-            returned.append(f"{find_result_name(message, names)} returned:\n{message['content']}")
+            name = message.get("name") or names.get(message.get("tool_call_id", ""), "The function")
+            returned.append(f"{name} returned:\n{message['content']}")
             continue
         if returned:
             yield {"role": "user", "content": "\n\n".join(returned)}
             returned = []
-        names |= call_names(message)
-        yield message_to_text(message, style) if message.get("tool_calls") else message
+        calls = message.get("tool_calls", ())
+        names |= {call.get("id", ""): call["function"]["name"] for call in calls}
+        yield message_to_text(message, style) if calls else message
     if returned:
         yield {"role": "user", "content": "\n\n".join(returned)}
 

@@ -88,7 +88,9 @@ log = logging.getLogger("polyhead")
 def find_access_rule(path: str, method: str = "GET") -> Access | None:
     """The rule for `path`, or for a route's template (/models/{name}/predict); None if there is none."""
     verb = "GET" if method == "HEAD" else method
-    path = path.removesuffix("\n")  # the pattern of a route ends in $, which matches before a line break, too
+    # The pattern of a route ends in $, which matches before a line break, too. Here such a path is refused before it is
+    # routed; what serves the application in another way has the right rule.
+    path = path.removesuffix("\n")
     # A path has thousands of segments if the client sends them; only its first ones can match.
     segments = path.split("/", RULE_SEGMENTS + 1)[: RULE_SEGMENTS + 1]  # the first is empty: a path begins with "/"
     for count in range(len(segments), 1, -1):

@@ -74,9 +74,11 @@ async def fit_conversation(request: Request, generation: GenerationRequest, mode
         request_context(request).claim.grow_by_containers(containers, 0, "the arguments of tool calls")
     tools = sum(value_size(tool.parameters) + len(tool.description) for tool in generation.tools.offered)
     size, fit = tools + sum(map(text_length, generation.prompts)), partial(fit_chat, generation, model)
-    threads, owner = server(request).request_threads, request_context(request).owner
-    work = WorkInfo("reading the conversation", threads, owner, max(size, 1))
-    fitted = fit() if size <= SCAN_BYTES else await threads.run(fit, work)
+    if size > SCAN_BYTES:
+        threads, owner = server(request).request_threads, request_context(request).owner
+        fitted = await threads.run(fit, WorkInfo("reading the conversation", threads, owner, size))
+    else:
+        fitted = fit()
     if ignores_reasoning(generation, model):
         request_context(request).ignored.append(generation.reasoning.field)
     return fitted

@@ -21,7 +21,7 @@ from starlette.requests import ClientDisconnect, Request
 
 from ...concurrency.thread_pool import ThreadPool, WorkInfo
 from ...core.errors import BadRequest, ClientGone
-from ...resources.request_memory import BYTES_PER_CONTAINER, BYTES_PER_MEMBER, BYTES_PER_VALUE
+from ...resources.request_memory import BYTES_PER_MEMBER, BYTES_PER_VALUE
 from ..access.app_state import AppState
 
 MAX_VALUES = 1 << 19  # in one body: numbers, strings, lists, objects
@@ -88,13 +88,9 @@ class JsonCounts:
     has_long_number: bool = False
 
     @property
-    def memory(self) -> int:
-        """Bytes of the values, at most, without one for each byte of the text of strings."""
-        return self.memory_of_values + BYTES_PER_CONTAINER * self.containers
-
-    @property
     def memory_of_values(self) -> int:
-        """The same without what each list or object takes beside the values in it."""
+        """Bytes of the values, at most, without one for each byte of the text of strings, and without what each list or
+        object takes beside the values in it."""
         return BYTES_PER_VALUE * self.values + BYTES_PER_MEMBER * self.colons + self.widened_bytes
 
     @property

@@ -10,6 +10,8 @@ from typing import Annotated, Any, ClassVar, Literal, Protocol
 import orjson
 from pydantic import Field
 
+from polyhead.models.core.errors import show_value
+
 from ...core.errors import BadRequest
 from ...core.grammar import MAX_GRAMMAR_CHARS, MAX_REGEX_CHARS, Grammar
 from ...structured.grammar_child import MAX_PLACE_CHARS, Place, list_steps, subschemas, write_place
@@ -233,18 +235,14 @@ def find_looseness(part: dict[str, Any]) -> str:
         return ""
     if part.get("additionalProperties") is not False:
         return "'additionalProperties' is required to be supplied and to be false."
-    keys = dict.fromkeys(named) if isinstance(named, dict) else {}
+    keys = named if isinstance(named, dict) else {}
     required = part.get("required", [])
     given = {key for key in required if isinstance(key, str)} if isinstance(required, list) else set[str]()
     if (lacking := next((key for key in keys if key not in given), None)) is not None:
-        return f"{REQUIRED_RULE} Missing {quote_key(lacking)}."
+        return f"{REQUIRED_RULE} Missing {show_value(lacking, MAX_QUOTED_CHARS)}."
     if (added := next((key for key in sorted(given) if key not in keys), None)) is not None:
-        return f"{REQUIRED_RULE} Extra required key {quote_key(added)} supplied."
+        return f"{REQUIRED_RULE} Extra required key {show_value(added, MAX_QUOTED_CHARS)} supplied."
     return ""
-
-
-def quote_key(key: str) -> str:
-    return repr(key if len(key) <= MAX_QUOTED_CHARS else key[:MAX_QUOTED_CHARS] + "...")
 
 
 def check_closed_schema(schema: dict[str, Any], field: str) -> None:

@@ -180,38 +180,31 @@ def test_tables_of_windows_are_not_sent_to_other_processes() -> None:
     assert encode_step(StepInput([1], [0], [0, 1], [[0]], [0]))
 
 
-@pytest.mark.parametrize("name", EXECUTORS)
-def test_blocks_of_both_kinds_that_hold_nan_are_listed(name: str) -> None:
-    executor = make_executor(name, MIXED, OWN, "float32")
+def broken_executor(name: str) -> Any:
+    """An executor of a network in which the vector of token 9 is NaN."""
     with torch.inference_mode(False):
         net = network(MIXED)
         net.tokens.weight.data[9] = float("nan")
     sizes = {"block_count": BLOCKS, "window_blocks": OWN}
-    broken: Any = (
-        TorchExecutor(net, head(MIXED), block_size=BLOCK, **sizes)
-        if name == "torch"
-        else NativeExecutor(net, head(MIXED), instructions=name, precision="float32", **sizes)
-    )
+    if name == "torch":
+        return TorchExecutor(net, head(MIXED), block_size=BLOCK, **sizes)
+    return NativeExecutor(net, head(MIXED), instructions=name, precision="float32", **sizes)
+
+
+@pytest.mark.parametrize("name", EXECUTORS)
+def test_blocks_of_both_kinds_that_hold_nan_are_listed(name: str) -> None:
+    broken = broken_executor(name)
     rows = rows_of([([1, 2, 3], 30, [3, 4, 5]), ([1, 9, 3], 15, [6, 7])])
     rows = replace(rows, window_tables=[[BLOCKS, BLOCKS + 1, BLOCKS + 2], [BLOCKS + 3, BLOCKS + 4]])
     broken.step(rows)
     own, listed = {7, BLOCKS + 4}, broken.nonfinite_blocks
     assert own <= listed <= {6, BLOCKS + 3, *own}, "a NaN may reach rows before it, which fail with it, but no others"
-    assert not executor.nonfinite_blocks
 
 
 @pytest.mark.parametrize("name", EXECUTORS)
 def test_a_copy_overwrites_what_is_not_finite_and_takes_it_along(name: str) -> None:
     """Blocks of a request that has failed are given to others as the targets of copies, too."""
-    net = network(MIXED)
-    with torch.inference_mode(False):
-        net.tokens.weight.data[9] = float("nan")
-    sizes = {"block_count": BLOCKS, "window_blocks": OWN}
-    executor: Any = (
-        TorchExecutor(net, head(MIXED), block_size=BLOCK, **sizes)
-        if name == "torch"
-        else NativeExecutor(net, head(MIXED), instructions=name, precision="float32", **sizes)
-    )
+    executor = broken_executor(name)
     bad, good = rows_of([([9] * 3, 0, [7])]), rows_of([([1, 2, 3], 0, [3])])
     executor.step(replace(bad, window_tables=[[BLOCKS + 4]]))
     executor.step(replace(good, window_tables=[[BLOCKS + 2]]))

@@ -123,7 +123,7 @@ def test_an_aborted_explanation_is_not_continued(worker: ExplainWorker) -> None:
 
 
 @pytest.mark.parametrize("method", ["integrated_gradients", "occlusion", "attention_flow"])
-def test_a_client_that_asks_for_it_is_told_how_much_is_done(worker: ExplainWorker, method: ExplainMethod) -> None:
+def test_a_client_that_asks_for_it_receives_how_much_is_done(worker: ExplainWorker, method: ExplainMethod) -> None:
     plain, reporting = ask(worker, why(method, baseline=0), why(method, baseline=0, reports_progress=True))
     finish(worker)
     *reports, result, done = reporting.events

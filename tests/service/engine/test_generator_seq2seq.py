@@ -20,7 +20,7 @@ from polyhead.service.core.request import BeamSearchOptions, Done, Failed, Gener
 from polyhead.service.engine import generator_worker
 from polyhead.service.engine.generator_worker import GeneratorWorker
 from tests.service.engine.test_batch_sampling import SlowGuide
-from tests.support.engine_fakes import RecordingTicket, ask, finish, turn
+from tests.support.engine_fakes import RecordingTicket, ask, finish, finish_with_failures, turn
 
 WORDS, START, END = 23, 1, 0
 LONG = Sampling(temperature=0, bias=((END, -100.0),))
@@ -193,15 +193,10 @@ def test_beam_search_finds_the_most_likely_answer() -> None:
 def test_a_request_that_makes_a_step_fail_fails_alone() -> None:
     network = FakeSeq2Seq()
     network.broken = (13, 13)
-    worker, tickets = translator(network), list[RecordingTicket]()
+    worker = translator(network)
     requests = [*many(6, seed=11), request_of([13, 13], 9)]
     tickets = ask(worker, *requests)
-    while worker.has_work:
-        try:
-            turn(worker)
-        except RuntimeError:
-            for ticket, event in worker.blame_failed_step():
-                ticket.receive(event)
+    finish_with_failures(worker)
     *others, broken = tickets
     assert isinstance(broken.events[-1], Failed)
     assert isinstance(broken.events[-1].error, StepFailed)
@@ -337,12 +332,7 @@ def test_a_source_that_cannot_be_encoded_fails_alone(monkeypatch: pytest.MonkeyP
     worker = translator(network)
     requests = [*many(6, seed=11), request_of([13, 13], 9)]
     tickets = ask(worker, *requests)
-    while worker.has_work:
-        try:
-            turn(worker)
-        except RuntimeError:
-            for ticket, event in worker.blame_failed_step():
-                ticket.receive(event)
+    finish_with_failures(worker)
     *others, broken = tickets
     assert isinstance(broken.events[-1], Failed)
     assert [ticket.tokens for ticket in others] == [alone(each.source, each.max_tokens) for each in requests[:-1]]

@@ -15,7 +15,7 @@ from polyhead.service.api.access.request_context import RequestContext
 from polyhead.service.api.batches.batch import Batch
 from polyhead.service.api.batches.batch_runner import BatchRunner
 from polyhead.service.api.batches.batch_store import BatchStore
-from polyhead.service.api.batches.file_store import PIECE_BYTES, FileStore, StoreLimits
+from polyhead.service.api.batches.file_store import PIECE_BYTES, FileStore, StoredFile, StoreLimits
 from polyhead.service.api.batches.record_folder import new_id
 from polyhead.service.api.dialects.batches import routes
 from polyhead.service.api.dialects.batches.wire import read_line
@@ -24,6 +24,12 @@ from polyhead.service.concurrency.time_slices import LoopTurns
 from polyhead.service.core.errors import Overloaded
 from polyhead.service.resources.request_memory import Headroom, MemoryClaim
 from tests.support.scripted import Registry, application, echo
+
+METADATA = {str(number): "x" * 512 for number in range(16)}
+
+
+def new_batch(file: StoredFile, **fields: Any) -> Batch:
+    return Batch(id=new_id("batch_"), owner="", created_at=1, endpoint="/v1/embeddings", input_file=file.id, **fields)
 
 
 async def open_runner(folder: Path) -> BatchRunner:
@@ -70,17 +76,7 @@ def test_lists_are_claimed(tmp_path: Path) -> None:
     async def run() -> None:
         runner, headroom = await open_runner(tmp_path), Headroom(1 << 30)
         file = await runner.store.files.add("", "a", b"x")
-        metadata = {str(number): "x" * 512 for number in range(16)}
-        await runner.store.add(
-            Batch(
-                id=new_id("batch_"),
-                owner="",
-                created_at=1,
-                endpoint="/v1/embeddings",
-                input_file=file.id,
-                metadata=metadata,
-            )
-        )
+        await runner.store.add(new_batch(file, metadata=METADATA))
         for list_some in (routes.list_files, routes.list_batches):
             request = ask(runner, headroom)
             answer = await list_some(request, after="", limit=100)
@@ -102,9 +98,7 @@ def test_large_lists_take_a_place_in_flight(tmp_path: Path, monkeypatch: pytest.
     async def run() -> None:
         runner = await open_runner(tmp_path)
         file = await runner.store.files.add("", "a", b"x")
-        await runner.store.add(
-            Batch(id=new_id("batch_"), owner="", created_at=1, endpoint="/v1/embeddings", input_file=file.id)
-        )
+        await runner.store.add(new_batch(file))
         for free, taken in ((1 << 16, 0), (100, 1)):
             monkeypatch.setattr(dialect, "FREE_BYTES", free)
             for list_some in (routes.list_files, routes.list_batches):
@@ -127,15 +121,7 @@ def test_a_batch_and_a_content_that_are_read_slowly_are_claimed(tmp_path: Path) 
     async def run() -> None:
         runner, headroom = await open_runner(tmp_path), Headroom(1 << 30)
         file = await runner.store.files.add("", "a", b"x" * (2 * PIECE_BYTES))
-        metadata = {str(number): "x" * 512 for number in range(16)}
-        batch = Batch(
-            id=new_id("batch_"),
-            owner="",
-            created_at=1,
-            endpoint="/v1/embeddings",
-            input_file=file.id,
-            metadata=metadata,
-        )
+        batch = new_batch(file, metadata=METADATA)
         await runner.store.add(batch)
         for show, name, least in (
             (routes.show_batch, batch.id, 16 * 512),

@@ -16,6 +16,7 @@ from polyhead.service.core.model import Model
 from polyhead.service.core.request import Done, Event, Generate, GeneratedToken, Request
 from polyhead.service.resources import request_memory
 from polyhead.service.resources.request_memory import Headroom
+from polyhead.service.structured.grammar_child import Place
 from tests.support.dialogue_templates import LLAMA31, QWEN3, R1, SMOLLM2
 from tests.support.scripted import Registry, application, ask, echo, model, token_events
 
@@ -311,7 +312,7 @@ def test_schemas_that_are_too_large_together_are_not_looked_through(
     """A schema that is called strict is searched for objects that are open, all of it in one turn of the event loop."""
     searched, walk = list[dict[str, Any]](), response_formats.walk_schemas
 
-    def count(schema: dict[str, Any]) -> Iterator[tuple[tuple[str | int, ...], dict[str, Any]]]:
+    def count(schema: dict[str, Any]) -> Iterator[tuple[Place | None, dict[str, Any]]]:
         searched.append(schema)
         return walk(schema)
 
