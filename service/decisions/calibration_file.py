@@ -251,8 +251,8 @@ def write_calibration_file(path: Path, content: CalibrationFile) -> None:
     raw = f"{content.model_dump_json(indent=1)}\n".encode()
     size, most = (len(raw), count_values(raw)), (CALIBRATION_JSON.bytes, CALIBRATION_JSON.values)
     if size[0] > most[0] or size[1] > most[1]:
-        message = "the calibration has {} bytes and {} values; at most are {} bytes and {} values: calibrate fewer questions"
-        raise ModelError(message.format(*size, *most))
+        message = "the calibration has {} bytes and {} values; at most are {} bytes and {} values"
+        raise ModelError(f"{message.format(*size, *most)}: calibrate fewer questions")
     try:
         replace_file(path, raw)
     except OSError as error:
