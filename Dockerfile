@@ -1,7 +1,7 @@
 # Two stages: the first builds an environment, the second copies it and runs it as an unprivileged user, without a shell.
 #   VARIANT      cpu, or gpu: torch with CUDA; the driver comes from the host (docker run --gpus all)
 #   BASE         an image with python3 >= 3.11 and venv; deploy/digests.sh updates its digest
-#   RUNTIME      base of the second stage, by default BASE: the same Python at the same path; needs neither shell nor pip
+#   RUNTIME      base of the second stage, by default BASE: the same Python at the same path; for CPUs it needs neither shell nor pip
 #   TORCH_INDEX  an index with CPU builds of torch, where uv cannot reach the usual one
 #   EXTRAS       optional dependencies: `ray` for replicas of a cluster; the Kubernetes operator for Ray starts them by bash,
 #                which the default image does not have
@@ -30,7 +30,17 @@ RUN --mount=type=secret,id=pip,target=/etc/pip.conf \
     /opt/polyhead/bin/pip install -c constraints.txt ".[${EXTRAS}]"
 RUN /opt/polyhead/bin/python deploy/slim.py "${VARIANT}"
 
-FROM ${RUNTIME}
+FROM ${RUNTIME} AS runtime-cpu
+
+# Triton compiles the launcher of the attention kernel where it runs.
+FROM ${RUNTIME} AS runtime-gpu
+# hadolint ignore=DL3008
+RUN command -v cc >/dev/null \
+    || { apt-get update && apt-get install -y --no-install-recommends gcc libc6-dev && rm -rf /var/lib/apt/lists/*; }
+ENV TRITON_CACHE_DIR=/tmp/triton
+
+# hadolint ignore=DL3006
+FROM runtime-${VARIANT}
 ARG VERSION=unknown
 ARG REVISION=unknown
 ARG VARIANT

@@ -30,7 +30,7 @@ UNUSED = (
     "*/*/tests",
     "*/*/*/tests",
 )
-OPTIONAL = ("ray", "msgpack")  # dependencies of an extra, which some modules of ours need
+OPTIONAL = ("ray", "msgpack", "triton")  # of an extra or of torch for GPUs; some modules of ours need them
 BULKY = re.compile(r"/(torch|torchgen|functorch|sympy|mpmath|networkx|numpy|pip|setuptools)/")
 
 

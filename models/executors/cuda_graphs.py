@@ -16,7 +16,7 @@ from torch import Tensor
 
 from ..network.cache import PagedCache
 from ..network.ragged import RaggedBatch
-from ..network.varlen import Kernel
+from ..network.sequence_spans import Kernel
 from .contract import StepInput
 from .step_buffer import StepBuffer
 

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from ..network.cache import CacheView, PagedCache
 from ..network.ragged import RaggedBatch
-from ..network.varlen import Kernel, SequenceSpans
+from ..network.sequence_spans import Kernel, SequenceSpans
 from .contract import StepInput
 
 

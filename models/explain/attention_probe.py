@@ -13,7 +13,8 @@ import numpy as np
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from ..network.attention import Attention, AttentionFunction, RelativeAttention, Scoring
+from ..network.attention import Attention, AttentionFunction, RelativeAttention
+from ..network.scoring import Scoring
 
 SCORE_ROWS = 256  # rows whose scores exist at a time
 

@@ -7,6 +7,7 @@ of this network are tested on this machine before the first request (safe_sizes.
 """
 
 from collections.abc import Iterator
+from dataclasses import replace
 
 import torch
 from torch import Tensor, nn
@@ -18,6 +19,7 @@ from ..network.embedding_head import DenseLayer
 from ..network.heads import LanguageHead, MaskHead, TokenHead
 from ..network.mlp import MLP
 from ..network.ragged import RaggedBatch
+from ..network.sequence_spans import Kernel, SequenceSpans
 from ..network.transformer import Transformer
 from .invariant_attention import self_test_attention
 from .invariant_linear import (
@@ -38,9 +40,12 @@ TEST_LENGTHS = (2, 7, 20)  # lengths of the sequences that the self-test compute
 
 
 @torch.inference_mode()
-def make_invariant(network: Transformer, head: nn.Module, yield_turn: YieldTurn = keep_turn) -> None:
+def make_invariant(
+    network: Transformer, head: nn.Module, yield_turn: YieldTurn = keep_turn, kernel: Kernel | None = None
+) -> None:
     """Replace what depends on the batch in both modules, in place, and test the rest.
 
+    `kernel` is what will attend; without it, attention is computed in groups.
     It takes about a second; `yield_turn` is called between parts of the work, often, so that the thread can do other
     work. Call it in the thread that will compute, with the number of threads that thread will have. InvarianceError
     names the kernel that fails.
@@ -53,24 +58,20 @@ def make_invariant(network: Transformer, head: nn.Module, yield_turn: YieldTurn 
     _replace_linears(network, head, sizes={}, yield_turn=yield_turn)
     _replace_activation(head)
     weight, config = network.tokens.weight, network.config
-    shapes = {(each.head_width, each.heads // each.kv_heads) for each in map(config.of_layer, config.attention_layers)}
-    mixes = {}
-    for shape in sorted(shapes):
-        mixes[shape] = self_test_attention(*shape, weight.device)
-        yield_turn()
+    if kernel is None:
+        _replace_attention(network, yield_turn)
+    else:
+        self_test_kernel(kernel, config, weight)
     for module in network.modules():
         if isinstance(module, MLP):
             module.activation = InvariantActivation(module.activation)
-        elif isinstance(module, Attention):
-            own = module.config
-            module.mix = mixes[own.head_width, own.heads // own.kv_heads]
     norms = nn.ModuleList(part for name, part in network.blocks[0].named_children() if name.endswith("_norm"))
     for inner in [module for module in network.modules() if isinstance(module, MLP)][:1]:
         self_test_rows("the activation", inner.activation, inner.width, weight)
     self_test_rows("the norm", norms[-1], config.width, weight)
     self_test_rows("softmax", lambda x: x.softmax(dim=-1), config.width, weight)
     yield_turn()
-    self_test(network, head, yield_turn)
+    self_test(network, head, yield_turn, kernel)
 
 
 @torch.inference_mode()
@@ -85,6 +86,20 @@ def make_head_invariant(
         sizes = {} if safe_sizes is None else safe_sizes
         _replace_linears(head, sizes=sizes, yield_turn=yield_turn)
         _replace_activation(head)
+
+
+def _replace_attention(network: Transformer, yield_turn: YieldTurn) -> None:
+    """By products of fixed sizes, tested for each shape of heads."""
+    config, device = network.config, network.tokens.weight.device
+    shapes = {(each.head_width, each.heads // each.kv_heads) for each in map(config.of_layer, config.attention_layers)}
+    mixes = {}
+    for shape in sorted(shapes):
+        mixes[shape] = self_test_attention(*shape, device)
+        yield_turn()
+    for module in network.modules():
+        if isinstance(module, Attention):
+            own = module.config
+            module.mix = mixes[own.head_width, own.heads // own.kv_heads]
 
 
 def _replace_activation(head: nn.Module) -> None:
@@ -115,23 +130,26 @@ def _linears(*modules: nn.Module) -> Iterator[tuple[nn.Module, str, nn.Linear]]:
                     yield owner, name, child
 
 
-def self_test(network: Transformer, head: nn.Module, yield_turn: YieldTurn) -> None:
+def self_test(network: Transformer, head: nn.Module, yield_turn: YieldTurn, kernel: Kernel | None = None) -> None:
     """InvarianceError unless three texts give the same states and logits alone and together."""
     config = network.config
     lengths = [min(length, config.max_positions) for length in TEST_LENGTHS]
     sequences = [[(7 * index + length) % config.vocab_size for index in range(length)] for length in lengths]
     found = []
     for some in (sequences, *([sequence] for sequence in sequences)):
-        found.append(_last_outputs(network, head, some))
+        found.append(_last_outputs(network, head, some, kernel))
         yield_turn()
     together, *alone = found
     if not torch.equal(together, torch.cat(alone)):
         raise InvarianceError("texts get other numbers in a batch than alone, although each kernel passed its test")
 
 
-def _last_outputs(network: Transformer, head: nn.Module, sequences: list[list[int]]) -> Tensor:
+def _last_outputs(network: Transformer, head: nn.Module, sequences: list[list[int]], kernel: Kernel | None) -> Tensor:
     """[N, W or V] the last state of each sequence, or the logits after it."""
     batch = RaggedBatch.of(sequences, device=network.tokens.weight.device)
+    if kernel is not None:
+        starts = torch.tensor(batch.starts, dtype=torch.int32, device=batch.tokens.device)
+        batch = replace(batch, spans=SequenceSpans(kernel, starts, starts, max(batch.lengths), max(TEST_LENGTHS)))
     last = torch.tensor([start - 1 for start in batch.starts[1:]], device=batch.tokens.device)
     states: Tensor = network(batch)[last]
     return head(states) if isinstance(head, LanguageHead) else states

@@ -15,7 +15,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from ..core.errors import InvarianceError
-from ..network.attention import Scoring
+from ..network.scoring import Scoring
 from .invariant_linear import InvariantActivation
 from .safe_sizes import is_prefix_of, split_rows
 

@@ -1,7 +1,7 @@
 """Tests whether the variable-length attention kernel gives a row the same bits in any batch.
 
-The kernel guarantees it as long as keys are not split. The test compares sequences together, alone, in chunks and row
-by row, with cached and packed keys, with and without a window.
+The kernel guarantees it as long as keys are not divided among programs. The test compares sequences together, alone, in
+chunks and row by row, with cached and packed keys, with and without a window.
 """
 
 from dataclasses import replace
@@ -12,7 +12,9 @@ from torch import Tensor
 
 from ..core.errors import InvarianceError
 from ..network.model_config import ModelConfig
-from ..network.varlen import Kernel, KeysAndValues, SequenceSpans, Window, random_inputs
+from ..network.scoring import Scoring
+from ..network.sequence_spans import Kernel, KeysAndValues, SequenceSpans, Window
+from ..network.varlen import random_inputs
 
 SEQUENCES = [(1, 300), (90, 600), (5, 5), (1, 1), (130, 130)]  # rows and keys
 CHUNKS = (1, 7, 64)  # rows of a sequence at once
@@ -33,11 +35,11 @@ def _self_test_shape(kernel: Kernel, shape: tuple[int, int, int], like: Tensor) 
     packed = SequenceSpans(kernel, spans.starts, spans.starts, spans.max_rows, spans.max_keys)
     agree = all(_is_cached_invariant(query, pages, spans, window) for window in ((-1, 0), (40, 0)))
     if not agree or not all(_is_packed_invariant(query, kept, packed, window) for window in ((-1, -1), (8, 8))):
-        raise InvarianceError("torch's variable-length attention gives a row other bits in another batch")
+        raise InvarianceError("the attention kernel gives a row other bits in another batch")
 
 
 def _is_cached_invariant(query: Tensor, pages: KeysAndValues, spans: SequenceSpans, window: Window) -> bool:
-    together = spans.attend(query, pages, window, None)
+    together = spans.attend(query, pages, window, _scoring(query))
     assert spans.key_counts is not None
     assert spans.block_table is not None
     for n, (start, end) in enumerate(pairwise(spans.starts.tolist())):
@@ -48,19 +50,25 @@ def _is_cached_invariant(query: Tensor, pages: KeysAndValues, spans: SequenceSpa
                 alone = replace(
                     _single_span(spans, last - first, used), key_counts=used, block_table=spans.block_table[n : n + 1]
                 )
-                if not torch.equal(alone.attend(query[first:last], pages, window, None), together[first:last]):
+                if not torch.equal(
+                    alone.attend(query[first:last], pages, window, _scoring(query)), together[first:last]
+                ):
                     return False
     return True
 
 
 def _is_packed_invariant(query: Tensor, kept: KeysAndValues, spans: SequenceSpans, window: Window) -> bool:
-    together = spans.attend(query, kept, window, None)
+    together = spans.attend(query, kept, window, _scoring(query))
     for start, end in pairwise(spans.starts.tolist()):
         alone = _single_span(spans, end - start, spans.starts.new_tensor([end - start]))
         own = (kept[0][start:end], kept[1][start:end])
-        if not torch.equal(alone.attend(query[start:end], own, window, None), together[start:end]):
+        if not torch.equal(alone.attend(query[start:end], own, window, _scoring(query)), together[start:end]):
             return False
     return True
+
+
+def _scoring(query: Tensor) -> Scoring:
+    return Scoring(query.size(2) ** -0.5)
 
 
 def _single_span(spans: SequenceSpans, rows: int, keys: Tensor) -> SequenceSpans:

@@ -19,36 +19,13 @@ from .model_config import ModelConfig
 from .positions import DistanceBias, DistanceVectors, LinearBias, RelativeVectors, Rotary, rotate
 from .ragged import RaggedBatch
 from .scan_order import ScanOrder
+from .scoring import Scoring
 from .varlen import attention_window
 
-AttentionFunction = Callable[[Tensor, Tensor, Tensor, Tensor | None, "Scoring"], Tensor]  # as `attend`
+AttentionFunction = Callable[[Tensor, Tensor, Tensor, Tensor | None, Scoring], Tensor]  # as `attend`
 GROUP_COST = 1024  # fixed cost of one more group, in scores; measured on two cores
 EDGE_COST = 2  # reading one more padded row or key, in scores
 GROUP_KEYS = 8192  # of all members, unless one alone has more: limits the memory that cached keys are gathered into
-
-
-@dataclass(frozen=True)
-class Scoring:
-    """How scores follow from products of queries and keys: times `scale`; then, with a `cap`, cap * tanh(score / cap).
-    `sinks` [H] are scores for no key, which take a share of the softmax."""
-
-    scale: float
-    cap: float = 0.0
-    sinks: Tensor | None = None
-
-    def score(self, query: Tensor, key: Tensor, mask: Tensor | None) -> Tensor:
-        """[..., Q, D] queries and [..., K, D] keys to masked scores [..., Q, K]."""
-        scores = query @ key.mT * self.scale
-        if self.cap:
-            scores = torch.tanh(scores / self.cap) * self.cap
-        return scores if mask is None else scores + mask
-
-    def weigh(self, scores: Tensor, sinks: Tensor | None) -> Tensor:
-        """[..., Q, K] scores to weights; `sinks` [..., 1, 1] are those of their heads."""
-        if sinks is None:
-            return scores.softmax(dim=-1)
-        joined = torch.cat((scores, sinks.to(scores.dtype).expand(*scores.shape[:-1], 1)), dim=-1)
-        return joined.softmax(dim=-1)[..., :-1]
 
 
 def group_sequences(lengths: Sequence[int], key_counts: Sequence[int]) -> list[list[int]]:
@@ -179,7 +156,7 @@ class AttentionContext:
             cache.cache.write(layer, cache.rows_in(layer), key, value)
         if self.batch.spans is not None:
             kept = (key, value) if cache is None else (cache.cache.keys[source], cache.cache.values[source])
-            return self.batch.spans.attend(query, kept, attention_window(config, layer), attention.scoring.scale)
+            return self.batch.spans.attend(query, kept, attention_window(config, layer), attention.scoring)
         mixed = []
         for group in self.groups:
             if isinstance(group.keys, Mapping):

@@ -11,7 +11,7 @@ from torch import Tensor
 from .cache import CacheView, MemoryView
 from .lora import AdapterUpdates
 from .recurrent_state import StateView
-from .varlen import SequenceSpans
+from .sequence_spans import SequenceSpans
 
 
 @dataclass(frozen=True)

@@ -14,9 +14,10 @@ import torch
 from torch import Tensor, nn
 
 from ..core.errors import UnsupportedError
-from ..network.attention import Attention, AttentionContext, Scoring, attend
+from ..network.attention import Attention, AttentionContext, attend
 from ..network.heads import LanguageHead
 from ..network.ragged import RaggedBatch
+from ..network.scoring import Scoring
 from ..network.transformer import PreBlock, Transformer
 
 INT4_GROUP = 32  # inputs of an output that share a scale

@@ -19,6 +19,7 @@ import torch
 
 from polyhead.models.native.build import TARGETS, find_compiler
 from polyhead.models.native.library import CPU_FLAGS, LIBRARIES, load_library, processor_flags, runnable_targets
+from polyhead.models.network.varlen import try_kernel
 
 from ..config.settings import Settings, SettingsError
 from ..core.version import VERSION
@@ -68,6 +69,8 @@ def examine_packages() -> Iterator[Finding]:
         yield Finding("python", "info", python, "polyhead is tested on Linux only; here it is untested")
     yield Finding("polyhead", "ok", VERSION)
     yield examine_torch(torch.__version__, torch.version.cuda or "", has_gpu=torch.cuda.is_available())
+    if torch.cuda.is_available():
+        yield examine_attention(try_kernel(torch.device("cuda"), torch.bfloat16)[1])
     for extra, distribution, purpose in EXTRAS:
         found = installed_version(distribution)
         advice = "" if found else f"for {purpose}: pip install 'polyhead[{extra}]'"
@@ -89,6 +92,14 @@ def examine_torch(release: str, cuda: str, *, has_gpu: bool) -> Finding:
         advice = f"the CPU build is several GB smaller: {command}"
         return Finding("torch", "info", f"{release}, built for CUDA {cuda}, and no GPU is seen", advice)
     return Finding("torch", "ok", f"{release}, for CPUs")
+
+
+def examine_attention(problem: str) -> Finding:
+    """What attends on the GPU; `problem`: why the kernel does not."""
+    if not problem:
+        return Finding("attention", "ok", "the Triton kernel runs on the GPU")
+    advice = "Triton comes with torch's builds for CUDA, and needs a C compiler (Debian and Ubuntu: apt install gcc)"
+    return Finding("attention", "slow", f"computed in groups, since the kernel cannot be used: {problem}", advice)
 
 
 def examine_instructions() -> Iterator[Finding]:

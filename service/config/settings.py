@@ -110,7 +110,7 @@ class Settings(ParallelSettings):
         0,
         ge=0,
         le=1024,
-        description="Tokens in a block of the cache; 0: 16, or 256 where a GPU's attention reads blocks in place.",
+        description="Tokens in a block of the cache; 0: 16.",
     )
     step_tokens: int = Field(512, ge=1, le=1 << 20, description="Tokens a generator computes in one step, at most.")
     max_running: int = Field(64, ge=1, le=4096, description="Sequences a generator advances in one step, at most.")

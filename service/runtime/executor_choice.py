@@ -14,13 +14,14 @@ from polyhead.models.executors.contract import Executor
 from polyhead.models.executors.cuda_graphs import PagedAttention
 from polyhead.models.executors.seq2seq_executor import Seq2SeqExecutor
 from polyhead.models.executors.torch_executor import TorchExecutor
-from polyhead.models.invariant import make_head_invariant, make_invariant, self_test_kernel
+from polyhead.models.invariant import make_head_invariant, make_invariant
 from polyhead.models.native.library import runnable_targets
 from polyhead.models.native.native_executor import NativeExecutor
 from polyhead.models.native.packed_network import PackHooks, Precision
 from polyhead.models.network.heads import LanguageHead
 from polyhead.models.network.model_config import ModelConfig
-from polyhead.models.network.varlen import Kernel, is_supported
+from polyhead.models.network.sequence_spans import Kernel
+from polyhead.models.network.varlen import is_supported
 from polyhead.models.seq2seq.protocol import Seq2Seq
 
 from ..config.settings import Settings
@@ -49,9 +50,7 @@ def make_deterministic(
             copy_shared_parameters(loaded.head)
             make_head_invariant(loaded.head, yield_turn=yield_turn)  # the rest is by construction
     elif settings.deterministic:
-        make_invariant(loaded.network, loaded.head, yield_turn)
-        if kernel := choose_kernel(placement, loaded.decoder_config):
-            self_test_kernel(kernel, loaded.decoder_config, loaded.network.tokens.weight)
+        make_invariant(loaded.network, loaded.head, yield_turn, choose_kernel(placement, loaded.decoder_config))
 
 
 def copy_shared_parameters(head: nn.Module) -> None:
@@ -69,10 +68,10 @@ def choose_kernel(placement: Placement, config: ModelConfig) -> Kernel | None:
 
 
 def executor_name(placement: Placement, config: ModelConfig) -> str:
-    """Return the executor's name for the model's description: native-INSTRUCTIONS, torch-varlen or torch."""
+    """Return the executor's name for the model's description: native-INSTRUCTIONS, torch-triton or torch."""
     if placement.instructions:
         return f"native-{placement.instructions}"
-    return "torch-varlen" if choose_kernel(placement, config) else "torch"
+    return "torch-triton" if choose_kernel(placement, config) else "torch"
 
 
 def encoder_step_tokens(settings: Settings, placement: Placement, config: ModelConfig) -> int:

@@ -14,7 +14,8 @@ from polyhead.models.core.errors import UnsupportedError
 from polyhead.models.native.library import runnable_targets
 from polyhead.models.native.packed_network import BLOCK_TOKENS, unsupported_reason
 from polyhead.models.network.model_config import ModelConfig
-from polyhead.models.network.varlen import PAGE_TOKENS, Kernel, find_kernel
+from polyhead.models.network.sequence_spans import Kernel
+from polyhead.models.network.varlen import find_kernel
 
 from ..config.settings import Settings, SettingsError
 from ..resources.machine import compute_threads
@@ -82,8 +83,8 @@ def choose_placement(
         precision = default.precision
     threads = settings.threads or max(compute_threads() // settings.tensor_parallel, 1)
     device, dtype = torch.device("cuda" if gpu else "cpu"), precision_dtype(precision)
-    kernel = find_kernel(device, dtype) if obstacle and settings.block_size % PAGE_TOKENS == 0 else None
-    size = settings.block_size or (PAGE_TOKENS if kernel else BLOCK_TOKENS)
+    kernel = find_kernel(device, dtype, settings.deterministic) if obstacle else None
+    size = settings.block_size or BLOCK_TOKENS
     return Placement(device, precision, threads, size, "" if obstacle else runnable_targets()[0], kernel)
 
 

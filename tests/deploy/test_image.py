@@ -39,7 +39,7 @@ def instructions() -> list[list[Instruction]]:
     return stages
 
 
-GLOBAL, BUILD, FINAL = instructions()
+GLOBAL, BUILD, _, WITH_COMPILER, FINAL = instructions()
 
 
 def values(stage: list[Instruction], name: str) -> list[str]:
@@ -58,7 +58,11 @@ def test_the_base_is_pinned_by_version_and_digest() -> None:
     assert re.fullmatch(r"BASE=python:3\.\d+\.\d+-slim-[a-z]+@sha256:[0-9a-f]{64}", base)
     assert runtime == "RUNTIME=${BASE}"
     text = (ROOT / "Dockerfile").read_text()
-    assert re.findall(r"^FROM (\S+)", text, flags=re.MULTILINE) == ["${BASE}", "${RUNTIME}"]
+    assert re.findall(r"^FROM (\S+)", text, flags=re.MULTILINE) == [
+        "${BASE}",
+        *["${RUNTIME}"] * 2,
+        "runtime-${VARIANT}",
+    ]
 
 
 OLD, NEW = "sha256:" + "a" * 64, "sha256:" + "b" * 64
@@ -109,6 +113,12 @@ def test_an_invalid_digest_is_not_written(pinned: Path) -> None:
     assert done.returncode == 1
     assert "no digest, but: unauthorised" in done.stderr
     assert OLD in (pinned / "Dockerfile").read_text()
+
+
+def test_only_the_image_for_gpus_gets_a_compiler() -> None:
+    (command,) = values(WITH_COMPILER, "RUN")
+    assert "gcc libc6-dev" in command
+    assert values(WITH_COMPILER, "ENV") == ["TRITON_CACHE_DIR=/tmp/triton"]
 
 
 def test_the_final_stage_only_copies() -> None:

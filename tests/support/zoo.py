@@ -23,10 +23,11 @@ from gguf.quants import dequantize, quantize
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from polyhead.models.network.attention import Scoring, attend
+from polyhead.models.network.attention import attend
 from polyhead.models.network.heads import LanguageHead
 from polyhead.models.network.model_config import ModelConfig
 from polyhead.models.network.ragged import RaggedBatch
+from polyhead.models.network.scoring import Scoring
 from polyhead.models.network.transformer import PreBlock, SandwichBlock, Transformer
 from tests.support import checkpoints, gguf_files
 

@@ -20,10 +20,11 @@ from polyhead.models.executors.torch_executor import TorchExecutor
 from polyhead.models.native.library import BLOCK_KINDS, load_library, runnable_targets
 from polyhead.models.native.native_executor import NativeExecutor
 from polyhead.models.native.packed_network import INT4, INT4_SHIFTED, INT8, PackedNetwork, Precision
-from polyhead.models.network.attention import Scoring, attend
+from polyhead.models.network.attention import attend
 from polyhead.models.network.heads import LanguageHead
 from polyhead.models.network.model_config import ModelConfig
 from polyhead.models.network.ragged import RaggedBatch
+from polyhead.models.network.scoring import Scoring
 from polyhead.models.network.transformer import PreBlock, Transformer
 from polyhead.models.quantization.quantize import INT4_GROUP, QUERY_STRIDE, calibrate, measure_hessians
 from tests.models.native import test_packed_network as test_native_packing

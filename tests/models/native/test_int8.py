@@ -14,8 +14,8 @@ from torch import Tensor, nn
 
 from polyhead.models.executors.torch_executor import TorchExecutor
 from polyhead.models.native.native_executor import NativeExecutor
-from polyhead.models.network.attention import Scoring
 from polyhead.models.network.model_config import ModelConfig
+from polyhead.models.network.scoring import Scoring
 from polyhead.models.network.transformer import PreBlock
 from tests.models.native.test_step import (
     BLOCKS,

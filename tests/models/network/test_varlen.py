@@ -3,7 +3,6 @@
 Tests that need a GPU are at the end and are skipped where there is none.
 """
 
-import inspect
 import random
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -24,7 +23,9 @@ from polyhead.models.executors.torch_executor import TorchExecutor
 from polyhead.models.executors.workspace import block_bytes
 from polyhead.models.invariant import make_invariant, self_test_kernel
 from polyhead.models.network.model_config import ModelConfig
-from polyhead.models.network.varlen import PAGE_TOKENS, find_kernel, is_supported, kernel_problem, wrong_result
+from polyhead.models.network.scoring import Scoring
+from polyhead.models.network.sequence_spans import Kernel, KeysAndValues, SequenceSpans, Window
+from polyhead.models.network.varlen import find_kernel, is_supported, kernel_problem, wrong_result
 from polyhead.service.config.settings import Settings
 from polyhead.service.core.request import Done, Generate, Sampling
 from polyhead.service.engine.generator_worker import GeneratorWorker
@@ -52,60 +53,45 @@ KERNEL_GENERATORS = [name for name, config in GENERATORS.items() if is_supported
 KERNEL_ENCODERS = [name for name, config in ENCODERS.items() if is_supported(config)]
 
 
-def attention(
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    cu_seq_q: Tensor,
-    cu_seq_k: Tensor,
-    max_q: int,
-    max_k: int,
-    *,
-    scale: float | None = None,
-    window_size: tuple[int, int] = (-1, -1),
-    enable_gqa: bool = False,
-    seqused_k: Tensor | None = None,
-    block_table: Tensor | None = None,
-    num_splits: int | None = None,
-) -> Tensor:
-    """torch.nn.attention.varlen.varlen_attn on a CPU, one row at a time, with the same checks of its arguments.
+def attention(query: Tensor, kept: KeysAndValues, spans: SequenceSpans, window: Window, scoring: Scoring) -> Tensor:
+    """A kernel for a CPU, one row at a time, that checks its arguments.
 
     Each row is computed from its own keys only, so its result does not depend on other rows, to the bit.
     """
-    integers = [cu_seq_q, cu_seq_k, *(part for part in (seqused_k, block_table) if part is not None)]
+    (key, value), counts, table = kept, spans.key_counts, spans.block_table
+    integers = [spans.starts, spans.key_starts, *(part for part in (counts, table) if part is not None)]
     assert all(part.dtype == torch.int32 and part.is_contiguous() for part in integers)
-    assert num_splits == 1
-    assert enable_gqa or query.size(1) == key.size(-2)
-    assert cu_seq_q[0] == 0
-    assert cu_seq_q[-1] == len(query)
-    assert len(cu_seq_q) == len(cu_seq_k)
-    assert (block_table is None) == (seqused_k is None) == (key.dim() == 3)
+    assert spans.starts[0] == 0
+    assert spans.starts[-1] == len(query)
+    assert len(spans.starts) == len(spans.key_starts)
+    assert (table is None) == (counts is None) == (key.dim() == 3)
     out = torch.empty_like(query)
-    for n, (start, end) in enumerate(pairwise(cu_seq_q.tolist())):
-        first, last = cu_seq_k[n : n + 2].tolist()
-        assert end - start <= max_q
-        assert last - first <= max_k
-        keys, values = key[first:last] if block_table is None else key, value
-        if block_table is None:
+    for n, (start, end) in enumerate(pairwise(spans.starts.tolist())):
+        first, last = spans.key_starts[n : n + 2].tolist()
+        assert end - start <= spans.max_rows
+        assert last - first <= spans.max_keys
+        keys, values = key[first:last] if table is None else key, value
+        if table is None:
             values = value[first:last]
         else:
-            assert seqused_k is not None
-            assert seqused_k[n] == last - first
-            pages = block_table[n, : -(-(last - first) // key.size(1))].long()
-            keys, values = (kept[pages].flatten(0, 1)[: last - first] for kept in (key, value))
+            assert counts is not None
+            assert counts[n] == last - first
+            pages = table[n, : -(-(last - first) // key.size(1))].long()
+            keys, values = (part[pages].flatten(0, 1)[: last - first] for part in (key, value))
         for row in range(start, end):
             at = last - first - (end - row)
-            low = max(at - window_size[0], 0) if window_size[0] >= 0 else 0
-            high = at + window_size[1] + 1 if window_size[1] >= 0 else last - first
-            out[row] = one_row(query[row], keys[low:high], values[low:high], scale)
+            low = max(at - window[0], 0) if window[0] >= 0 else 0
+            high = at + window[1] + 1 if window[1] >= 0 else last - first
+            out[row] = one_row(query[row], keys[low:high], values[low:high], scoring)
     return out
 
 
-def one_row(query: Tensor, key: Tensor, value: Tensor, scale: float | None) -> Tensor:
+def one_row(query: Tensor, key: Tensor, value: Tensor, scoring: Scoring) -> Tensor:
     """[H, D] over [K, KV, D]."""
     folded = query.float().view(key.size(1), -1, query.size(1))  # [KV, S, D]
-    scores = torch.einsum("ksd,tkd->kst", folded, key.float()) * (query.size(1) ** -0.5 if scale is None else scale)
-    return torch.einsum("kst,tkd->ksd", scores.softmax(dim=-1), value.float()).reshape(query.shape).to(query.dtype)
+    scores = scoring.score(folded, key.float().transpose(0, 1), None)
+    sinks = None if scoring.sinks is None else scoring.sinks.float().view(key.size(1), -1, 1)
+    return (scoring.weigh(scores, sinks) @ value.float().transpose(0, 1)).reshape(query.shape).to(query.dtype)
 
 
 class Recorder:
@@ -220,8 +206,7 @@ def test_steps_are_padded_to_a_recorded_number() -> None:
 def test_batch_chunks_and_recording_change_nothing() -> None:
     """To the bit, in a batch-invariant network: texts alone equal texts in any batch, in padded steps too."""
     net, last = network(LLAMA), head(LLAMA)
-    make_invariant(net, last)
-    self_test_kernel(attention, LLAMA, net.tokens.weight)
+    make_invariant(net, last, kernel=attention)
     recorder = Recorder()
     paged = PagedAttention(attention, 11, recorder)
     executor = TorchExecutor(net, last, block_count=BLOCKS, block_size=16, in_place=paged)
@@ -318,27 +303,32 @@ def test_a_correct_kernel_passes_the_check(dtype: torch.dtype) -> None:
     assert not wrong_result(attention, CPU, dtype)
 
 
-def with_change(change: Callable[[dict[str, Any]], None]) -> Callable[..., Tensor]:
-    def kernel(*given: Any, **options: Any) -> Tensor:
+Options = dict[str, Any]
+
+
+def with_change(change: Callable[[Options], None]) -> Kernel:
+    def kernel(query: Tensor, kept: KeysAndValues, spans: SequenceSpans, window: Window, scoring: Scoring) -> Tensor:
+        options: Options = {"spans": spans, "window": window, "scoring": scoring}
         change(options)
-        return attention(*given, **options)
+        return attention(query, kept, **options)
 
     return kernel
 
 
-def shuffled(options: dict[str, Any]) -> None:
-    if options["block_table"] is not None:
-        options["block_table"] = options["block_table"].flip(1).contiguous()
+def shuffled(options: Options) -> None:
+    spans: SequenceSpans = options["spans"]
+    if spans.block_table is not None:
+        options["spans"] = replace(spans, block_table=spans.block_table.flip(1).contiguous())
 
 
-WRONG = {
-    "blind to windows": with_change(lambda options: options.update(window_size=(-1, options["window_size"][1]))),
-    "not causal": with_change(lambda options: options.update(window_size=(options["window_size"][0], -1))),
-    "another scale": with_change(lambda options: options.update(scale=0.5)),
+WRONG: dict[str, Kernel] = {
+    "blind to windows": with_change(lambda options: options.update(window=(-1, options["window"][1]))),
+    "not causal": with_change(lambda options: options.update(window=(options["window"][0], -1))),
+    "another scale": with_change(lambda options: options.update(scoring=replace(options["scoring"], scale=0.5))),
+    "no cap": with_change(lambda options: options.update(scoring=replace(options["scoring"], cap=0.0))),
+    "no sinks": with_change(lambda options: options.update(scoring=replace(options["scoring"], sinks=None))),
     "other blocks": with_change(shuffled),
-    "rows left out": lambda query, *given, **options: torch.cat(
-        (attention(query, *given, **options)[:1], query[1:] * float("nan"))
-    ),
+    "rows left out": lambda query, *given: torch.cat((attention(query, *given)[:1], query[1:] * float("nan"))),
 }
 
 
@@ -352,25 +342,19 @@ def test_there_is_no_kernel_for_a_cpu() -> None:
 
 
 def test_the_reason_why_a_kernel_is_not_used_is_given() -> None:
-    def older(query: Tensor, window_size: int, enable_gqa: bool, seqused_k: Tensor) -> Tensor:
-        return query
+    def broken(*given: Any) -> Tensor:
+        raise RuntimeError("it needs another compiler\nmore of it")
 
-    def broken(*given: Any, **options: Any) -> Tensor:
-        raise RuntimeError("paging needs another kernel\nmore of it")
-
-    assert kernel_problem(None, CPU, torch.float32) == "this torch has none"
-    assert kernel_problem(older, CPU, torch.float32) == "it takes no block_table, num_splits"
-    broken.__signature__ = inspect.signature(attention)  # type: ignore[attr-defined]
-    assert kernel_problem(broken, CPU, torch.float32) == "RuntimeError: paging needs another kernel"
+    assert kernel_problem(broken, CPU, torch.float32) == "RuntimeError: it needs another compiler"
     assert not kernel_problem(attention, CPU, torch.float32)
 
 
 def test_a_kernel_whose_rows_depend_on_others_is_refused() -> None:
-    def batch_dependent(query: Tensor, *given: Any, **options: Any) -> Tensor:
-        return attention(query, *given, **options) * (1 + 1e-6 * (len(query) > 64))
+    def batch_dependent(query: Tensor, *given: Any) -> Tensor:
+        return attention(query, *given) * (1 + 1e-6 * (len(query) > 64))
 
     self_test_kernel(attention, LLAMA, torch.zeros(1))
-    with pytest.raises(InvarianceError, match="variable-length attention"):
+    with pytest.raises(InvarianceError, match="attention kernel"):
         self_test_kernel(batch_dependent, LLAMA, torch.zeros(1))
 
 
@@ -379,24 +363,19 @@ def gpu(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Pretends that there is a GPU with a kernel."""
     with monkeypatch.context() as patch:
         patch.setattr(torch.cuda, "is_available", lambda: True)
-        patch.setattr(place, "find_kernel", lambda device, dtype: attention if dtype == torch.bfloat16 else None)
+        patch.setattr(place, "find_kernel", lambda device, dtype, invariant: attention)
         yield
 
 
-def test_the_block_size_selects_the_attention(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert choose_placement(Settings(device="cpu", executor="torch")).block_size == 16
-    odd = replace(LLAMA, head_width=12)
+def test_a_gpu_attends_by_the_kernel_where_it_supports_the_network(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert choose_placement(Settings(device="cpu", executor="torch")).kernel is None
+    biased = replace(LLAMA, position="relative")
     with gpu(monkeypatch):
-        for given, size, name in (
-            ({}, PAGE_TOKENS, "torch-varlen"),
-            ({"block_size": 512}, 512, "torch-varlen"),
-            ({"block_size": 16}, 16, "torch"),
-            ({"precision": "float32"}, 16, "torch"),
-        ):
+        for given, size in (({}, 16), ({"block_size": 256}, 256), ({"precision": "float32"}, 16)):
             chosen = choose_placement(Settings(**given))
-            assert (chosen.block_size, executor_name(chosen, LLAMA)) == (size, name)
-        assert executor_name(choose_placement(Settings()), odd) == "torch"
-        assert executor_name(choose_placement(Settings(device="cpu")), LLAMA) != "torch-varlen"
+            assert (chosen.block_size, executor_name(chosen, LLAMA)) == (size, "torch-triton")
+        assert executor_name(choose_placement(Settings()), biased) == "torch"
+        assert executor_name(choose_placement(Settings(device="cpu")), LLAMA) != "torch-triton"
 
 
 def test_the_executor_is_what_was_chosen(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -406,15 +385,12 @@ def test_the_executor_is_what_was_chosen(monkeypatch: pytest.MonkeyPatch) -> Non
         )
         chosen = Settings(max_running=8)
         executor: Any = build_executor(loaded, chosen, choose_placement(chosen, config=LLAMA), cache=CacheSize(5))
-        assert (executor.block_size, executor.block_count, executor.cache.count) == (PAGE_TOKENS, 5, 6)
+        assert (executor.block_size, executor.block_count, executor.cache.count) == (16, 5, 6)
         headless: Any = SimpleNamespace(
             network=network(LLAMA), head=None, decoder_config=LLAMA, default_precision=None, decoding=None
         )
         encoder: Any = build_executor(headless, Settings(), choose_placement(Settings(), config=LLAMA))
         assert (encoder.block_size, encoder.cache, encoder.padding(rows_of([([1, 2], 0, [])]))) == (0, None, 0)
-        chosen = Settings(block_size=16)
-        grouped: Any = build_executor(loaded, chosen, choose_placement(chosen, config=LLAMA), cache=CacheSize(5))
-        assert (grouped.block_size, grouped.cache.count, grouped.cache.in_place) == (16, 5, False)
 
 
 def test_recorded_steps_are_in_the_memory_budget(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -424,8 +400,8 @@ def test_recorded_steps_are_in_the_memory_budget(monkeypatch: pytest.MonkeyPatch
     )
     with gpu(monkeypatch):
         few, many = (memory_need(chat, Settings(max_running=most, step_tokens=512), 40) for most in (4, 64))
-        assert (few.block_size, few.cache_tokens) == (PAGE_TOKENS, 40 * PAGE_TOKENS)
-        assert few.cache == 40 * block_bytes(chat.config, PAGE_TOKENS, torch.bfloat16)
+        assert (few.block_size, few.cache_tokens) == (16, 40 * 16)
+        assert few.cache == 40 * block_bytes(chat.config, 16, torch.bfloat16)
         logits = 50_000 * 4
         assert many.workspace - few.workspace > (2 * 60 + 3 * 60) * logits  # of recorded steps, and of sampling
 
@@ -433,28 +409,47 @@ def test_recorded_steps_are_in_the_memory_budget(monkeypatch: pytest.MonkeyPatch
 # With a GPU
 
 
+GPU = torch.device("cuda")
 cuda = pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no GPU")
 
 
-def on_gpu(config: ModelConfig, how: PagedAttention | None, size: int = PAGE_TOKENS) -> TorchExecutor:
-    net, last = network(config).bfloat16().cuda(), head(config).bfloat16().cuda()
-    return TorchExecutor(net, last, block_count=BLOCKS, block_size=size, in_place=how)
+def on_gpu(config: ModelConfig, how: PagedAttention | None, dtype: torch.dtype = torch.float32) -> TorchExecutor:
+    net, last = network(config).to(GPU, dtype), head(config).to(GPU, dtype)
+    return TorchExecutor(net, last, block_count=BLOCKS, block_size=16, in_place=how)
 
 
-def kernel() -> Any:
-    chosen = find_kernel(torch.device("cuda"), torch.bfloat16)
-    if chosen is None:
-        pytest.skip("this torch has no kernel for this GPU")
-    return chosen
+def kernel(dtype: torch.dtype = torch.float32, invariant: bool = False) -> Kernel:
+    found = find_kernel(GPU, dtype, invariant)
+    assert found is not None
+    return found
+
+
+@cuda
+@pytest.mark.parametrize("invariant", [False, True])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16])
+def test_the_kernel_gives_the_right_numbers(dtype: torch.dtype, invariant: bool) -> None:
+    assert not wrong_result(kernel(dtype, invariant), GPU, dtype)
 
 
 @cuda
 @pytest.mark.parametrize("name", KERNEL_GENERATORS)
 def test_the_kernel_equals_grouped_attention(name: str) -> None:
     config = GENERATORS[name]
-    expected = all_logits(config, on_gpu(config, None, 16))
+    expected = all_logits(config, on_gpu(config, None))
     logits = all_logits(config, on_gpu(config, PagedAttention(kernel())))
-    assert (logits - expected).abs().max() < 0.1 * expected.abs().max()
+    assert (logits - expected).abs().max() < 1e-4 * expected.abs().max()
+
+
+@cuda
+@pytest.mark.parametrize("name", KERNEL_ENCODERS)
+def test_an_encoder_by_the_kernel_equals_grouped_attention(name: str) -> None:
+    config = ENCODERS[name]
+    rows = rows_of([(tokens, 0, []) for tokens in texts(config)], last_only=False)
+    if config.segments:
+        rows = replace(rows, segments=[i % 2 for i in range(len(rows.tokens))])
+    net = network(config).to(GPU)
+    expected = TorchExecutor(net).step(rows)
+    assert (TorchExecutor(net, in_place=PagedAttention(kernel())).step(rows) - expected).abs().max() < 1e-3
 
 
 @cuda
@@ -464,22 +459,21 @@ def test_graphs_equal_eager_steps(name: str) -> None:
     recorded, eager = on_gpu(config, PagedAttention(kernel(), 11)), on_gpu(config, PagedAttention(kernel()))
     for rows, _ in schedule(1, config, max_running=11):
         expected = eager.step(rows)
-        assert (recorded.step(rows) - expected).abs().max() < 0.05 * expected.abs().max()
+        assert (recorded.step(rows) - expected).abs().max() < 1e-4 * expected.abs().max()
     assert not recorded.nonfinite_blocks
 
 
 @cuda
-def test_the_kernel_and_graphs_do_not_depend_on_the_batch() -> None:
-    net, last = network(LLAMA).bfloat16().cuda(), head(LLAMA).bfloat16().cuda()
-    make_invariant(net, last)
-    self_test_kernel(kernel(), LLAMA, net.tokens.weight)
-    executor = TorchExecutor(
-        net, last, block_count=BLOCKS, block_size=PAGE_TOKENS, in_place=PagedAttention(kernel(), 11)
-    )
-    alone = TorchExecutor(net, last, block_count=BLOCKS, block_size=PAGE_TOKENS, in_place=PagedAttention(kernel()))
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_the_kernel_and_graphs_do_not_depend_on_the_batch(dtype: torch.dtype) -> None:
+    net, last, exact = network(LLAMA).to(GPU, dtype), head(LLAMA).to(GPU, dtype), kernel(dtype, invariant=True)
+    make_invariant(net, last, kernel=exact)
+    executor = TorchExecutor(net, last, block_count=BLOCKS, block_size=16, in_place=PagedAttention(exact, 11))
+    alone = TorchExecutor(net, last, block_count=BLOCKS, block_size=16, in_place=PagedAttention(exact))
     sequences: dict[int, list[int]] = {}
     for rows, members in schedule(2, LLAMA, max_running=11):
         logits = executor.step(rows).clone()
         for index, n in enumerate(members):
             sequences.setdefault(n, []).extend(rows.tokens[rows.starts[index] : rows.starts[index + 1]])
-            assert torch.equal(logits[index], alone.step(rows_of([(sequences[n], 0, [3])]))[0])
+            table = [7, 2, 5][: -(-len(sequences[n]) // 16)]
+            assert torch.equal(logits[index], alone.step(rows_of([(sequences[n], 0, table)]))[0])

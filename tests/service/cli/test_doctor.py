@@ -70,6 +70,8 @@ def test_torch_with_cuda_and_without_a_gpu_is_named() -> None:
     assert "--torch-backend cpu" in doctor.examine_torch("2.13.0", "13.0", has_gpu=False).advice
     assert not doctor.examine_torch("2.13.0+cpu", "", has_gpu=False).advice
     assert not doctor.examine_torch("2.13.0", "13.0", has_gpu=True).advice
+    assert not doctor.examine_attention("").advice
+    assert "apt install gcc" in doctor.examine_attention("RuntimeError: Failed to find C compiler").advice
 
 
 def test_a_full_disk_and_a_closed_folder_are_errors_only_where_models_are_fetched(
