@@ -41,12 +41,13 @@ from ..decisions.calibration_fit import (
     split_texts,
 )
 from ..decisions.question import Question, QuestionKind
+from ..runtime import quickstart
 from ..runtime.calibration_choice import NONE, find_neighbour, identify_weights
 from ..runtime.placement import choose_placement
 from ..runtime.self_test import apply_known_cost
 from . import calibration_report as report
 from . import plotting as canvas
-from .checkpoint_source import describe_checked, resolve_source
+from .checkpoint_source import describe_checked
 from .client import error_message
 from .labelled_files import MAX_LISTED
 from .labelled_questions import LabelledState, read_labelled_states
@@ -120,7 +121,7 @@ def calibrate_model(
     """
     check_arguments(arguments)
     defaults = read_settings({})
-    source = resolve_source(arguments.model, defaults.model_dir)
+    source = quickstart.resolve_source(arguments.model, defaults.model_dir)
     path = find_output(source, arguments.output)
     states = read_labelled_states(arguments.rows, arguments.questions)
     labelled = collect_questions(states)

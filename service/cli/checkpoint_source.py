@@ -27,7 +27,7 @@ def open_checkpoint(source: str) -> Checkpoint:
     settings = read_settings(REFERENCE_SETTINGS)
     placement = choose_placement(settings)
     torch.set_num_threads(placement.torch_threads)
-    source = resolve_source(source, settings.model_dir)
+    source = quickstart.resolve_source(source, settings.model_dir)
     described = describe_checked(source)
     return load_described(source, described, dtype=placement.dtype, device=placement.device, progress=ignore_progress)
 
@@ -47,12 +47,3 @@ def try_tokenizer_apart(source: Path, fields: JsonObject) -> None:
         check.check_folder(source, fields)
     finally:
         check.close()
-
-
-def resolve_source(source: str, folder: Path) -> str:
-    """Return the source of a quick-start model by its name, else `source` itself.  An existing path comes first."""
-    quickstart_sources = quickstart.sources(folder)
-    if source not in quickstart_sources or Path(source).exists():
-        return source
-    quickstart.fetch_all(folder)
-    return quickstart_sources[source]

@@ -20,9 +20,10 @@ from polyhead.models.core.errors import ModelError
 
 from ..config.settings import read_settings
 from ..core.names import is_name
+from ..runtime import quickstart
 from . import explain_figures as figures
 from . import plotting as canvas
-from .checkpoint_source import REFERENCE_SETTINGS, resolve_source
+from .checkpoint_source import REFERENCE_SETTINGS
 from .client import error_message
 from .explain_figures import JsonObject
 from .local_server import OPEN_SETTINGS, serve_locally, silence_logs
@@ -100,7 +101,7 @@ async def connect(arguments: ExplainArguments) -> AsyncIterator[tuple[AskedModel
         return
     name = figures.short_name(arguments.model)
     name = name if is_name(name) else "model"
-    source = resolve_source(arguments.model, read_settings({}).model_dir)
+    source = quickstart.resolve_source(arguments.model, read_settings({}).model_dir)
     async with serve_locally(read_settings({**LOCAL_SETTINGS, "models": {name: source}})) as ([model, *_], client):
         yield AskedModel(model.name, model.task), client
 

@@ -343,13 +343,15 @@ def families(
 def check(ctx: typer.Context) -> None:
     """Show what models would take in memory, and what to change if it is too much.  No weights are read."""
     from ..config import flags, settings
+    from ..runtime import quickstart
     from .check import check_models, parse_sources
 
     with exit_on_error():
         values = flags.parse_flags(ctx.args)
         if "models" not in values:
             raise settings.SettingsError("name a model to check: polyhead check SOURCE")
-        result = check_models(settings.read_settings(values | {"models": parse_sources(values["models"])}))
+        chosen = settings.read_settings(values | {"models": parse_sources(values["models"])})
+        result = check_models(quickstart.with_sources(chosen))
     if result.report:
         print_text(result.report)
     for sentence in result.errors:

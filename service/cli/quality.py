@@ -33,11 +33,12 @@ from ..config.settings import Settings, read_settings
 from ..core.text_limits import truncate_rows
 from ..engine.head_outputs import OutputHead
 from ..resources.machine import return_free_memory
+from ..runtime import quickstart
 from ..runtime.executor_choice import CacheSize, build_executor, executor_name, make_deterministic
 from ..runtime.placement import Placement, choose_placement
 from ..runtime.self_test import TEXT_FILE
 from ..text.encoder_inputs import TOKEN_TASKS
-from .checkpoint_source import describe_checked, resolve_source
+from .checkpoint_source import describe_checked
 from .differences import Comparison, EncodedText, LayerErrors, ModelOutput, new_comparison
 
 MAX_CHARACTERS = 1 << 20  # of a text that are read
@@ -81,7 +82,7 @@ def measure_quality(
     """Print the report.  Raises ModelError if it cannot be measured, SettingsError if settings are wrong."""
     settings = read_settings({"precision": arguments.precision})
     text = read_text(Path(arguments.text)) if arguments.text else TEXT_FILE.read_text(encoding="utf-8")
-    report = QualityMeasurement(resolve_source(arguments.source, settings.model_dir), settings).measure(
+    report = QualityMeasurement(quickstart.resolve_source(arguments.source, settings.model_dir), settings).measure(
         text, arguments, report_progress
     )
     print_text(json.dumps(report.as_dict(), ensure_ascii=False) if arguments.as_json else report.as_table())

@@ -223,7 +223,7 @@ def application(args: Mapping[str, Any]) -> ray_serve.Application:
 
     It has a deployment for every model or pool, with its name, and one named Ingress.
     """
-    settings = with_quickstart(read_settings(args))
+    settings = quickstart.with_sources(read_settings(args))
     secret = cluster_secret(settings)
     deployments = {name: engine_deployment(name, own, secret) for name, own in split_settings(settings).items()}
     if INGRESS_NAME in deployments:
@@ -241,14 +241,6 @@ def application(args: Mapping[str, Any]) -> ray_serve.Application:
     )
 
 
-def with_quickstart(settings: Settings) -> Settings:
-    """Return the settings, with the quick-start models if none are set."""
-    if settings.models:
-        return settings
-    quickstart.fetch_all(settings.model_dir)
-    return settings.model_copy(update={"models": quickstart.sources(settings.model_dir)})
-
-
 def cluster_secret(settings: Settings) -> str:
     """Return the secret of the cluster: the setting, or one that the first process generates and stores in Ray."""
     if configured := settings.fleet_key.get_secret_value():
@@ -264,7 +256,7 @@ def serve_on_ray(settings: Settings, traces: RequestTracer = NO_TRACING) -> int:
     """
     imported = process_age()
     listener = bind_socket(settings.host, settings.port)
-    settings = with_quickstart(settings)
+    settings = quickstart.with_sources(settings)
     clock = StartTimes(imported, process_age())
     join_cluster(settings)
     secret = cluster_secret(settings)

@@ -43,9 +43,7 @@ def serve(settings: Settings, executor_hook: ExecutorHook = keep_executor, trace
         return follower.run_follower(rank_config)
     imported = process_age()
     listener = bind_socket(settings.host, settings.port)
-    if not settings.models:
-        quickstart.fetch_all(settings.model_dir)
-        settings = settings.model_copy(update={"models": quickstart.sources(settings.model_dir)})
+    settings = quickstart.with_sources(settings)
     times = StartTimes(imported, process_age())
     app = assemble(settings, lambda registry: process.on_models_settled(registry, times), executor_hook, traces)
     process = ServerProcess(settings, app, listener)

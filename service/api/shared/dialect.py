@@ -494,6 +494,8 @@ def describe_error(first: ErrorDetails) -> BadRequest:
         case "unknown":
             param = field_path((*first["loc"], context["field"][:MAX_QUOTED_CHARS]))
             problem = "is not a known field" + context["hint"]
+            if param == "model":
+                problem = "is not a field of this route; the model is named in the path, as in /models/NAME/predict"
         case "unsupported":
             param = field_path((*first["loc"], context["field"]))
             advice = f"; {context['advice']}" if context.get("advice") else ""

@@ -40,7 +40,8 @@ class TaggedUnion:
             sentence = "an object of the type " + " or ".join(map(repr, every))
             raise PydanticCustomError("described", "must be {sentence}", {"sentence": sentence})
         if given not in every:
-            raise PydanticCustomError("unsupported", "is not supported", {"field": "type", "value": given})
+            facts = {"field": "type", "value": given, "advice": f"there are {', '.join(map(repr, every))}"}
+            raise PydanticCustomError("unsupported", "is not supported", facts)
         return value
 
 

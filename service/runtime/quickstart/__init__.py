@@ -14,6 +14,8 @@ from polyhead.models.checkpoint.gguf_file import sampling_file
 from polyhead.models.checkpoint.package_files import Package, fetch
 from polyhead.models.core.files import replace_file
 
+from ...config.settings import Settings
+
 
 @dataclass(frozen=True)
 class PublishedCheckpoint:
@@ -71,3 +73,26 @@ def sources(folder: Path) -> Mapping[str, str]:
     """Return names and sources in the order of loading: the small models first, so that they are ready early."""
     encoder = folder / ENCODER.member
     return {"minilm": f"{encoder}", "sentiment": f"{encoder}+{ADAPTER}", "smollm2": f"{folder / GENERATOR.member}"}
+
+
+def with_sources(settings: Settings) -> Settings:
+    """Return the settings with the sources of quick-start models: of those whose names are given as sources, and of all
+    if no model is set.
+
+    Models that are missing are downloaded, as `fetch_all` does.
+    """
+    models = settings.models or {name: name for name in sources(settings.model_dir)}
+    resolved = {name: resolve_source(source, settings.model_dir) for name, source in models.items()}
+    return settings if resolved == settings.models else settings.model_copy(update={"models": resolved})
+
+
+def resolve_source(source: str, folder: Path) -> str:
+    """Return the source of a quick-start model by its name, else `source` itself. An existing path comes first.
+
+    Models that are missing are downloaded into `folder`, as `fetch_all` does.
+    """
+    known = sources(folder)
+    if source not in known or Path(source).exists():
+        return source
+    fetch_all(folder)
+    return known[source]

@@ -13,12 +13,10 @@ from transformers import BertForMaskedLM, BertForQuestionAnswering, BertForToken
 from typer.testing import CliRunner
 
 from polyhead.models.core.errors import ModelError
-from polyhead.service.cli import checkpoint_source as opened
 from polyhead.service.cli import main as cli
 from polyhead.service.cli import plotting as canvas
 from polyhead.service.cli.explain_command import NO_OUTPUT, find_model, format_answer, parse_numbers
 from polyhead.service.core.request import ExplainMethod
-from polyhead.service.runtime import quickstart
 from tests.support import checkpoints
 from tests.support.processes import Process
 from tests.support.translators import translator
@@ -170,16 +168,6 @@ def test_a_missing_model_is_an_error(tmp_path: Path) -> None:
 def test_settings_of_keys_are_not_needed(tiny_classifier: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("POLYHEAD_API_KEY", "secret")
     assert polyhead(tiny_classifier, TEXT, "--layers", "0", "--heads", "0").exit_code == 0
-
-
-def test_a_quick_start_model_has_a_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    fetched = list[Path]()
-    monkeypatch.setattr(quickstart, "fetch_all", fetched.append)
-    monkeypatch.chdir(tmp_path)
-    assert opened.resolve_source("sentiment", tmp_path) == quickstart.sources(tmp_path)["sentiment"]
-    assert fetched == [tmp_path]
-    (tmp_path / "sentiment").mkdir()
-    assert opened.resolve_source("sentiment", tmp_path) == "sentiment"  # a folder comes first
 
 
 def test_numbers_are_single_ones_and_ranges() -> None:

@@ -10,6 +10,7 @@ import pytest
 from polyhead.models.checkpoint import describe_source
 from polyhead.models.checkpoint import package_files as package
 from polyhead.models.core.errors import CheckpointError
+from polyhead.service.config.settings import Settings
 from polyhead.service.runtime import quickstart
 from tests.models.checkpoint.test_gguf_file import llama, write_llama
 
@@ -109,3 +110,20 @@ def test_packages_are_pinned_to_a_hash(published: quickstart.PublishedCheckpoint
     other.write_bytes(b"something else")
     with pytest.raises(CheckpointError, match="this is not the file that is meant"):
         package.check_hash(other, published.package)
+
+
+def test_a_quick_start_model_has_a_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    fetched, known = list[Path](), quickstart.sources(tmp_path)
+    monkeypatch.setattr(quickstart, "fetch_all", fetched.append)
+    monkeypatch.chdir(tmp_path)
+    assert quickstart.resolve_source("sentiment", tmp_path) == known["sentiment"]
+    assert fetched == [tmp_path]
+    (tmp_path / "sentiment").mkdir()
+    assert quickstart.resolve_source("sentiment", tmp_path) == "sentiment"  # a folder comes first
+    settings = Settings(model_dir=tmp_path, models={"chat": "smollm2", "other": "sentiment"})
+    assert quickstart.with_sources(settings).models == {"chat": known["smollm2"], "other": "sentiment"}
+    (tmp_path / "sentiment").rmdir()
+    assert quickstart.with_sources(Settings(model_dir=tmp_path)).models == known
+    assert len(fetched) > 2
+    set_already = Settings(models={"a": "b"})
+    assert quickstart.with_sources(set_already) is set_already

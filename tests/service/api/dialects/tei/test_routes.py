@@ -146,7 +146,7 @@ def test_other_fields_are_refused_by_name() -> None:
     ]:
         with pytest.raises(BadRequest, match=f"{next(iter(change))}: .* is not supported"):
             kind.read(valid | change)
-    with pytest.raises(BadRequest, match="model: is not a known field"):
+    with pytest.raises(BadRequest, match="model: is not a field of this route; the model is named in the path"):
         PredictRequest.read(PREDICT | {"model": "judge"})
 
 
