@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from pydantic import ValidationError
 
 from polyhead.models.core.errors import CheckpointError, ModelError
 from polyhead.models.core.json_files import JsonLimit
@@ -132,6 +133,15 @@ def test_long_files_and_what_is_no_file_are_refused(tmp_path: Path) -> None:
     (tmp_path / "link.json").symlink_to("/dev/zero")
     with pytest.raises(CheckpointError, match="link that leads out"):
         read_calibration_file(tmp_path / "link.json")
+
+
+def test_unknown_fields_are_refused_at_the_first() -> None:
+    """Each error of pydantic takes about a kilobyte: those of a million fields took a gigabyte."""
+    many = dict.fromkeys(map(str, range(5000)), 0)
+    for content in (whole(**many), whole(one_map(**many))):
+        with pytest.raises(ValidationError, match="'0' is not a known field; there are: ") as refused:
+            CalibrationFile.model_validate(content)
+        assert refused.value.error_count() == 1
 
 
 def test_a_place_that_cannot_be_written_is_named(tmp_path: Path) -> None:
