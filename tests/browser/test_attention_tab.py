@@ -273,7 +273,7 @@ def aborted(server: Process) -> float:
 
 def test_a_computation_shows_how_much_is_done_and_its_cancellation_ends_it(visit: Visit, served: Process) -> None:
     page, before = open_tab(visit, served, "sentiment"), aborted(served)
-    page.get_by_label("Steps").fill("1000")
+    page.get_by_label("Steps").fill("500")
     page.get_by_label("Steps").press("Enter")
     bar = page.get_by_role("progressbar", name="Share of the work done")
     expect(bar).to_be_visible()

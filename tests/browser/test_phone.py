@@ -90,7 +90,7 @@ def test_the_progress_of_an_explanation_covers_none_of_its_fields(visit: Visit, 
     choose(page, "sentiment")
     tab(page, "Attention")
     wait_until_drawn(page)
-    page.get_by_label("Steps").fill("1000")
+    page.get_by_label("Steps").fill("500")
     page.get_by_label("Steps").press("Enter")
     expect(page.get_by_role("progressbar", name="Share of the work done")).to_be_visible()
     assert_fits(page, "a computation")
