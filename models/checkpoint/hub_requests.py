@@ -11,6 +11,7 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from http.cookiejar import DefaultCookiePolicy
 from importlib.util import find_spec
 from typing import Any
 
@@ -29,6 +30,7 @@ ERROR_SECONDS = 10.0  # for the content of an error; what has not come then is l
 ANSWER_LIMIT = JsonLimit(8 << 20, 1 << 18)  # of a description; one of 20,000 files has 5 MB and 160,000 values
 MAX_ERROR_BYTES = 1 << 16  # bytes of an error; the rest is left out
 MAX_REDIRECTS = 10
+NO_COOKIES = DefaultCookiePolicy(allowed_domains=[])
 OTHER_ERRORS = (OSError, ValueError, RuntimeError)  # that the library raises, beside those of its HTTP client
 
 
@@ -75,6 +77,7 @@ def open_answer(url: str, start: int = 0, check_wanted: CheckWanted = always_wan
         watch.allow(HEAD_SECONDS, f"the hub's answer does not begin within {HEAD_SECONDS:g} s")
         headers = request_headers() | ({"Range": f"bytes={start}-"} if start else {})
         session, watched = huggingface_hub.get_session(), {"trace": watch.on_event}
+        session.cookies.jar.set_policy(NO_COOKIES)  # the library keeps one client, and its cookies, for ever
         request: Any = session.build_request("GET", url, headers=headers, timeout=TIMEOUT_SECONDS, extensions=watched)
         for _ in range(MAX_REDIRECTS):
             response = session.send(request, stream=True, follow_redirects=False)

@@ -18,7 +18,8 @@ from typing import Any, Literal, TextIO
 import orjson
 
 STANDARD_FIELDS = frozenset(vars(logging.makeLogRecord({}))) | {"message", "asctime", "color_message", "taskName"}
-WARNING_LOGGERS = ("uvicorn", "httpx", "httpcore", "huggingface_hub")  # their messages at level info repeat ours
+# Their messages at level info repeat ours, or have addresses with passwords in them.
+WARNING_LOGGERS = ("uvicorn", "httpx", "httpcore", "httpx2", "httpcore2", "huggingface_hub")
 
 # Controls (C0, DEL, C1), Unicode line ends, characters that change the direction of text, lone surrogates, and format
 # characters that nobody sees, tags among them.  The joiners U+200C and U+200D stay: Persian words and emoji need them.

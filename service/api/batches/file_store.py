@@ -295,7 +295,9 @@ class FileStore:
             )
 
     async def _forget(self, file_id: str) -> None:
-        """Remove a file.  It is not found while its bytes are removed; where they cannot be, it is as before."""
+        """Remove a file.  It is not found while its bytes are removed; where they cannot be, it is as before, and an
+        incomplete one is left to `remove_expired`.
+        """
         if (file := self._files.get(file_id)) is None:
             return
         self._set(file.model_copy(update={"is_complete": False}))
@@ -303,7 +305,7 @@ class FileStore:
             await self.disk.run(file.owner, partial(self.content_path(file_id).unlink, missing_ok=True))
             await self._records.remove(file_id, file.owner)
         except InsufficientStorage:
-            self._set(file)
+            self._set(file if file.is_complete else file.model_copy(update={"expires_at": 1}))
             raise
         if self._files.pop(file_id, None) is not None:
             self._bytes[file.owner] -= file.bytes

@@ -8,6 +8,7 @@ import logging
 from collections.abc import Iterator
 from pathlib import Path, PurePosixPath
 
+import huggingface_hub
 import huggingface_hub.constants
 import pytest
 
@@ -513,6 +514,18 @@ def test_a_redirect_to_a_file_is_no_error_of_the_connection(stub: HubStub) -> No
     with pytest.raises(CheckpointError, match="which is no address of a server"):
         download("org/name")
     assert [path for _, path, _ in stub.requests].count(content) == 1
+
+
+def test_cookies_of_a_hub_are_not_kept(stub: HubStub) -> None:
+    """The library has one client for the process: a hub that sets others in each answer would fill the memory."""
+    stub.repositories["org/name"] = {"a.gguf": LARGE}
+    content = f"/org/name/resolve/{COMMIT}/a.gguf"
+    stub.answers[content] = 302, {"Location": f"{stub.url}/there", "Set-Cookie": "a=" + "x" * 1000}, b""
+    stub.answers["/there"] = 404, {"Set-Cookie": "b=1"}, b""
+    with pytest.raises(CheckpointError):
+        download("org/name")
+    assert "/there" in [path for _, path, _ in stub.requests]
+    assert not list(huggingface_hub.get_session().cookies.jar)
 
 
 def test_names_of_files_are_short_and_in_few_folders(stub: HubStub) -> None:

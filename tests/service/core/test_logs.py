@@ -15,6 +15,7 @@ from typing import Any
 from urllib.parse import urlsplit
 
 import httpx
+import huggingface_hub
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -303,6 +304,12 @@ def test_warnings_go_the_same_way(shape: str, capsys: pytest.CaptureFixture[str]
     lines = capsys.readouterr().err.splitlines()
     assert len(lines) == 1
     assert FORGED in lines[0]
+
+
+def test_addresses_that_a_hub_leads_to_are_not_logged() -> None:
+    """The HTTP client of the library logs each request with its whole address, of which a password may be a part."""
+    client = type(huggingface_hub.get_session()).__module__.partition(".")[0]
+    assert client in logs.WARNING_LOGGERS
 
 
 def test_commands_write_no_control_characters_of_a_file_to_a_terminal() -> None:

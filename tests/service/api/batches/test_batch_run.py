@@ -568,6 +568,31 @@ def test_a_file_is_not_found_while_it_is_deleted_nor_deleted_while_it_is_read(
     asyncio.run(delete())
 
 
+def test_what_is_left_of_a_failed_upload_is_removed_later(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """On a disk that is read-only for a moment, where not even the rest can be removed: its bytes are not counted for
+    ever."""
+
+    def fail(*_: object, **__: object) -> None:
+        raise OSError(errno.EROFS, "Read-only file system")
+
+    async def run() -> None:
+        files = FileStore(tmp_path, StoreLimits(100))
+        await files.open()
+        with monkeypatch.context() as patch:
+            patch.setattr(file_store, "write_file", fail)
+            patch.setattr(Path, "unlink", fail)
+            with pytest.raises(InsufficientStorage, match="Read-only"):
+                await files.add("me", "a", b"x" * 60)
+            with pytest.raises(InsufficientStorage, match="do not fit"):
+                await files.add("me", "a", b"x" * 60)
+            await files.remove_expired()
+        await files.remove_expired()
+        assert (await files.add("me", "a", b"x" * 60)).bytes == 60
+        files.close()
+
+    asyncio.run(run())
+
+
 def test_a_key_with_many_batches_loses_its_own_only(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Also where several are added at a time, and after all are read again."""
     monkeypatch.setattr(batch_store, "MAX_KEPT_BYTES", 6 * KEPT_BYTES)
