@@ -1,5 +1,6 @@
 """Fixtures of all tests: tiny checkpoints, made once a session.  A test that changes a checkpoint copies its folder."""
 
+import gc
 import os
 import sys
 from collections.abc import Callable, Iterator
@@ -45,6 +46,12 @@ def thread_count_is_restored() -> Iterator[None]:
     yield
     if torch.get_num_threads() != before:
         torch.set_num_threads(before)
+
+
+def pytest_collection_finish() -> None:
+    """What was imported, a million objects, stays: no later collection examines it."""
+    gc.collect()
+    gc.freeze()
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:

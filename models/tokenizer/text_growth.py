@@ -9,6 +9,7 @@ import base64
 import unicodedata
 from array import array
 from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
 from functools import cache
 from sys import byteorder
 from typing import Any
@@ -29,6 +30,27 @@ LOCAL_STEPS = {
     *("Whitespace", "WhitespaceSplit"),
     *("ByteFallback", "Fuse", "BPEDecoder", "CTC"),
 }
+
+
+@dataclass(frozen=True)
+class CharacterTable:
+    """The texts that characters become."""
+
+    texts: dict[str, str]
+    lengths: dict[str, int]  # of the texts
+    places: dict[str, list[str]]  # of each character of the texts: the characters whose texts have it
+
+    @classmethod
+    def from_texts(cls, texts: dict[str, str]) -> "CharacterTable":
+        places: dict[str, list[str]] = {}
+        for character, text in texts.items():
+            for part in {*text}:
+                places.setdefault(part, []).append(character)
+        return cls(texts, {character: len(text) for character, text in texts.items()}, places)
+
+    def characters_of(self, parts: Iterable[str]) -> set[str]:
+        """The characters whose texts have one of these parts."""
+        return {character for part in parts for character in self.places.get(part, ())}
 
 
 class CharacterWeights:
@@ -135,14 +157,24 @@ class CharacterWeights:
         """Each byte becomes a character; a character has up to four, and a word may get a space before it."""
         self.other, self.known = (4 + prefix) * max(map(self.of, byte_alphabet())), {}
 
-    def _apply_table(self, table: dict[str, str]) -> None:
-        made = {character: self.of(text) for character, text in table.items()}
-        for character, weight in made.items():
-            self._raise(character, weight)
+    def _apply_table(self, table: CharacterTable) -> None:
+        known, other = self.known, self.other
+        made = {character: length * other for character, length in table.lengths.items()}
+        made |= {character: self.of(table.texts[character]) for character in table.characters_of(known)}
+        for character, weight in made.items():  # up to 17,000
+            if weight > known.get(character, other):
+                known[character] = weight
 
     def _compose(self) -> None:
-        """What a character is composed of weighs as much as the character."""
-        for character, parts in form_table("NFD").items():
+        """What a character is composed of weighs as much as the character.
+
+        If neither the character nor its parts are known, its parts weigh as much or more.
+        """
+        table = form_table("NFD")
+        touched = self.known.keys() | table.characters_of(self.known)
+        for character, parts in table.texts.items():
+            if character not in touched:
+                continue
             missing = self.known.get(character, self.other) - self.of(parts)
             if missing > 0:
                 self._raise(parts[-1], self.of(parts[-1]) + missing)
@@ -170,7 +202,7 @@ class CharacterWeights:
 
 
 @cache
-def form_table(form: str) -> dict[str, str]:
+def form_table(form: str) -> CharacterTable:
     """What the characters become that a Unicode form changes."""
     changed = {}
     for code in (*range(0xA0, 0xD800), *range(0xF900, 0x20000), *range(0x2F800, 0x2FB00)):
@@ -178,14 +210,14 @@ def form_table(form: str) -> dict[str, str]:
         made = unicodedata.normalize("NFKD" if form in ("NFKC", "NFKD") else "NFD", character)
         if made != character:
             changed[character] = made
-    return changed
+    return CharacterTable.from_texts(changed)
 
 
 @cache
-def lower_table() -> dict[str, str]:
+def lower_table() -> CharacterTable:
     """What the characters become that have a lower case."""
     characters = (chr(code) for code in range(0x20000) if not 0xD800 <= code < 0xE000)
-    return {character: made for character in characters if (made := character.lower()) != character}
+    return CharacterTable.from_texts({each: made for each in characters if (made := each.lower()) != each})
 
 
 def read_charsmap(raw: bytes) -> Iterator[tuple[bytes, str]]:

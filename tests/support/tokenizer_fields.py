@@ -20,7 +20,9 @@ from typer.testing import CliRunner
 from polyhead.models.core.errors import ModelError
 from polyhead.models.tokenizer import Tokenizer
 from polyhead.models.tokenizer.vocabulary import sentencepiece_merges
+from polyhead.service.cli import check
 from polyhead.service.cli.main import app
+from polyhead.service.runtime.tokenizer_check import TokenizerCheck
 from tests.support import checkpoints
 from tests.support.scripted import Registry, application, ask, echo, model
 
@@ -156,7 +158,23 @@ def tried(folder: Path, name: str) -> str:
     return ""
 
 
+class SharedCheck(TokenizerCheck):
+    """Its child process serves all commands: to start one takes longer than to check a tokenizer."""
+
+    def close(self) -> None:
+        """Leave the child process to the next command."""
+
+
 def main(folder: Path, seed: int, count: int) -> None:
+    shared = SharedCheck()
+    check.TokenizerCheck = lambda: shared  # type: ignore[assignment,misc]
+    try:
+        try_all(folder, seed, count)
+    finally:
+        TokenizerCheck.close(shared)
+
+
+def try_all(folder: Path, seed: int, count: int) -> None:
     for what, name, content in mutations(seed, count):
         say(what)
         (folder / "tokenizer.json").write_text(content)

@@ -79,7 +79,8 @@ def test_states_need_all_rows() -> None:
 
 
 SHORTEST_TURN_S = 1e-9  # each thread computes one piece
-LONG = (500, 3, 140)
+LONG = (300, 3, 140)
+OTHERS_EVERY = 5  # turns of a step between two that other steps follow; no divisor of the pieces of a panel
 
 
 def long_rows(config: ModelConfig) -> StepInput:
@@ -102,6 +103,8 @@ def test_turns_change_no_result(name: str, threads: int, precision: Precision) -
     found, turns = None, 0
     for result in executor.step_in_turns(step, SHORTEST_TURN_S):
         found, turns = result, turns + 1
+        if turns % OTHERS_EVERY:
+            continue
         assert torch.equal(executor.step(other), expected_other)
         [*_, whole] = executor.step_in_turns(other, SHORTEST_TURN_S)
         assert whole is not None

@@ -194,8 +194,9 @@ def test_an_interrupt_ends_the_answer_and_not_the_program(
     server.arm()
     assert server.rest().total("requests_total", outcome="aborted") == aborted + 1
     assert chat.process.poll() is None
-    chat.wait_for("> ", end)
+    end = chat.wait_for("> ", end)
     chat.type("/clear\n")
+    chat.wait_for("> ", chat.wait_for("/clear", end))  # before its prompt, the line editor does not see a Ctrl-D
     chat.type("\x04")
     chat.until(lambda: chat.read() or chat.process.poll() is not None)
     assert chat.process.returncode == 0
