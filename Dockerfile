@@ -1,7 +1,7 @@
 # Two stages: the first builds an environment, the second copies it and runs it as an unprivileged user, without a shell.
 #   VARIANT      cpu, or gpu: torch with CUDA; the driver comes from the host (docker run --gpus all)
 #   BASE         an image with python3 >= 3.11 and venv; deploy/digests.sh updates its digest
-#   RUNTIME      base of the second stage, by default BASE: the same Python at the same path; for CPUs it needs neither shell nor pip
+#   RUNTIME      base of the second stage, by default BASE: the same Python at the same path; needs neither shell nor pip
 #   TORCH_INDEX  an index with CPU builds of torch, where uv cannot reach the usual one
 #   EXTRAS       optional dependencies: `ray` for replicas of a cluster; the Kubernetes operator for Ray starts them by bash,
 #                which the default image does not have
@@ -13,6 +13,13 @@ ARG VARIANT=cpu
 FROM ${BASE} AS build
 ENV PIP_DISABLE_PIP_VERSION_CHECK=1 PIP_NO_CACHE_DIR=1 PIP_NO_COMPILE=1 PIP_ROOT_USER_ACTION=ignore
 WORKDIR /source
+# Triton compiles the launcher of the attention kernel where it runs, so an image for GPUs has a C compiler.
+ARG VARIANT
+# hadolint ignore=DL3008
+RUN install -d /opt/compiler/usr && if [ "${VARIANT}" = gpu ]; then \
+        apt-get update && apt-get install -y --no-install-recommends --download-only gcc libc6-dev \
+        && for package in /var/cache/apt/archives/*.deb; do dpkg -x "$package" /opt/compiler; done \
+        && rm -rf /var/lib/apt/lists/*; fi
 # The compiled step needs a compiler at build time only. Without one the image works, but is slower.
 # hadolint ignore=DL3008
 RUN command -v c++ >/dev/null \
@@ -20,7 +27,6 @@ RUN command -v c++ >/dev/null \
     || echo "no C++ compiler: torch will compute"
 RUN python3 -m venv /opt/polyhead && install -d /opt/models
 # Torch is ten times as large as the rest and changes rarely, so it has its own layer.
-ARG VARIANT
 ARG TORCH_INDEX=
 COPY constraints.txt deploy/torch.sh ./
 RUN --mount=type=secret,id=pip,target=/etc/pip.conf ./torch.sh "${VARIANT}" "${TORCH_INDEX}"
@@ -30,17 +36,7 @@ RUN --mount=type=secret,id=pip,target=/etc/pip.conf \
     /opt/polyhead/bin/pip install -c constraints.txt ".[${EXTRAS}]"
 RUN /opt/polyhead/bin/python deploy/slim.py "${VARIANT}"
 
-FROM ${RUNTIME} AS runtime-cpu
-
-# Triton compiles the launcher of the attention kernel where it runs.
-FROM ${RUNTIME} AS runtime-gpu
-# hadolint ignore=DL3008
-RUN command -v cc >/dev/null \
-    || { apt-get update && apt-get install -y --no-install-recommends gcc libc6-dev && rm -rf /var/lib/apt/lists/*; }
-ENV TRITON_CACHE_DIR=/tmp/triton
-
-# hadolint ignore=DL3006
-FROM runtime-${VARIANT}
+FROM ${RUNTIME}
 ARG VERSION=unknown
 ARG REVISION=unknown
 ARG VARIANT
@@ -51,10 +47,12 @@ LABEL org.opencontainers.image.title="polyhead" \
       org.opencontainers.image.revision="${REVISION}"
 # /models is the only writable folder: mount checkpoints there, or let the quick start fetch its models.
 COPY --from=build --chown=10001:10001 /opt/models /models
+COPY --from=build /opt/compiler/usr /usr
 COPY --from=build /opt/polyhead /opt/polyhead
 ENV PATH=/opt/polyhead/bin:/usr/local/bin:/usr/bin:/bin \
     HOME=/models \
     XDG_CACHE_HOME=/models/.cache \
+    TRITON_CACHE_DIR=/tmp/triton \
     PYTHONDONTWRITEBYTECODE=1 \
     PYTHONUNBUFFERED=1 \
     POLYHEAD_HOST=0.0.0.0
