@@ -311,8 +311,12 @@ def context_length(hf: Json) -> int:
 
 
 def read_rotary_width(hf: Json, head_width: int) -> int:
-    """The number of rotated features of a head, from `partial_rotary_factor`; 0: all."""
-    share = rope_parameters(hf).get("partial_rotary_factor", hf.get("partial_rotary_factor"))
+    """The number of rotated features of a head, from `partial_rotary_factor`; 0: all. Proportional rotations turn all,
+    a share of them by the angle 0 (`read_rope`)."""
+    parameters = rope_parameters(hf)
+    if rope_type(parameters) == "proportional":
+        return 0
+    share = parameters.get("partial_rotary_factor", hf.get("partial_rotary_factor"))
     width = head_width if share is None else int(head_width * float(share))
     if width < 1:
         raise UnsupportedError(f"partial_rotary_factor is {show_value(share)}: no feature of {head_width} is rotated")

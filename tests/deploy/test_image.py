@@ -58,11 +58,7 @@ def test_the_base_is_pinned_by_version_and_digest() -> None:
     assert re.fullmatch(r"BASE=python:3\.\d+\.\d+-slim-[a-z]+@sha256:[0-9a-f]{64}", base)
     assert runtime == "RUNTIME=${BASE}"
     text = (ROOT / "Dockerfile").read_text()
-    assert re.findall(r"^FROM (\S+)", text, flags=re.MULTILINE) == [
-        "${BASE}",
-        *["${RUNTIME}"] * 2,
-        "runtime-${VARIANT}",
-    ]
+    assert re.findall(r"^FROM (\S+)", text, flags=re.MULTILINE) == ["${BASE}", "${RUNTIME}"]
 
 
 OLD, NEW = "sha256:" + "a" * 64, "sha256:" + "b" * 64

@@ -110,6 +110,16 @@ def test_packed_sequences_equal_the_reference(case_of: Callable[[str], Case], na
     assert_close(packed_logits(case.ours), case.expected)
 
 
+@pytest.mark.parametrize("name", ["llama", "qwen3", "gemma2", "glm4", "olmo2", "lfm2"])
+def test_proportional_rotations_equal_the_reference(name: str, tmp_path: Path) -> None:
+    """Half of the angles are 0, and no feature is left out of the rotation."""
+    row = ROWS[name]
+    config = row.make_config()
+    config.rope_parameters = {**config.rope_parameters, "rope_type": "proportional", "partial_rotary_factor": 0.5}
+    theirs = save_reference(row.kind, config, tmp_path)
+    assert_close(packed_logits(load(str(tmp_path))), reference_logits(theirs))
+
+
 def chunked_logits(executor: Executor) -> Tensor:
     """The logits of all tokens, computed in chunks of several sequences, with keys in scattered blocks and states in
     alternating slots."""
