@@ -12,7 +12,7 @@ import shutil
 import time
 from collections.abc import Callable, Collection, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from importlib.util import find_spec
 from logging import getLogger
@@ -174,6 +174,7 @@ def download_files(
         return
     repository.snapshot.mkdir(parents=True, exist_ok=True)
     (repository.storage / "blobs").mkdir(exist_ok=True)
+    remove_other_parts(repository, files)
     free = shutil.disk_usage(repository.storage).free
     if left + RESERVED_BYTES > free:
         message = f"{show_bytes(left)} are to be downloaded, and {show_bytes(free)} are free in {repository.storage}"
@@ -188,6 +189,20 @@ def download_files(
         finally:  # after an error or an interrupt of this thread the threads of the other files end
             tally.stopped = True
             pool.shutdown(cancel_futures=True)
+
+
+def remove_other_parts(repository: Repository, files: Collection[HubFile]) -> None:
+    """Remove what earlier downloads left of other contents, which nothing continues: a hub that names another digest
+    each time would fill the disk. What another process downloads is locked, and stays.
+    """
+    if not HAS_FILE_LOCKS:
+        return
+    continued = {repository.partial(file) for file in files}
+    for path in (repository.storage / "blobs").glob("*.incomplete"):
+        if path not in continued:
+            with suppress(OSError), path.open("r+b") as file:  # BlockingIOError where it is locked
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                path.unlink()
 
 
 def download_file(repository: Repository, file: HubFile, tally: Tally) -> None:

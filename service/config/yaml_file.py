@@ -4,7 +4,9 @@ Nothing is ambiguous. A name occurs once, references are rejected, and plain wor
 false and 1:30 for 90).
 """
 
+import os
 import re
+import stat
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -85,9 +87,16 @@ def build_document(path: str, loader: StrictLoader) -> YamlDocument:
     )
 
 
+def open_without_waiting(path: str, flags: int) -> int:
+    """Opens a pipe, too, at once, whoever writes to it."""
+    return os.open(path, flags | getattr(os, "O_NONBLOCK", 0))
+
+
 def read_file_text(path: str) -> str:
     try:
-        with Path(path).expanduser().open("rb") as file:
+        with open(Path(path).expanduser(), "rb", opener=open_without_waiting) as file:
+            if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
+                raise YamlFileError(f"{path} is no regular file, and a pipe or device may never end")
             data = file.read(MAX_FILE_BYTES + 1)
     except OSError as error:
         raise YamlFileError(f"{path} cannot be read: {error.strerror}") from None

@@ -5,6 +5,7 @@ import hashlib
 import importlib
 import json
 import logging
+import shutil
 from collections.abc import Iterator
 from pathlib import Path, PurePosixPath
 
@@ -184,6 +185,22 @@ def test_an_interrupted_connection_is_continued(stub: HubStub) -> None:
     assert download("org/name").read_bytes() == LARGE
     asked = [given for _, path, given in stub.requests if path.startswith("/store/")]
     assert asked == ["", "bytes=3000-", "bytes=6000-"]
+
+
+def test_parts_of_contents_that_are_not_listed_any_more_are_removed(stub: HubStub, tmp_path: Path) -> None:
+    """Unless another process downloads them."""
+    stub.repositories["org/name"] = {"a.gguf": LARGE}
+    download("org/name")
+    blobs = tmp_path / "cache" / "models--org--name" / "blobs"
+    left, locked = (blobs / f"{digit * 64}.incomplete" for digit in "ab")
+    for part in (left, locked):
+        part.write_bytes(b"x" * 1000)
+    stub.repositories["org/name"] = {"a.gguf": LARGE[:-1]}
+    with locked.open("rb") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        shutil.rmtree(blobs.parent / "snapshots")
+        assert download("org/name").read_bytes() == LARGE[:-1]
+        assert [path.name for path in blobs.glob("*.incomplete")] == [locked.name]
 
 
 def test_an_interrupted_process_is_continued(stub: HubStub) -> None:

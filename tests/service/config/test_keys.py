@@ -1,6 +1,7 @@
 """Keys: the keys file, the command that makes keys, and the limits for each minute."""
 
 import asyncio
+import os
 from collections.abc import Awaitable, Callable, Iterable
 from hashlib import sha256
 from pathlib import Path
@@ -116,8 +117,10 @@ def test_all_errors_of_a_file_are_reported_together(file: File) -> None:
     assert len(refused(file("a: {hash: x}\nb: {hash: y, scopes: [z]}")).splitlines()) == 3
 
 
-def test_a_missing_file() -> None:
+def test_a_missing_file_and_a_pipe(tmp_path: Path) -> None:
     assert refused("/nowhere.yaml") == "keys_file: /nowhere.yaml cannot be read: No such file or directory"
+    os.mkfifo(tmp_path / "pipe")
+    assert "is no regular file" in refused(str(tmp_path / "pipe"))  # and is not waited for
 
 
 # Owners of keys
