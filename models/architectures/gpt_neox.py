@@ -29,7 +29,7 @@ OUTPUT = re.compile(r"^layers\.(\d+)\.attention\.dense\.weight$")
 
 def model_config(hf: Json) -> ModelConfig:
     old = {"rope_theta": hf.get("rotary_emb_base", 10_000.0), "partial_rotary_factor": hf.get("rotary_pct", 0.25)}
-    shape = llama.model_config({"hidden_act": "gelu", **hf, **old})
+    shape = llama.llama_config({"hidden_act": "gelu", **hf, **old})
     biased = bool(hf.get("attention_bias", True))
     return replace(
         shape,

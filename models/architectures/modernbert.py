@@ -74,7 +74,7 @@ def model_config(hf: Json) -> ModelConfig:
         position="rotary",
         rope_base=base,
         rope_scaling=scaling,
-        window=hf.get("local_attention", 128) // 2 + 1,
+        window=local_attention(hf) // 2 + 1,
         windowed=read_windowed_layers(hf) or tuple(bool(layer % every) for layer in layer_numbers(depth)),
         window_rope_base=window_base,
         norm_eps=hf.get("norm_eps", 1e-5),
@@ -87,6 +87,12 @@ def model_config(hf: Json) -> ModelConfig:
         output_bias=bool(hf.get("attention_bias", False)),
         mlp_bias=bool(hf.get("mlp_bias", False)),
     )
+
+
+def local_attention(hf: Json) -> int:
+    """The tokens that a windowed layer sees; `sliding_window`, one side of them, comes first."""
+    one_side = hf.get("sliding_window")
+    return int(hf.get("local_attention", 128) if one_side is None else 2 * one_side)
 
 
 def decoder_config(hf: Json) -> ModelConfig:

@@ -20,7 +20,7 @@ RENAMES = (
 
 
 def model_config(hf: Json) -> ModelConfig:
-    shape = llama.model_config({"partial_rotary_factor": 0.5, **hf, "hidden_act": "relu"})
+    shape = llama.llama_config({"partial_rotary_factor": 0.5, **hf, "hidden_act": "relu"})
     return replace(
         shape,
         norm="layer",

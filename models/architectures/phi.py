@@ -38,10 +38,11 @@ def model_config(hf: Json) -> ModelConfig:
 
 
 def share_norm(name: str, tensor: Tensor) -> NamedTensors:
-    """Name the one norm of a layer twice: before attention and before the MLP."""
+    """Name the one norm of a layer twice: before attention and before the MLP. A second norm of the file is left out,
+    as the reference does."""
     if ".input_layernorm." in name:
         return [(name, tensor), (name.replace("input", "post_attention"), tensor)]
-    return [(name, tensor)]
+    return [] if ".post_attention_layernorm." in name else [(name, tensor)]
 
 
 PHI = Family(

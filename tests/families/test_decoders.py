@@ -29,7 +29,7 @@ from tests.families import classic_decoders, modern_decoders, recurrent_decoders
 from tests.families.classic_decoders import Row
 from tests.support import gguf_files
 from tests.support.checkpoints import byte_level_bpe
-from tests.support.edits import edited
+from tests.support.edits import edited, with_tensors
 from tests.support.loading import pack_by_parts
 
 ROWS = {**classic_decoders.ROWS, **modern_decoders.ROWS, **recurrent_decoders.ROWS}
@@ -118,6 +118,31 @@ def test_proportional_rotations_equal_the_reference(name: str, tmp_path: Path) -
     config.rope_parameters = {**config.rope_parameters, "rope_type": "proportional", "partial_rotary_factor": 0.5}
     theirs = save_reference(row.kind, config, tmp_path)
     assert_close(packed_logits(load(str(tmp_path))), reference_logits(theirs))
+
+
+@pytest.mark.parametrize("name", ["gpt_neox", "persimmon", "llama"])
+def test_a_window_that_the_reference_ignores_is_ignored(
+    case_of: Callable[[str], Case], name: str, tmp_path: Path
+) -> None:
+    case = case_of(name)
+    folder = edited(case.folder, tmp_path / "windowed", sliding_window=3)
+    assert_close(packed_logits(load(str(folder))), case.expected)
+
+
+@pytest.mark.parametrize("name", ["phi", "cohere", "stablelm-parallel"])
+def test_a_second_norm_of_a_layer_that_has_one_is_left_out(
+    case_of: Callable[[str], Case], name: str, tmp_path: Path
+) -> None:
+    """As a file may have it that was made with another configuration; the reference ignores it."""
+
+    def add(tensors: dict[str, Tensor]) -> None:
+        norms = [each for each in tensors if ".input_layernorm." in each]
+        assert norms
+        tensors |= {each.replace("input", "post_attention"): torch.randn_like(tensors[each]) for each in norms}
+
+    case = case_of(name)
+    folder = with_tensors(case.folder, tmp_path / "more", add)
+    assert_close(packed_logits(load(str(folder))), case.expected)
 
 
 def chunked_logits(executor: Executor) -> Tensor:

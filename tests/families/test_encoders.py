@@ -234,6 +234,19 @@ def test_the_compiled_step_equals_transformers_or_refuses(case: Case) -> None:
     assert float((found - case.expected).abs().max()) < CLOSE
 
 
+@pytest.mark.parametrize("one_side", [0, 1, 3])
+def test_a_window_of_modernbert_is_read_from_either_field(one_side: int, tmp_path: Path) -> None:
+    """`sliding_window` comes before `local_attention`, twice as much."""
+    row = ROWS["ModernBertForMaskedLM"]
+    save_checkpoint(row, tmp_path / "a")
+    folder = edited(tmp_path / "a", tmp_path / "b", sliding_window=one_side)
+    loaded = load(str(folder))
+    theirs = row.kind.from_pretrained(folder).eval()
+    assert theirs.config.local_attention == 2 * one_side
+    expected = reference_output(loaded, theirs, row.texts)
+    assert float((head_output(loaded, TorchExecutor(loaded.network), row.texts) - expected).abs().max()) < CLOSE
+
+
 def test_a_size_that_is_null_is_refused_by_name(tmp_path: Path) -> None:
     [row] = make_rows("DistilBert", DISTIL, TEXT).values()
     file = save_checkpoint(row, tmp_path) / "config.json"
