@@ -40,7 +40,8 @@ class TaggedUnion:
             sentence = "an object of the type " + " or ".join(map(repr, every))
             raise PydanticCustomError("described", "must be {sentence}", {"sentence": sentence})
         if given not in every:
-            facts = {"field": "type", "value": given, "advice": f"there are {', '.join(map(repr, every))}"}
+            known = f"there {'are' if len(every) > 1 else 'is'} {', '.join(map(repr, every))}"
+            facts = {"field": "type", "value": given, "advice": known}
             raise PydanticCustomError("unsupported", "is not supported", facts)
         return value
 

@@ -209,7 +209,7 @@ def test_streams_give_complete_characters_only(kind: str, tmp_path: Path) -> Non
     @settings(max_examples=200, deadline=None)
     @given(anything)
     def check(text: str) -> None:
-        text = text.replace("\ufffd", "").replace("\u2581", "")
+        text = text.replace("\ufffd", "").replace("\u2581", "").replace("<", "")  # a spelled <unk> begins a new word
         ids = tokenizer.encode(text, special=False).ids
         stream = tokenizer.stream(skip_special=False)
         parts = [stream.push(token) for token in ids]
