@@ -42,6 +42,7 @@ RETRY_SECONDS = 1.0  # before the first further attempt; twice as long before ea
 MAX_PLAIN_BYTES = 50_000_000_000  # the hub sends larger files by its own protocol only, which the library knows
 OWN_HUB = "https://huggingface.co"
 RESERVED_BYTES = 256 << 20  # bytes of the disk that a download leaves free
+ABANDONED_SECONDS = 3600.0  # after which no program downloads a part that has not grown
 LOG_SECONDS = 5.0  # between two lines of progress
 SPAN_SECONDS = 15.0  # in which the bytes of all files are counted
 MIN_SPAN_BYTES = 1 << 16  # bytes of such a span, or it is slow: 4 KiB a second; a modem of 56 kbit/s brings 7
@@ -193,15 +194,12 @@ def download_files(
 
 def remove_other_parts(repository: Repository, files: Collection[HubFile]) -> None:
     """Remove what earlier downloads left of other contents, which nothing continues: a hub that names another digest
-    each time would fill the disk. What another process downloads is locked, and stays.
+    each time would fill the disk. What has grown lately stays, since another program may download it.
     """
-    if not HAS_FILE_LOCKS:
-        return
     continued = {repository.partial(file) for file in files}
     for path in (repository.storage / "blobs").glob("*.incomplete"):
-        if path not in continued:
-            with suppress(OSError), path.open("r+b") as file:  # BlockingIOError where it is locked
-                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        with suppress(OSError):
+            if path not in continued and time.time() - path.stat().st_mtime > ABANDONED_SECONDS:
                 path.unlink()
 
 
