@@ -4,6 +4,7 @@ The library limits the time without a byte. A hub that sends a byte of a header 
 after the other, would keep the thread that waits for it, and the file that it has locked, for ever.
 """
 
+import math
 import socket
 import time
 from collections.abc import Callable, Iterator, Mapping
@@ -35,7 +36,7 @@ class RequestWatch:
     def __init__(self, check_wanted: CheckWanted) -> None:
         self.error: Exception | None = None
         self._check_wanted, self._lock, self._ended = check_wanted, Lock(), Event()
-        self._seconds_left, self._message = 0.0, ""
+        self._seconds_left, self._message = math.inf, ""
         self._socket: socket.socket | None = None
 
     def allow(self, seconds: float, message: str) -> None:

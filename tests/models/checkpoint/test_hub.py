@@ -367,6 +367,15 @@ def test_a_download_waits_for_another_while_it_is_wanted(stub: HubStub, monkeypa
     assert download("org/name").read_bytes() == LARGE
 
 
+def test_a_request_has_all_the_time_until_it_is_limited() -> None:
+    """On a busy machine the watch looks before the request has begun."""
+    watch = hub_watch.RequestWatch(hub_watch.always_wanted)
+    watch._seconds_left -= 3600
+    assert watch._find_error() is None
+    watch.allow(-1, "it is late")
+    assert str(watch._find_error()) == "it is late"
+
+
 def test_a_pause_of_the_process_is_no_slow_hub(monkeypatch: pytest.MonkeyPatch) -> None:
     """Only the looks at the time count."""
     watch = hub_watch.RequestWatch(hub_watch.always_wanted)
