@@ -310,7 +310,14 @@ class Connection:
         self.sent.append(message)
 
     async def run(self, app: FastAPI) -> None:
-        await app(self.scope, self.incoming.get, self.send)  # type: ignore[arg-type]
+        await app(self.scope, self.receive, self.send)  # type: ignore[arg-type]
+
+    async def receive(self) -> dict[str, Any]:
+        """The next message; once the client has left, that it has, as often as it is asked for, as servers do."""
+        message = await self.incoming.get()
+        if message["type"] == "http.disconnect":
+            self.drop()
+        return message
 
     def drop(self) -> None:
         self.incoming.put_nowait({"type": "http.disconnect"})
