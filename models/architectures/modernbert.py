@@ -91,8 +91,11 @@ def model_config(hf: Json) -> ModelConfig:
 
 def local_attention(hf: Json) -> int:
     """The tokens that a windowed layer sees; `sliding_window`, one side of them, comes first."""
-    one_side = hf.get("sliding_window")
-    return int(hf.get("local_attention", 128) if one_side is None else 2 * one_side)
+    if hf.get("sliding_window") is not None:
+        [one_side] = read_sizes(hf, "sliding_window")
+        return 2 * one_side
+    [whole] = read_sizes({"local_attention": 128, **hf}, "local_attention")
+    return whole
 
 
 def decoder_config(hf: Json) -> ModelConfig:

@@ -88,7 +88,7 @@ def build_document(path: str, loader: StrictLoader) -> YamlDocument:
 
 
 def open_without_waiting(path: str, flags: int) -> int:
-    """Opens a pipe, too, at once, whoever writes to it."""
+    """Opens a file for reading; a pipe at once, without waiting for a writer."""
     return os.open(path, flags | getattr(os, "O_NONBLOCK", 0))
 
 

@@ -234,7 +234,7 @@ def test_the_compiled_step_equals_transformers_or_refuses(case: Case) -> None:
     assert float((found - case.expected).abs().max()) < CLOSE
 
 
-@pytest.mark.parametrize("one_side", [0, 1, 3])
+@pytest.mark.parametrize("one_side", [1, 3])
 def test_a_window_of_modernbert_is_read_from_either_field(one_side: int, tmp_path: Path) -> None:
     """`sliding_window` comes before `local_attention`, twice as much."""
     row = ROWS["ModernBertForMaskedLM"]
