@@ -407,7 +407,7 @@ class Loader:
         """Return the test of what the precision costs; none if nothing is to be tested. It hashes the weights."""
         if not is_tested(described.placement):
             return []
-        longest = need.cache_tokens or described.description.max_tokens
+        longest = need.all_layers_tokens or described.description.max_tokens
         with self._time_stage(loading, "read and pack"):
             loading.stage = TEST_PHRASE
             test = await run_on_daemon_thread(

@@ -184,6 +184,12 @@ class MemoryNeed:
         return self.blocks * self.block_size
 
     @property
+    def all_layers_tokens(self) -> int:
+        """The tokens of one sequence that the cache holds in every layer, also in windowed ones."""
+        own = self.window_blocks or self.blocks
+        return min(self.blocks, own) * self.block_size
+
+    @property
     def cache_contents(self) -> str:
         """The tokens that the cache holds, for a message."""
         windows = f", {self.window_blocks * self.block_size} in windows" if self.window_blocks else ""

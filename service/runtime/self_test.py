@@ -142,8 +142,8 @@ class SelfTest:
         """Read the weights once to hash them, unless their hash is stored. Raises CheckpointError, and what `check`
         raises.
 
-        `longest`: tokens that the cache holds, or without a cache those of the longest text. `check` is called after
-        each MiB that is read.
+        `longest`: tokens that the cache holds, in windowed layers too, or without a cache those of the longest text.
+        `check` is called after each MiB that is read.
         """
         self.description, self._hashes, self._key = description, weight_hashes(settings), cost_key(placement)
         self._costs = read_costs(description, self._hashes, check)
@@ -244,8 +244,11 @@ class SelfTest:
         blocks = -(-len(text) // executor.block_size) if executor.block_size else 0
         count = len(text)
         states = [StateUse(read=-1, write=0)] if executor.state_count else None
-        compared = list(self._compared_rows(text))
-        return StepInput(text, list(range(count)), [0, count], [list(range(blocks))], compared, states=states)
+        compared, first = list(self._compared_rows(text)), executor.block_count
+        windows = [list(range(first, first + blocks))] if executor.window_blocks else None
+        return StepInput(
+            text, list(range(count)), [0, count], [list(range(blocks))], compared, states=states, window_tables=windows
+        )
 
 
 def compute_in_turns(executor: Executor, rows: StepInput) -> Iterator[Tensor | None]:

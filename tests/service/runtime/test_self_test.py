@@ -244,7 +244,7 @@ def test_nan_costs_too_much(tmp_path: Path) -> None:
     test.compute_reference(WeightReader(what), ignore_progress)
 
     class Broken:
-        block_size, state_count, window_blocks = 16, 0, 0
+        block_size, block_count, state_count, window_blocks = 16, 16, 0, 0
 
         def step(self, rows: Any) -> torch.Tensor:
             return torch.full((len(rows.output_rows), what.config.vocab_size), math.nan)

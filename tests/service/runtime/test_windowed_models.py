@@ -16,6 +16,7 @@ from polyhead.models.native.step_memory import native_block_bytes
 from polyhead.service.cli import main as cli
 from polyhead.service.config.settings import Settings
 from polyhead.service.core.errors import InsufficientMemory
+from polyhead.service.core.model import Model
 from polyhead.service.core.request import Generate, GeneratedToken, Sampling
 from polyhead.service.engine.engine import Engine
 from polyhead.service.engine.window_blocks import held_limit
@@ -28,6 +29,7 @@ from polyhead.service.runtime.memory_budget import (
     smallest_need,
 )
 from polyhead.service.runtime.registry import ModelRegistry
+from tests.service.runtime.test_registry import serving
 from tests.support import checkpoints
 
 WINDOW, CONTEXT, BLOCK = 48, 32_768, 16
@@ -155,3 +157,17 @@ def test_a_long_answer_is_the_same_with_and_without_own_blocks(
     found, some = asyncio.run(answers())
     assert (found, none) == (expected, 0)
     assert some > 0
+
+
+@pytest.mark.skipif(not runnable_targets(), reason="no compiled library for this processor")
+@pytest.mark.parametrize("sizes", [{"max_running": 8}, {"max_running": 1, "prefill_chunk": 1}], ids=["many", "few"])
+def test_what_a_precision_costs_is_measured_with_windows(windowed: Path, sizes: dict[str, int], tmp_path: Path) -> None:
+    """In a cache where windowed layers have blocks of their own, also few of them."""
+
+    async def load(registry: ModelRegistry) -> tuple[Model, int]:
+        await registry.load_all()
+        (model,) = registry.models()
+        return model, registry._loaded_models["m"].need.window_blocks
+
+    model, blocks = serving({"m": windowed}, load, model_dir=tmp_path, executor="native", precision="int8", **sizes)
+    assert (model.dtype, blocks > 0) == ("int8", True)
