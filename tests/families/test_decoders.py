@@ -164,6 +164,8 @@ def chunked_logits(executor: Executor) -> Tensor:
         if executor.state_count:
             before = {n: done[n] - count for n, count in chunks.items()}
             rows = replace(rows, states=[StateUse(slot(n, before[n]), slot(n, done[n])) for n in chunks])
+        if chunks is CHUNKS[0]:  # as a step is that computes the middle of a prompt alone
+            assert not len(executor.step(replace(rows, output_rows=[])))
         logits = executor.step(rows)
         for index, n in enumerate(chunks):
             collected[n].append(logits[rows.starts[index] : rows.starts[index + 1]].clone())
