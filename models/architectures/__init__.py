@@ -75,6 +75,7 @@ from .phi import PHI
 from .phi3 import PHI3
 from .phimoe import PHIMOE
 from .plbart import PLBART
+from .prophetnet import PROPHETNET
 from .qwen_images import QWEN2_5_IMAGES, QWEN2_IMAGES, QWEN3_IMAGES, QWEN3_MOE_IMAGES
 from .qwen_moe import DOTS1, FLEX_OLMO, GLM4_MOE, OLMOE, QWEN2_MOE, QWEN3_MOE, SOLAR_OPEN
 from .qwen_next import QWEN3_5, QWEN3_5_IMAGES, QWEN3_5_MOE, QWEN3_5_MOE_IMAGES, QWEN3_NEXT
@@ -253,6 +254,7 @@ FAMILIES: dict[str, Family] = {
         LED,
         MVP,
         BIGBIRD_PEGASUS,
+        PROPHETNET,
         SWITCH,
         T5GEMMA,
         XLM,

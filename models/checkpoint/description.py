@@ -393,7 +393,7 @@ def invalid_fields(config: ModelConfig) -> Iterator[tuple[str, str]]:
         yield "convolution", f"odd, {MAX_CONVOLUTION} at most, and beside post-norm layers"
     if config.convolution and (config.convolution_groups < 1 or config.width % config.convolution_groups):
         yield "convolution_groups", f"a divisor of width, which is {config.width}"
-    if config.distances or config.position in ("bias", "layer_bias", "distance"):
+    if config.distances or config.attention_kind in ("bias", "layer_bias", "distance", "two_streams"):
         near = config.distances // (2 if config.causal else 4)
         if config.distances < MIN_DISTANCES:
             yield "distances", f"{MIN_DISTANCES} at least"

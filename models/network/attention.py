@@ -4,6 +4,7 @@ Dense layers work on packed rows without padding. Scores need rectangles, so seq
 in one AttentionGroup; `group_sequences` weighs a group's fixed cost against its padding.
 """
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -374,6 +375,60 @@ class BiasedAttention(Attention):
         return mix
 
 
+class TwoStreamAttention(Attention):
+    """Two rows for each token (Qi et al. 2020, arXiv:2001.04063, section 2.2): its own, as in causal attention, and one
+    that predicts the token after it, which attends to the own rows up to its token and to itself.
+
+    The rows of a token are side by side. Only the keys and values of own rows are kept. Each row computes from its
+    state a bias for each head and bucket of distances; a predicting row is one token further than its token, and at no
+    distance from itself.
+    """
+
+    def __init__(self, config: ModelConfig, layer: int) -> None:
+        super().__init__(config, layer)
+        self.distance_bias = nn.Linear(config.width, config.distances * config.heads)
+
+    def forward(self, x: Tensor, frame: AttentionContext) -> Tensor:
+        """[2 T, W] to [2 T, W]."""
+        assert self.key is not None
+        assert self.value is not None
+        shape = (-1, 2, self.config.heads, self.config.head_width)
+        query, key, value = (made(x).view(shape) for made in (self.query, self.key, self.value))
+        bias = self.distance_bias(x).view(*query.shape[:2], -1, self.config.heads).mT  # [T, 2, H, C]
+        rows = torch.cat((query, key, value, bias), dim=-1)  # what `mix` needs of a row
+        mixed = frame.attend(self, (rows, key[:, 0], value[:, 0]))  # [T, 2 * H * D]
+        out: Tensor = self.output(mixed.view(len(x), -1))
+        return out
+
+    def attention_function(self, frame: AttentionContext, group: AttentionGroup) -> AttentionFunction:  # noqa: ARG002
+        assert group.distances is not None
+        before, width = group.distances, self.config.head_width
+        of = self.bucket(torch.stack((before, before + 1), dim=2).flatten(1, 2))[:, None]  # [N, 1, 2 Q, K]
+
+        def mix(query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, scoring: Scoring) -> Tensor:
+            """`query` [N, Q, 2, H, 3 D + C] has the queries, keys, values and biases of both rows."""
+            rows = query.permute(0, 3, 1, 2, 4).flatten(2, 3)  # [N, H, 2 Q, 3 D + C]
+            asking, own_key, own_value, bias = torch.split(rows, [width, width, width, self.config.distances], dim=-1)
+            scores = (asking @ key.mT * scoring.scale).add_(bias.gather(-1, of.expand(*rows.shape[:3], -1)))
+            if mask is not None:
+                scores.add_(mask.repeat_interleave(2, dim=2))
+            itself = (asking * own_key).sum(dim=-1, keepdim=True) * scoring.scale + bias[..., :1]  # [N, H, 2 Q, 1]
+            itself[:, :, ::2] = float("-inf")  # own rows are among the keys
+            weights = torch.cat((scores, itself), dim=-1).softmax(dim=-1)
+            mixed: Tensor = weights[..., :-1] @ value + weights[..., -1:] * own_value  # [N, H, 2 Q, D]
+            return mixed.view(*mixed.shape[:2], -1, 2, width).permute(0, 2, 3, 1, 4).flatten(2)  # [N, Q, 2 * H * D]
+
+        return mix
+
+    def bucket(self, before: Tensor) -> Tensor:
+        """The bucket of distances, as of a causal DistanceBias, except that the number of near distances is added
+        before the logarithm is rounded down, as in the reference."""
+        kinds, away = self.config.distances, before.clamp(min=0)
+        near = kinds // 2
+        spread = (away.clamp(min=1).float() / near).log() / math.log(self.config.farthest / near) * (kinds - near)
+        return torch.where(away < near, away, (near + spread).clamp(max=kinds - 1).long())
+
+
 class RelativeAttention(Attention):
     """Keys and values get a vector for their distance to the row (Shaw et al. 2018); see RelativeVectors."""
 
@@ -457,6 +512,7 @@ ATTENTION_CLASSES: dict[str, type[Attention]] = {
     "distance": DisentangledAttention,
     "relative": RelativeAttention,
     "layer_bias": BiasedAttention,
+    "two_streams": TwoStreamAttention,
 }  # by ModelConfig.attention_kind
 
 

@@ -237,6 +237,9 @@ class ModelConfig:
     layer_scale: bool = False  # the output of each layer is multiplied by a number of its own
     shared: bool = False  # all layers have the same weights
     has_cross_attention: bool = False  # its layers have cross-attention
+    # Each token has a second row, which predicts the token after it and to which no other row attends: the first of
+    # ProphetNet's predicting streams (arXiv:2001.04063). Each row computes its biases of `distances`.
+    two_streams: bool = False
     static: bool = False  # a token's state is its embedding; there are no layers
     source_width: int = 0  # of the states that cross-attention reads, if it is another than `width`
     hides_rows: bool = False  # sequences may end in rows that no row attends to (query expansion of ColBERT)
@@ -246,7 +249,9 @@ class ModelConfig:
 
     @property
     def attention_kind(self) -> str:
-        """Which class of attention the layers have: "latent", or that of the kind of positions."""
+        """Which class of attention the layers have: "latent", "two_streams", or that of the kind of positions."""
+        if self.two_streams:
+            return "two_streams"
         return self.position if self.latent is None else "latent"
 
     @property

@@ -12,8 +12,9 @@ from polyhead.models.checkpoint import load
 from polyhead.models.core.errors import UnsupportedError
 from polyhead.models.explain import Explanation, ExplanationRequest, InputTokens, InstrumentedNetwork, explain, max_flow
 from polyhead.models.network.attention import RelativeAttention
+from polyhead.models.network.encoder_decoder import EncoderDecoder
 from polyhead.models.network.heads import LanguageHead
-from polyhead.models.network.model_config import ModelConfig
+from polyhead.models.network.model_config import EncoderDecoderConfig, ModelConfig
 from polyhead.models.network.transformer import Transformer
 from polyhead.models.recurrent import RecurrentConfig, RecurrentTranslator
 from tests.support.explained import KINDS, TOKENS, both, driven, explained
@@ -52,6 +53,16 @@ def test_weights_equal_transformers(kind: str, tmp_path: Path) -> None:
         max_difference(instrumented.scores(InputTokens(TOKENS)), out.logits.detach().view(-1, out.logits.size(-1)))
         < 2e-5
     )
+
+
+def test_a_decoder_with_two_rows_for_each_token_is_refused() -> None:
+    side = ModelConfig(
+        vocab_size=9, width=8, depth=1, heads=2, kv_heads=2, head_width=4, mlp_width=8, max_positions=8, causal=False
+    )
+    decoder = replace(side, causal=True, distances=4, two_streams=True)
+    network = EncoderDecoder(Transformer(side), EncoderDecoderConfig(encoder=side, decoder=decoder, start=0))
+    with pytest.raises(UnsupportedError, match="two rows for each token are not explained"):
+        InstrumentedNetwork(network.encoder, network)
 
 
 @pytest.mark.parametrize("kind", ["t5", "t5-1.1", "bart", "marian"])
