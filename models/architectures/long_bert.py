@@ -1,5 +1,5 @@
-"""Encoders for long texts: Longformer, whose tokens see a window around them, and BigBird as far as its attention is
-full; and XLM-R-XL, the pre-norm form of XLM-R."""
+"""Encoders for long texts: Longformer, whose tokens see a window around them and, below some heads, global tokens;
+BigBird as far as its attention is full; and XLM-R-XL, the pre-norm form of XLM-R."""
 
 from dataclasses import replace
 from functools import partial
@@ -22,7 +22,8 @@ XL_RENAMES = (
     *bert.RENAMES,
 )
 POOLED = ((r"^pooler\.", "head.dense."), (r"^classifier\.", "head.out."))
-# The second projections of Longformer, which only heads with global tokens read.
+# The second projections of Longformer, which only heads with global tokens read. Of a pair transformers demands exactly
+# three separators and uses the first; here a pair with another number of them is read too.
 GLOBAL = ((r"\.attention\.self\.(query|key|value)_global\.", r".attention.global_\1."),)
 BIG_BIRD_SPAN_HEAD = (
     (r"^qa_classifier\.intermediate\.dense\.", "head.dense."),
