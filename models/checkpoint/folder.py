@@ -92,6 +92,7 @@ def describe_folder(parts: FolderParts, folder_check: FolderCheck = accept_folde
     """The description of a checkpoint folder. `folder_check` is called before the tokenizer is read."""
     file = str(parts.path / "config.json")
     config = apply_causality(parts, parse_config(file, partial(parts.family.config, parts.config)))
+    config = replace(config, global_tokens=parts.spec.global_tokens)
     check_config_fields(file, config)
     if config.position == "rotary":
         check_rotation_fields(file, parts.family, parts.config, config)

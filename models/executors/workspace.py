@@ -80,6 +80,8 @@ def _activations(config: ModelConfig, dtype: torch.dtype, largest: LargestStep) 
         attention += 4 * heads + 2 * (config.latent.rank + config.latent.query_rank)
     if config.attention_gate:
         attention += 2 * heads
+    if config.global_tokens:  # the second projections, and the values of all tokens with those of the global ones
+        attention += 3 * heads + 2 * kept
     mlp = (3 if config.gated_mlp else 2) * config.active_mlp_width
     if largest.invariant:
         attention, mlp = (

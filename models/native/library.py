@@ -146,6 +146,7 @@ class Plan(Structure):
         *((name, c_int32) for name in ("position_offset", "vocab_size")),
         *((name, c_int32) for name in ("position_count", "segment_count")),
         *((name, c_int32) for name in ("embedding_width", "rotary_width", "head_norms", "layer_embedding")),
+        *((name, c_int32) for name in ("global_tokens", "separator")),
         *((name, c_float) for name in ("eps", "embedding_scale")),
         *((name, c_float) for name in ("score_cap", "residual_scale", "logit_scale", "logit_cap")),
         *((name, c_void_p) for name in ("tokens", "positions", "segments", "rates")),

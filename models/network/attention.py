@@ -8,6 +8,7 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
+from itertools import pairwise
 
 import torch
 from torch import Tensor, nn
@@ -100,6 +101,7 @@ class AttentionContext:
     scan: ScanOrder | None = None
     cross: "CrossAttentionContext | None" = None
     layer_inputs: Tensor | None = None  # [T, depth, P]
+    global_tokens: tuple[range, ...] = ()  # of each sequence, if there may be such tokens; see GlobalAttention
     kept: dict[int, tuple[Tensor, Tensor]] = field(default_factory=dict)
 
     @classmethod
@@ -117,7 +119,8 @@ class AttentionContext:
         """
         turns = [rotary.rotation(batch.positions, dtype) for rotary in rotaries]
         members = _group_batch(batch) if config.attention_layers else []
-        groups = [_build_group(batch, config, group, dtype) for group in members]
+        global_tokens = find_global_tokens(batch, config)
+        groups = [_build_group(batch, config, group, dtype, global_tokens) for group in members]
         vectors = None
         if isinstance(distances, DistanceVectors):
             vectors = distances(max(batch.lengths))
@@ -126,7 +129,8 @@ class AttentionContext:
         full, windowed = (turns[0], turns[-1]) if turns else (None, None)
         order = _output_order(batch, members) if members else None
         scan = ScanOrder.of(batch, config.recurrent.kernel) if config.recurrent and config.is_recurrent else None
-        return cls(batch, groups, order, full, windowed, vectors, config.depth - 1, scan)
+        last = config.depth - 1
+        return cls(batch, groups, order, full, windowed, vectors, last, scan, global_tokens=global_tokens)
 
     def select_output_rows(self, x: Tensor, layer: int) -> Tensor:
         """[T, W] to the output rows [M, W] if no later layer needs the others: after the last attention."""
@@ -507,8 +511,71 @@ class LatentAttention(Attention):
         return out
 
 
+class GlobalAttention(Attention):
+    """Attention in which global tokens see the whole sequence, through projections of their own, and the others a
+    window and the global tokens (Longformer, Beltagy et al. 2020, arXiv:2004.05150); see ModelConfig.global_tokens.
+
+    Of the second projections, neither queries nor keys are normed or rotated. Adapters do not change them unmerged.
+    """
+
+    def __init__(self, config: ModelConfig, layer: int) -> None:
+        super().__init__(config, layer)
+        inner, kept = config.heads * config.head_width, config.kv_heads * config.head_width
+        self.global_query, self.global_key, self.global_value = (
+            nn.Linear(config.width, outputs, bias=config.qkv_bias) for outputs in (inner, kept, kept)
+        )
+
+    def forward(self, x: Tensor, frame: AttentionContext) -> Tensor:
+        """[T, W] to [T, W]."""
+        through = frame.linear_function()
+        query = self.turn(through(self.query, x), self.query_norm, frame)
+        mixed = frame.attend(self, (query, *self.keys_and_values(x, frame)))
+        return through(self.output, self.replace_global(x, mixed, frame))
+
+    def replace_global(self, x: Tensor, mixed: Tensor, frame: AttentionContext) -> Tensor:
+        """The mixed values [T, H * D] with those of the global tokens, which are computed sequence by sequence."""
+        starts = frame.batch.starts
+        rows = [start + place for start, some in zip(starts, frame.global_tokens, strict=False) for place in some]
+        if not rows:
+            return mixed
+        where = torch.tensor(rows, device=x.device)
+        made = self.global_query(x.index_select(0, where)), self.global_key(x), self.global_value(x)
+        query, key, value = (each.view(len(each), -1, self.config.head_width) for each in made)
+        queries = torch.split(query, [len(some) for some in frame.global_tokens])
+        found = [
+            self.mix_global(asking, key[start:end], value[start:end], some.start)
+            for asking, (start, end), some in zip(queries, pairwise(starts), frame.global_tokens, strict=True)
+            if some
+        ]
+        return mixed.index_copy(0, where, torch.cat(found))
+
+    def mix_global(self, query: Tensor, key: Tensor, value: Tensor, first: int) -> Tensor:  # noqa: ARG002
+        """[G, H, D] queries of the tokens from `first` on, over all [K, KV, D] of their sequence, to [G, H * D]."""
+        keys, values = (each.transpose(0, 1)[None] for each in (key, value))
+        return self.mix(query[None], keys, values, None, self.scoring)[0]
+
+
+def find_global_tokens(batch: RaggedBatch, config: ModelConfig) -> tuple[range, ...]:
+    """The places of the global tokens of each sequence, of which every token is in the batch; see ModelConfig. Nothing
+    if the network has none. A sequence without a separator has none."""
+    if not config.global_tokens:
+        return ()
+    if config.global_tokens == "first":
+        return (range(1),) * len(batch.lengths)
+    tokens, found = batch.tokens.tolist(), list[range]()
+    for start, end in pairwise(batch.starts):
+        own = tokens[start:end]
+        first = own.index(config.separator) if config.separator in own else -1
+        if config.global_tokens == "before_separator":
+            found.append(range(max(first, 0)))
+        else:
+            found.append(range(min(first + 2, len(own)) if first >= 0 else len(own), len(own)))
+    return tuple(found)
+
+
 ATTENTION_CLASSES: dict[str, type[Attention]] = {
     "latent": LatentAttention,
+    "global": GlobalAttention,
     "distance": DisentangledAttention,
     "relative": RelativeAttention,
     "layer_bias": BiasedAttention,
@@ -529,7 +596,13 @@ def _group_batch(batch: RaggedBatch) -> list[list[int]]:
     return group_sequences(batch.lengths, batch.key_counts)
 
 
-def _build_group(batch: RaggedBatch, config: ModelConfig, members: list[int], dtype: torch.dtype) -> AttentionGroup:
+def _build_group(
+    batch: RaggedBatch,
+    config: ModelConfig,
+    members: list[int],
+    dtype: torch.dtype,
+    global_tokens: Sequence[range] = (),
+) -> AttentionGroup:
     lengths, key_counts = [batch.lengths[n] for n in members], [batch.key_counts[n] for n in members]
     device = batch.tokens.device
     starts = [batch.starts[n] for n in members]
@@ -557,6 +630,9 @@ def _build_group(batch: RaggedBatch, config: ModelConfig, members: list[int], dt
     window_mask = mask
     if config.window and max(key_counts) > config.window:
         window_mask = _visibility_mask(firsts, seen, (max(lengths), key_count), config.causal, config.window)
+        if global_tokens:  # all tokens see them
+            for own, n in zip(window_mask, members, strict=True):
+                own[..., global_tokens[n].start : global_tokens[n].stop] = True
     before = _key_distances(firsts, (max(lengths), key_count)).to(device) if config.has_distance_scores else None
     hiding = additive_mask(mask, dtype, device)
     window_hiding = hiding if window_mask is mask else additive_mask(window_mask, dtype, device)

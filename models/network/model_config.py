@@ -7,6 +7,9 @@ from typing import Literal
 
 # What mixes the tokens of a layer: attention, one of models.network.recurrent_mixers, or nothing.
 MixerName = Literal["attention", "convolution", "state_space", "delta", "none"]
+# Which tokens of a sequence see all others: none, the first, those before the first separator, or those from the second
+# token after it on, as a pair has two separators between its texts.
+GlobalTokens = Literal["", "first", "before_separator", "after_separator"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -189,6 +192,10 @@ class ModelConfig:
     window: int = 0  # tokens that a windowed layer sees, including the row's own; 0: no layer is windowed
     windowed: tuple[bool, ...] = ()  # which layers are windowed; empty: all, if `window` is set
     window_rope_base: float = 0.0  # rotary base of the windowed layers if it differs; 0: the same
+    # Tokens that see the whole text and that all of it sees, through projections of their own; see GlobalAttention.
+    # `separator` is the token at the end of each text of a pair.
+    global_tokens: GlobalTokens = ""
+    separator: int = 0
     norm: Literal["layer", "rms"] = "layer"
     norm_eps: float = 1e-5
     norm_bias: bool = True  # of "layer"
@@ -249,10 +256,10 @@ class ModelConfig:
 
     @property
     def attention_kind(self) -> str:
-        """Which class of attention the layers have: "latent", "two_streams", or that of the kind of positions."""
-        if self.two_streams:
-            return "two_streams"
-        return self.position if self.latent is None else "latent"
+        """Which class of attention the layers have: "latent", "two_streams", "global", or that of the kind of positions."""
+        if self.latent is not None:
+            return "latent"
+        return "two_streams" if self.two_streams else "global" if self.global_tokens else self.position
 
     @property
     def has_sinusoidal_positions(self) -> bool:

@@ -18,6 +18,9 @@
 
 enum Order : int32_t { PRE = 0, POST = 1, SANDWICH = 2, INNER = 3, PARALLEL = 4 };
 enum HeadNorms : int32_t { SHARED = 0, PER_HEAD = 1, JOINT = 2 };  // weights [D], [H, D], or over all heads [H * D]
+// Which tokens of a sequence see all others, and are seen by all: none, the first, those before the first separator, or
+// those from the second token after it on.
+enum GlobalTokens : int32_t { NO_GLOBAL = 0, FIRST = 1, BEFORE_SEPARATOR = 2, AFTER_SEPARATOR = 3 };
 // What of StepInput is out of range; library.py has the messages.
 enum class Invalid : int {
     NONE = 0, COUNTS, STARTS, TOKENS, POSITIONS, SEGMENTS, BLOCKS, OUTPUT_ROWS, ADAPTERS, CACHE, STATES
@@ -67,6 +70,9 @@ struct Plan {
     int32_t rotary_width;    // R: the most features of a head that are rotated
     int32_t head_norms;
     int32_t layer_embedding; // P: features of a token's embedding for each layer; 0: there is none
+    // GlobalTokens.  Where there are such tokens, each layer has as many query, key and value heads again, behind the
+    // others: the second projections, with which global tokens attend.
+    int32_t global_tokens, separator;
     float eps, embedding_scale;
     float score_cap;         // scores s become cap * tanh(s / cap); 0: they do not
     float residual_scale;    // of the output of each part
@@ -363,7 +369,7 @@ class Model {
     // The heads of a layer with attention, and its columns.
     LayerColumns place_heads(int l) {
         const Layer& layer = plan_.layers[l];
-        const int width = layer.head_width, group = plan_.heads / layer.kv_heads;
+        const int width = layer.head_width, group = projected_heads() / layer.kv_heads;
         size_t i = 0;
         while (i < head_shapes_.size() && (head_shapes_[i].kv_heads != layer.kv_heads || head_shapes_[i].width != width)) ++i;
         if (i == head_shapes_.size()) {
@@ -378,12 +384,14 @@ class Model {
         }
         shape_numbers_.resize(plan_.depth);
         shape_numbers_[l] = int(i);
-        const int queries = plan_.heads * width, kept = layer.kv_heads * width;
-        if (layer.key_layer != l) return {queries, queries, 0};
+        const int inner = plan_.heads * width, queries = projected_heads() * width, kept = layer.kv_heads * width;
+        if (layer.key_layer != l) return {inner, queries, 0};
         last_kept_ = l;
-        if (!layer.tied_values) return {queries, queries + 2 * kept, queries + kept};
-        return {queries, queries + kept, queries + kept + (layer.gated ? queries : 0)};
+        if (!layer.tied_values) return {inner, queries + 2 * kept, queries + kept};
+        return {inner, queries + kept, queries + kept + (layer.gated ? queries : 0)};
     }
+    // Query heads of a layer, those of the second projections included.
+    int projected_heads() const { return plan_.heads * (plan_.global_tokens ? 2 : 1); }
 
     // Where the keys and values of the layers are.  Without a cache, layers that no other layer reads share one place.
     void place_keys() {
@@ -424,7 +432,7 @@ class Model {
         scratch.hidden.reserve(size_t(PANEL) * hidden_);
         scratch.sandwich.reserve(size_t(PANEL) * width_);
         scratch.scores.reserve(size_t(MAX_QUERIES) * PART);
-        scratch.mixed.reserve(size_t(2 * MAX_QUERIES) * head_);
+        scratch.mixed.reserve(size_t(3 * MAX_QUERIES) * head_);
         scratch.queries.reserve(size_t(MAX_QUERIES) * head_);
         scratch.query_codes.reserve(size_t(MAX_QUERIES) * head_);
         scratch.query_scales.reserve(size_t(MAX_QUERIES) * head_ / FEATURES);
@@ -461,6 +469,8 @@ class Model {
             for (int which = 0; which < 2; ++which)
                 kept_[which] = kept_scratch_[which].reserve(local_tables_.size() * block_bytes_[0][which]);
         }
+        global_.assign(rows_.sequences, {0, 0});
+        for (int n = 0; plan_.global_tokens && n < rows_.sequences; ++n) global_[n] = find_global(n);
         sequence_of_.resize(rows_.count);
         for (int n = 0; n < rows_.sequences; ++n)
             std::fill(sequence_of_.begin() + rows_.starts[n], sequence_of_.begin() + rows_.starts[n + 1], n);
@@ -482,6 +492,16 @@ class Model {
         if (!most_items) return;
         partial_ = partial_scratch_.reserve(most_numbers);
         outcomes_.resize(most_items);
+    }
+
+    // The places [first, second) of the global tokens of a sequence.  Without a separator there are none.
+    std::pair<int, int> find_global(int n) const {
+        const int count = rows_.starts[n + 1] - rows_.starts[n];
+        if (plan_.global_tokens == FIRST) return {0, 1};
+        const int32_t* tokens = rows_.tokens + rows_.starts[n];
+        const int at = int(std::find(tokens, tokens + count, plan_.separator) - tokens);
+        if (plan_.global_tokens == BEFORE_SEPARATOR) return {0, at == count ? 0 : at};
+        return {std::min(at + 2, count), count};
     }
 
     void plan_tiles(HeadShape& shape) {
@@ -1240,16 +1260,17 @@ class Model {
         const bool own = layer.key_layer == l;
         const int d = shape.width, kept = own ? shape.kv_heads : 0, position = rows_.positions[row], n = sequence_of_[row];
         float* q = projections_ + size_t(row) * projected_;
-        float* k = q + p.heads * d;
+        const int asking = projected_heads();
+        float* k = q + asking * d;
         float* v = q + columns_[l].values;
         const float* angle = layer.frequencies ? rotation(row, kind_of(layer)) : nullptr;
         if (own && layer.tied_values) std::copy(k, k + kept * d, v);
-        norm_heads(layer.query_norm, q, p.heads, d);
+        norm_heads(layer.query_norm, q, asking, d);
         if (own) norm_heads(layer.key_norm, k, kept, d);
         for (int h = 0; h < kept && layer.value_norm.weight; ++h)
             normalise_features(RMS_NORM, layer.value_norm.weight, nullptr, p.eps, v + h * d, d);
         if (angle)
-            for (int h = 0; h < p.heads + kept; ++h)
+            for (int h = 0; h < asking + kept; ++h)
                 rotate(q + h * d, angle, angle + layer.rotary_width / 2, layer.rotary_width);
         const int block = block_of(l, n, position / BLOCK);
         for (int h = 0; h < kept; ++h)
@@ -1296,9 +1317,10 @@ class Model {
         const Queries q{scratch.queries.get(), scratch.query_codes.get(), scratch.query_scales.get(), head_,
                         changes ? &change : nullptr};
         const float scale = layer.score_scale * EXPONENT;
-        KeyRange<T> range;
+        KeyRange<T> range, apart;  // apart: global tokens that the range does not reach
         const int length = rows_.positions[rows_.starts[tile.sequence + 1] - 1] + 1;
-        int low = length, high = 0;
+        const auto [global, global_end] = global_[tile.sequence];
+        int low = length, high = 0, apart_low = length, apart_high = 0;
         for (int r = 0; r < queries; ++r) {
             const int row = tile.row + r / heads, position = rows_.positions[row];
             const int64_t window = layer.window;  // a sum with a position may need 32 bits
@@ -1313,37 +1335,70 @@ class Model {
             }
             range.to[r] = p.causal ? position + 1 : window ? int(std::min<int64_t>(length, position + window)) : length;
             range.from[r] = window ? int(std::max<int64_t>(0, position - window + 1)) : 0;
+            apart.from[r] = apart.to[r] = 0;
+            if (!is_mixed(row, first)) { range.from[r] = range.to[r] = 0; continue; }
+            if (first >= p.heads) {
+                range.from[r] = 0; range.to[r] = length;
+            } else if (global <= range.to[r] && global_end >= range.from[r]) {
+                range.from[r] = std::min(range.from[r], global);
+                range.to[r] = std::max(range.to[r], global_end);
+            } else if (global < global_end) {
+                apart.from[r] = apart_low = global;
+                apart.to[r] = apart_high = global_end;
+            }
             low = std::min(low, range.from[r]);
             high = std::max(high, range.to[r]);
         }
-        const int blocks = (high + BLOCK - 1) / BLOCK;
+        const int least = std::min(low, apart_low), most = std::max(high, apart_high), blocks = (most + BLOCK - 1) / BLOCK;
         const T** keys = (const T**)scratch.blocks.reserve(2 * size_t(blocks + AHEAD));
         const T** values = keys + blocks + AHEAD;
-        for (int b = low / BLOCK; b < blocks + AHEAD; ++b) {
+        for (int b = least / BLOCK; b < blocks + AHEAD && least < most; ++b) {
             const int block = block_of(l, tile.sequence, std::min(b, blocks - 1));
             keys[b] = keys_at<T>(l, block, kv);
             values[b] = values_at<T>(l, block, kv);
         }
-        range.keys = keys;
-        range.values = values;
-        const auto attend_part = ATTEND_PART<T>.of[queries];
-        if (only >= 0) {
-            const size_t at = (size_t(item) * parts_ + only) * MAX_QUERIES;
-            if (only * PART < high && (only + 1) * PART > low)
-                attend_part(q, range, only, scratch.scores.get(), partial_ + at * head_, &outcomes_[at]);
-            else std::fill_n(&outcomes_[at], queries, Outcome{-INFINITY, 0.f});
-            return;
-        }
+        range.keys = apart.keys = keys;
+        range.values = apart.values = values;
+        const auto attend_range = ATTEND_PART<T>.of[queries];
+        const auto merge_rows = [&](Outcome* sums, float* to, const Outcome* others, const float* from) {
+            for (int r = 0; r < queries; ++r) merge(sums[r], to + r * head_, others[r], from + r * head_, head_);
+        };
+        const auto overlaps = [](int part, int from, int to) { return part * PART < to && (part + 1) * PART > from; };
         float* mixed = scratch.mixed.get();
         float* more = mixed + size_t(MAX_QUERIES) * head_;
-        Outcome outcome[MAX_QUERIES], other[MAX_QUERIES];
-        int i = low / PART;
-        attend_part(q, range, i, scratch.scores.get(), mixed, outcome);
-        for (++i; i * PART < high; ++i) {
-            attend_part(q, range, i, scratch.scores.get(), more, other);
-            for (int r = 0; r < queries; ++r) merge(outcome[r], mixed + r * head_, other[r], more + r * head_, head_);
+        float* separate = more + size_t(MAX_QUERIES) * head_;
+        // One part, the tokens of the range before those apart from it.  Returns whether a query sees any token of the part.
+        const auto attend_part = [&](int part, float* to, Outcome* outcomes) {
+            const bool has_apart = overlaps(part, apart_low, apart_high);
+            if (!has_apart && !overlaps(part, low, high)) return false;
+            attend_range(q, range, part, scratch.scores.get(), to, outcomes);
+            if (!has_apart) return true;
+            Outcome others[MAX_QUERIES];
+            attend_range(q, apart, part, scratch.scores.get(), separate, others);
+            merge_rows(outcomes, to, others, separate);
+            return true;
+        };
+        if (only >= 0) {
+            const size_t at = (size_t(item) * parts_ + only) * MAX_QUERIES;
+            if (!attend_part(only, partial_ + at * head_, &outcomes_[at]))
+                std::fill_n(&outcomes_[at], queries, Outcome{-INFINITY, 0.f});
+            return;
         }
+        if (least >= most) return;  // the rows are mixed by other heads
+        Outcome outcome[MAX_QUERIES], other[MAX_QUERIES];
+        int i = least / PART;
+        attend_part(i, mixed, outcome);
+        for (++i; i * PART < most; ++i)
+            if (attend_part(i, more, other)) merge_rows(outcome, mixed, other, more);
         write(l, tile, first, heads, mixed, outcome);
+    }
+
+    // Whether the heads from `first` on mix the values of a row: the second half those of global tokens, the first half the
+    // others.
+    bool is_mixed(int row, int first) const {
+        const auto [global, end] = global_[sequence_of_[row]];
+        const int position = rows_.positions[row];
+        return (global <= position && position < end) == (first >= plan_.heads);
     }
 
     // Merges the parts of one tile, which were computed separately, in order.
@@ -1372,8 +1427,10 @@ class Model {
         const int d = shape_of(l).width, head_ = shape_of(l).head;
         const float* sinks = plan_.layers[l].sinks;
         for (int r = 0; r < tile.count * heads; ++r) {
+            const int row = tile.row + r / heads;
+            if (!is_mixed(row, first)) continue;
             if (sinks) add_sink(outcome[r], mixed + r * head_, sinks[first + r % heads] * EXPONENT, d);
-            float* out = attn_ + size_t(tile.row + r / heads) * attended_ + (first + r % heads) * d;
+            float* out = attn_ + size_t(row) * attended_ + (first + r % heads) % plan_.heads * d;
             const float share = 1.f / outcome[r].sum;
             for (int i = 0; i < d; ++i) out[i] = mixed[r * head_ + i] * share;
         }
@@ -1477,6 +1534,7 @@ class Model {
     Scratch<uint8_t> kept_scratch_[2];
     std::vector<Outcome> outcomes_;
     std::vector<int32_t> local_tables_, local_starts_, sequence_of_;
+    std::vector<std::pair<int, int>> global_;  // of each sequence: find_global
     RowAdapters row_adapters_, last_row_adapters_;  // of each row, of each output row
 };
 

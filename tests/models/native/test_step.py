@@ -202,6 +202,11 @@ ENCODERS = {
         BERT, position="sines-cosines", norm_order="parallel", score_cap=1.5, norm_weight=False, norm_bias=False
     ),
     "norms of parts' outputs": replace(BERT, norm_order="inner", query_key_norm="per_head", query_key_norm_bias=True),
+    "the first token global": replace(BERT, window=9, global_tokens="first"),
+    "a question global": replace(BERT, window=30, global_tokens="before_separator", separator=77, kv_heads=2),
+    "an answer global": replace(
+        BERT, window=30, windowed=(True, False), global_tokens="after_separator", separator=77, norm_order="pre"
+    ),
 }
 MIXTURES = {
     "mixtral, experts": replace(LLAMA, experts=ExpertConfig(count=4, chosen=2, width=100)),
