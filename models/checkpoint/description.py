@@ -553,6 +553,9 @@ def invalid_expert_fields(config: ModelConfig, experts: ExpertConfig) -> Iterato
         yield "experts", f"said for each of {config.depth} layers"
     if not all(0 <= number < MAX_REAL for number in (experts.scale, experts.clamp, experts.shared_scale)):
         yield "experts", "with numbers as scale and limit, not negative"
+    shares = experts.shared_width and not experts.shared_gate
+    if experts.own_norms and not (shares and config.norm == "rms" and config.norm_order == "sandwich"):
+        yield "experts", "with norms of their own only beside a shared one, in layers with RMS norms around each part"
     if not 0 <= experts.margin < MAX_REAL:
         yield "experts", "with a margin that is not negative"
 
