@@ -26,7 +26,7 @@ from .exaone_moe import EXAONE_MOE
 from .falcon import FALCON
 from .family import Family, HeadSpec, rename_weight
 from .gemma import GEMMA, GEMMA2, GEMMA3, GEMMA3_IMAGES, VAULT_GEMMA
-from .gemma4 import GEMMA4, GEMMA4_IMAGES
+from .gemma4 import GEMMA4, GEMMA4_IMAGES, GEMMA4_UNIFIED, GEMMA4_UNIFIED_IMAGES
 from .glm import GLM, GLM4
 from .gpt import GPT
 from .gpt2 import GPT2, GPT_SW3
@@ -172,6 +172,8 @@ FAMILIES: dict[str, Family] = {
         GEMMA3_IMAGES,
         GEMMA4,
         GEMMA4_IMAGES,
+        GEMMA4_UNIFIED,
+        GEMMA4_UNIFIED_IMAGES,
         PHI,
         PHI3,
         SMOLLM3,

@@ -135,7 +135,13 @@ class Expert(Structure):
 
 
 class Mixture(Structure):
-    _fields_ = (("router", Linear), ("choice_bias", c_void_p), ("experts", POINTER(Expert)))
+    _fields_ = (
+        ("router", Linear),
+        *((name, c_void_p) for name in ("choice_bias", "output_scales", "chosen_input", "shared_input")),
+        ("chosen_norm", Norm),
+        ("shared_norm", Norm),
+        ("experts", POINTER(Expert)),
+    )
 
 
 class Plan(Structure):

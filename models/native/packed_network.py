@@ -21,7 +21,7 @@ from torch import Tensor, nn
 from ..core.turns import YieldTurn, iterate_by_parts, keep_turn
 from ..executors.bounds import TABLE_POSITIONS
 from ..network.attention import Attention
-from ..network.experts import MixtureOfExperts
+from ..network.experts import MixtureOfExperts, MixtureWithOwnNorms
 from ..network.heads import LanguageHead
 from ..network.mlp import MLP
 from ..network.model_config import ExpertConfig, MixerConfig, MixerName, ModelConfig
@@ -106,7 +106,6 @@ def unsupported_reason(config: ModelConfig) -> str:
         (config.activation == "xielu", "its activation has learned slopes"),
         (config.logit_dense, "its head has a dense layer before the output matrix"),
         (config.latent is not None, "its attention is latent"),
-        (config.experts is not None and config.layer_scale, "its layers with experts have scales of their own"),
         (config.qkv_limit, "its queries, keys and values are clamped"),
         (config.bottleneck, "a narrow MLP follows that of each layer"),
         (config.convolution, "a convolution is beside its first layer"),
@@ -603,11 +602,25 @@ def pack_experts(pack: PackedNetwork, block: PreBlock, load_part: LoadPart) -> l
     return packed
 
 
+def scale_inputs(pack: PackedNetwork, linear: nn.Linear, scales: Tensor) -> nn.Linear:
+    """The layer with the scales [K] of its inputs in its matrix."""
+    scaled = nn.Linear(linear.in_features, linear.out_features, bias=False, device="meta")
+    weight = pack._floats(linear.weight, 0, linear.out_features).float()
+    scaled.weight, scaled.bias = nn.Parameter(weight * scales.detach().float(), requires_grad=False), linear.bias
+    return scaled
+
+
 def pack_mixture(pack: PackedNetwork, mixture: MixtureOfExperts, experts: list[Expert]) -> int:
     """The address of a mixture of packed experts. Its router is always FLOAT32: a rounded score may choose another
-    expert."""
+    expert. Weights of its input are in its matrix."""
     kept = (Expert * len(experts))(*experts)
+    packed = Mixture(experts=kept)
+    packed.choice_bias, packed.output_scales = map(pack.pack_floats, (mixture.choice_bias, mixture.output_scales))
     router = [mixture.router, *filter(None, [mixture.shared_gate])]
-    packed = Mixture(pack.pack_linear(router, formats=(FLOAT32,)), pack.pack_floats(mixture.choice_bias), kept)
+    if isinstance(mixture, MixtureWithOwnNorms):
+        packed.chosen_input, packed.shared_input = map(pack.pack_floats, (mixture.chosen_input, mixture.shared_input))
+        packed.chosen_norm, packed.shared_norm = map(pack.pack_norm, (mixture.chosen_norm, mixture.shared_norm))
+        router = [scale_inputs(pack, part, mixture.router_input * pack.config.width**-0.5) for part in router]
+    packed.router = pack.pack_linear(router, formats=(FLOAT32,))
     pack.arrays += [kept, packed]
     return ctypes.addressof(packed)

@@ -160,7 +160,7 @@ def _expert_numbers(config: ModelConfig, rows: int) -> int:
     choices = 2 * (experts.chosen + bool(experts.shared_width))
     scored = round_up(experts.count + experts.shared_gate, COLUMNS)
     features = inner + inner // FLOAT_BYTES + inner // SPAN + inner // GROUP
-    return rows * (width + scored + choices) + together * (features + width)
+    return rows * (width + scored + choices) + together * (features + (2 if experts.own_norms else 1) * width)
 
 
 def int8_bits(bits: float) -> float:
@@ -244,7 +244,8 @@ def _packed_shapes(config: ModelConfig, layer: int) -> list[PackedShape]:
     shapes = [*shapes, PackedShape(("mlp.router",), config.width, experts.count + experts.shared_gate, exact=True)]
     for number in range(experts.count):
         shapes += _mlp_shapes(config, f"mlp.experts.{number}", experts.width)
-    return shapes + (_mlp_shapes(config, "mlp.shared", experts.shared_width) if experts.shared_width else [])
+    shapes += _mlp_shapes(config, "mlp.shared", experts.shared_width) if experts.shared_width else []
+    return shapes + _layer_input_shapes(config)
 
 
 def _layer_input_shapes(config: ModelConfig) -> list[PackedShape]:

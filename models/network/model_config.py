@@ -77,6 +77,10 @@ class ExpertConfig:
     shared_gate: bool = False  # the shared expert's output is multiplied by a gate
     shared_scale: float = 1.0  # by which the shared expert's output is multiplied
     output_norm: bool = False  # the sum of all experts' outputs is normed
+    output_scales: bool = False  # each expert has a number by which its weight is multiplied
+    # The router, the chosen experts and the shared one weigh the features of their input on their own, and the last two
+    # have norms of their outputs (Gemma 4).
+    own_norms: bool = False
 
     def is_in(self, layer: int) -> bool:
         return not self.layers or self.layers[layer]
@@ -256,7 +260,7 @@ class ModelConfig:
 
     @property
     def attention_kind(self) -> str:
-        """Which class of attention the layers have: "latent", "two_streams", "global", or that of the kind of positions."""
+        """Which class of attention the layers have: "latent", "two_streams", "global", or the kind of positions."""
         if self.latent is not None:
             return "latent"
         return "two_streams" if self.two_streams else "global" if self.global_tokens else self.position

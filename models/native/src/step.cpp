@@ -187,6 +187,7 @@ class Model {
             max_inputs_ = std::max({max_inputs_, inner, shared});
             inner_ = std::max(inner_, p.routing.chosen * inner + shared);
             scored_ = p.layers[l].mixture->router.outputs;
+            norms_parts_ |= p.layers[l].mixture->norms_parts();
         }
         for (int l = 0; l < p.depth; ++l) {
             const Layer& layer = p.layers[l];
@@ -443,7 +444,7 @@ class Model {
         normed_ = normed_scratch_.reserve(rows * width_);
         logits_ = logits_scratch_.reserve(rows * scored_);
         choices_ = choices_scratch_.reserve(rows * each_);
-        mixed_ = mixed_scratch_.reserve(slab * width_);
+        mixed_ = mixed_scratch_.reserve((norms_parts_ ? 2 : 1) * slab * width_);
         inner_x_ = {inner_floats_.reserve(inner), inner_codes_.reserve(inner), inner_scales_.reserve(inner / SPAN),
                     inner_offsets_.reserve(inner / GROUP), 0};
         for (auto& scratch : scratch_) {
@@ -939,11 +940,19 @@ class Model {
         if (parallel) add_mlp();
         add_mixed(group, l, of, adapters, a, b);
         if (!parallel) add_mlp();
+        close_layer(group, l, of, a, b);
+    }
+
+    // x [a, b) after its MLP or experts: the layer's embeddings are added, and the sum is scaled.
+    void close_layer(const ThreadGroup& group, int l, const LayerRows& of, int a, int b) {
+        const Layer& layer = plan_.layers[l];
         if (layer.input_gate.weights) add_layer_input(group, l, of, a, b);
         if (layer.output_scale == 1.f) return;
-        const auto [from, to_row] = group.share(count);
-        for (int r = from; r < to_row; ++r)
-            for (int i = 0; i < width_; i += LANES) store(at(r) + i, mul(load(at(r) + i), all(layer.output_scale)));
+        const auto [from, to_row] = group.share(b - a);
+        for (int r = a + from; r < a + to_row; ++r) {
+            float* x = of.x + size_t(r) * width_;
+            for (int i = 0; i < width_; i += LANES) store(x + i, mul(load(x + i), all(layer.output_scale)));
+        }
         group.meet();
     }
 
@@ -969,16 +978,18 @@ class Model {
 
     // As finish_layer, for all `count` rows of a layer with experts, on all threads.  All rows are ready when this returns.
     void finish_mixed_layer(int thread, int l, const LayerRows& of, const RowAdapters& adapters, int count) {
-        const bool parallel = plan_.layers[l].order == PARALLEL;  // as in finish_layer
+        const Layer& layer = plan_.layers[l];
+        const bool parallel = layer.order == PARALLEL;  // as in finish_layer
         each_panel(thread, count, counters_[COUNTERS * l + SCORED], [&](const ThreadGroup& group, int a, int b) {
             if (!parallel) add_mixed(group, l, of, adapters, a, b);
             multiply_router(group, l, of.x, a, b, count);
         });
         choose_rows_experts(thread, l, count);
         for (int a = 0; a < count; a += SLAB) add_experts(thread, l, of.x, a, std::min(count, a + SLAB), count);
-        if (!parallel) return;
+        if (!parallel && !layer.input_gate.weights && layer.output_scale == 1.f) return;
         each_panel(thread, count, counters_[COUNTERS * l + ATTENDED], [&](const ThreadGroup& group, int a, int b) {
-            add_mixed(group, l, of, adapters, a, b);
+            if (parallel) add_mixed(group, l, of, adapters, a, b);
+            close_layer(group, l, of, a, b);
         });
     }
 
@@ -1008,7 +1019,7 @@ class Model {
         const auto [a, b] = few ? std::pair(0, count) : part(count, thread, team_.size());
         Choice* choices = choices_of(thread, count);
         for (int row = a; row < b; ++row)
-            choose_experts(plan_.routing, plan_.layers[l].mixture->choice_bias, logits_ + size_t(row) * scored_,
+            choose_experts(plan_.routing, *plan_.layers[l].mixture, logits_ + size_t(row) * scored_,
                            scratch_[thread].routing, choices + size_t(row) * each_);
         if (!few) team_.wait();
     }
@@ -1033,33 +1044,61 @@ class Model {
     // experts are added in the order of their numbers, so its sum does not depend on other rows.
     void add_experts(int thread, int l, float* x, int from, int to, int count) {
         const Layer& layer = plan_.layers[l];
-        const Expert* all = layer.mixture->experts;
+        const Mixture& mixture = *layer.mixture;
+        const Expert* all = mixture.experts;
         RowsByExpert& sorted = scratch_[thread].sorted;
         sorted.sort(choices_of(thread, count) + size_t(from) * each_, to - from, each_, all,
                     plan_.routing.count + plan_.routing.shared);
-        multiply_up(thread, all, normed_rows(thread, count) + size_t(from) * width_);
+        multiply_up(thread, mixture, normed_rows(thread, count) + size_t(from) * width_);
         const Operand inner = prepare_inner(thread, all);
         float* rows = x + size_t(from) * width_;
-        multiply_down(thread, all, inner, norms_apart(layer) ? nullptr : rows, to - from);
+        multiply_down(thread, mixture, inner, norms_apart(layer) ? nullptr : rows, to - from);
+        if (mixture.norms_parts()) add_normed_parts({*this, thread, true}, mixture, to - from);
         if (is_normed_after(layer)) normalise_sum({*this, thread, true}, l, rows, mixed_, to - from, layer.mlp_norm, layer.mlp_post_norm);
     }
 
+    // The sums [count] in `mixed_`: the norm of the chosen experts' sum, and that of the shared expert's output behind it.
+    // A thread has the same rows as in normalise_sum, which comes next.
+    void add_normed_parts(const ThreadGroup& group, const Mixture& mixture, int count) {
+        const auto [from, to_row] = group.share(count);
+        for (int r = from; r < to_row; ++r) {
+            float *chosen = mixed_ + size_t(r) * width_, *shared = mixed_ + size_t(count + r) * width_;
+            std::fill(chosen + plan_.width, chosen + width_, 0.f);  // a NaN row has made its padding NaN
+            std::fill(shared + plan_.width, shared + width_, 0.f);
+            norm(mixture.chosen_norm, chosen, chosen);
+            norm(mixture.shared_norm, shared, shared);
+            for (int i = 0; i < width_; i += LANES) store(chosen + i, add(load(chosen + i), load(shared + i)));
+        }
+    }
+
     // The first products of all experts; the inner features of their rows are written to `inner_x_`.
-    void multiply_up(int thread, const Expert* all, const float* normed) {
+    void multiply_up(int thread, const Mixture& mixture, const float* normed) {
         ThreadScratch& scratch = scratch_[thread];
+        const Expert* all = mixture.experts;
         const RowsByExpert& sorted = scratch.sorted;
         const std::vector<ExpertPiece>& pieces = cut_up(scratch, all);
         const Routing& r = plan_.routing;
         int row = -1, first = -1, rows = 0, format = -1;  // which rows are prepared
+        const float* weights = nullptr;                   // and by what they are multiplied
+        const auto weighted = [&](int number) {
+            const float* from = normed + size_t(number) * width_;
+            if (!weights) return from;
+            float* out = scratch.row.get();
+            for (int i = 0; i < width_; i += LANES) store(out + i, mul(load(from + i), load(weights + i)));
+            return (const float*)out;
+        };
         share_pieces(thread, int(pieces.size()), [&](int i, int next) {
             const ExpertPiece& piece = pieces[i];
             const ExpertRows& mine = sorted.experts[piece.expert];
             const Linear& up = all[mine.expert].up;
             const Operand x = operand(thread, up.inputs);
             const ExpertRow* members = sorted.rows.data() + piece.first;
-            const bool ready = format == up.format && rows == piece.count && (rows == 1 ? row == members->row : first == piece.first);
+            const float* own = mixture.input_of(mine.expert == r.count);
+            const bool same = rows == 1 ? row == members->row : first == piece.first;
+            const bool ready = format == up.format && weights == own && rows == piece.count && same;
+            weights = own;
             if (!ready)
-                for (int n = 0; n < piece.count; ++n) prepare(x, up.format, n, normed + size_t(members[n].row) * width_);
+                for (int n = 0; n < piece.count; ++n) prepare(x, up.format, n, weighted(members[n].row));
             row = members->row, first = piece.first, rows = piece.count, format = up.format;
             const bool clamped = r.clamp && mine.expert < r.count;
             float* out = inner_x_.floats + mine.offset + size_t(piece.first - mine.first) * mine.inputs;
@@ -1126,9 +1165,10 @@ class Model {
     }
 
     // The second products of all experts and the sums of each row [count] in `mixed_`, which are added to `rows` unless it is
-    // null.  A piece is a range of columns.
-    void multiply_down(int thread, const Expert* all, const Operand& inner, float* rows, int count) {
+    // null.  A piece is a range of columns.  Where its norm is its own, the shared expert's output is behind the sums.
+    void multiply_down(int thread, const Mixture& mixture, const Operand& inner, float* rows, int count) {
         ThreadScratch& scratch = scratch_[thread];
+        const Expert* all = mixture.experts;
         const RowsByExpert& sorted = scratch.sorted;
         const int blocks = all[0].down.outputs / COLUMNS;
         const int pieces = std::min(blocks, (count <= STREAMED ? 2 : GRAINS) * team_.size());
@@ -1136,10 +1176,12 @@ class Model {
         share_pieces(thread, pieces, [&](int i, int) {
             const auto [from, to] = part(blocks, i, pieces);
             const int a = from * COLUMNS, b = to * COLUMNS;
-            for (int row = 0; row < count; ++row) std::fill(mixed_ + size_t(row) * width_ + a, mixed_ + size_t(row) * width_ + b, 0.f);
+            const int sums = mixture.norms_parts() ? 2 * count : count;
+            for (int row = 0; row < sums; ++row) std::fill(mixed_ + size_t(row) * width_ + a, mixed_ + size_t(row) * width_ + b, 0.f);
             for (size_t e = 0; e < sorted.experts.size(); ++e) {
                 const ExpertRows& each = sorted.experts[e];
                 const Linear& down = all[each.expert].down;
+                float* sum = mixed_ + (mixture.norms_parts() && each.expert == plan_.routing.count ? size_t(count) * width_ : 0);
                 const uint8_t* ahead = nullptr;
                 if (e + 1 < sorted.experts.size()) {
                     const Linear& other = all[sorted.experts[e + 1].expert].down;
@@ -1150,7 +1192,7 @@ class Model {
                     gemm(down, operand_at(inner, each, each.first + done), some, from, to, {product, width_, STORE, 0}, ahead);
                     for (int r = 0; r < some; ++r) {
                         const ExpertRow& member = sorted.rows[each.first + done + r];
-                        add_columns(mixed_ + size_t(member.row) * width_, product + size_t(r) * width_, member.weight, a, b);
+                        add_columns(sum + size_t(member.row) * width_, product + size_t(r) * width_, member.weight, a, b);
                     }
                 }
             }
@@ -1505,6 +1547,7 @@ class Model {
     std::vector<uint8_t> slot_uses_;  // in the step that is checked
     int max_inputs_;
     int each_ = 0, inner_ = 0, scored_ = 0;  // of a row: experts, their inner features (0: no experts), router's outputs
+    bool norms_parts_ = false;               // whether a mixture does
     const float* frequencies_[KINDS] = {};
     float magnitudes_[KINDS] = {};
     int rotary_widths_[KINDS] = {};

@@ -251,6 +251,16 @@ MIXTURES = {
         residual_scale=0.7,
         experts=ExpertConfig(count=3, chosen=3, width=20, shared_width=9, router_bias=True, shared_gate=True),
     ),
+    "gemma, experts": replace(
+        LLAMA,
+        norm_order="sandwich",
+        activation="gelu_tanh",
+        layer_scale=True,
+        layer_embedding=24,
+        experts=ExpertConfig(
+            count=6, chosen=2, width=33, shared_width=40, layers=(True, False, True), own_norms=True, output_scales=True
+        ),
+    ),
     "one expert of many": replace(
         LLAMA, norm_order="inner", gated_mlp=False, experts=ExpertConfig(count=40, chosen=1, width=70, clamp=0.5)
     ),
