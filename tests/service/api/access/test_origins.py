@@ -183,6 +183,14 @@ def scope(address: str) -> dict[str, Any]:
     return {"type": "http", "server": (address, 8000)}
 
 
+@pytest.mark.parametrize("host", ["", ".", ":80", ".:80", "[]"])
+def test_an_empty_name_is_no_name_of_the_server(host: str) -> None:
+    origins = OriginPolicy(Settings(allowed_hosts=("models.example.com",)))
+    origins.check_host(Headers({}), scope("10.1.2.3"))  # HTTP/1.0
+    with pytest.raises(MisdirectedRequest):
+        origins.check_host(Headers({"host": host}), scope("10.1.2.3"))
+
+
 def test_a_server_of_the_network_answers_to_any_name_unless_some_are_allowed() -> None:
     anywhere = OriginPolicy(Settings())
     anywhere.add_bound_address("0.0.0.0", "0.0.0.0")
