@@ -121,7 +121,6 @@ def asked(server: Process, *fields: str, first: str = "GET /livez HTTP/1.1", bod
         "127.9.9.9",
         "[::1]",
         "[::1]:80",
-        "",
     ],
 )
 def test_a_server_of_this_machine_answers_to_its_names(local: Process, host: str) -> None:
