@@ -77,7 +77,7 @@ class MixtureOfExperts(nn.Module):
         """[T, E] with all but the best groups of experts hidden. A group is as good as its best expert, or, with a
         bias for the choice, as its best two."""
         config = self.config
-        grouped = scores.unflatten(-1, (config.groups, -1))
+        grouped = scores.view(len(scores), config.groups, scores.size(1) // config.groups)
         ranks = grouped.amax(dim=-1) if self.choice_bias is None else grouped.topk(2, dim=-1).values.sum(dim=-1)
         best = ranks.topk(config.chosen_groups, dim=-1).indices  # [T, chosen_groups]
         hidden = torch.ones_like(ranks, dtype=torch.bool).scatter(-1, best, False)
