@@ -16,7 +16,7 @@ from fastapi import Request
 from ...concurrency.outcome import cancel_tasks
 from ...core.errors import EmptyInput, Overloaded, TooMany
 from .dialect import request_context, server
-from .json_body import Bytes, receive_body
+from .json_body import Bytes, receive_body_in_turn
 from .streaming import LineStream
 
 CALLS_AHEAD = 32  # calls of one body at a time
@@ -51,7 +51,7 @@ def sends_lines(request: Request) -> bool:
 
 async def receive_lines(request: Request) -> tuple[bytes, Iterator[Line]]:
     """The first line of the body, and the others. Raises EmptyInput if there are none, and TooMany."""
-    body = await receive_body(request)
+    body = await receive_body_in_turn(request)
     most, count = server(request).settings.max_batch_texts, body.count(b"\n") - body.endswith(b"\n")
     if count > most:
         raise TooMany(f"the body: has {count} lines after the first, at most {most} are read")

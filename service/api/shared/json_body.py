@@ -44,16 +44,21 @@ T = TypeVar("T")
 
 
 async def receive_body(request: Request) -> bytearray:
-    """The raw body.  In each turn of the event loop a key has one: very many may be complete at once.
-
-    Raises ClientGone if the client disconnects.
-    """
+    """The raw body.  Raises ClientGone if the client disconnects."""
     body = bytearray()
     try:
         async for piece in request.stream():
             body += piece
     except ClientDisconnect:
         raise ClientGone("the connection closed before the body was complete") from None
+    return body
+
+
+async def receive_body_in_turn(request: Request) -> bytearray:
+    """The raw body, which is then read on the event loop: in each of its turns a key has one body, since very many may
+    be complete at once.  Raises ClientGone if the client disconnects.
+    """
+    body = await receive_body(request)
     await cast(AppState, request.app.state.server).turns.take(request.state.context.owner)
     return body
 
@@ -63,7 +68,7 @@ async def receive_json(request: Request) -> "JsonText":
 
     Raises ClientGone if the client disconnects, BodyTooLarge and Overloaded if there is no memory.
     """
-    return await open_json(request, await receive_body(request))
+    return await open_json(request, await receive_body_in_turn(request))
 
 
 async def open_json(request: Request, content: Bytes) -> "JsonText":

@@ -32,7 +32,7 @@ from ...shared.dialect import (
     server,
 )
 from ...shared.encoding_calls import Replies, answer_size, json_response, reply_size, run_off_loop, start_replies
-from ...shared.json_body import open_json, receive_body
+from ...shared.json_body import open_json, receive_body_in_turn
 from ...shared.streaming import (
     EventStream,
     JsonResponse,
@@ -150,7 +150,7 @@ async def model_described(request: Request) -> Response:
     summary="The same of its only version.",
 )
 async def infer(request: Request) -> Response:
-    content, rest = split_body(await receive_body(request), request.headers.get(LENGTH_HEADER, ""))
+    content, rest = split_body(await receive_body_in_turn(request), request.headers.get(LENGTH_HEADER, ""))
     text = await open_json(request, content)
     value = await text.run(text.parse)
 

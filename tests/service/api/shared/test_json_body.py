@@ -168,7 +168,7 @@ def test_bodies_of_one_key_that_are_complete_at_once_are_read_one_in_a_turn(app:
         request: Any = SimpleNamespace(
             stream=stream, app=app, state=SimpleNamespace(context=SimpleNamespace(owner=owner))
         )
-        assert await body.receive_body(request) == b"{}"
+        assert await body.receive_body_in_turn(request) == b"{}"
         turns.append((owner, turn))
 
     async def receive_all() -> None:
