@@ -162,7 +162,7 @@ def test_a_part_that_is_a_link_out_of_its_folder_is_refused(parts: list[Path], t
         load(str(parts[0]))
 
 
-@pytest.mark.parametrize("count", (1, 3))
+@pytest.mark.parametrize("count", [1, 3])
 def test_a_first_part_that_is_found_in_a_folder_and_leads_out_of_it_is_refused(
     parts: list[Path], whole: Path, tmp_path: Path, count: int
 ) -> None:
