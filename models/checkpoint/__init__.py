@@ -20,6 +20,7 @@ from ..chat import ChatTemplate
 from ..chat.pair_prompt import PairPrompt, PairTemplate
 from ..core.decision_prompt import DecisionPrompt
 from ..core.errors import UnsupportedError
+from ..core.files import open_member
 from ..core.label_prompt import LabelPrompt
 from ..core.late_interaction import LateInteraction
 from ..network.model_config import ModelConfig
@@ -276,5 +277,5 @@ def describe_folder(path: Path, folder_check: FolderCheck, wanted: WantedTask = 
     """The description of a folder: a safetensors checkpoint, or the parts of a GGUF file."""
     if first_part := find_split_file(path):
         check_task_chosen(first_part, wanted)
-        return gguf.describe_gguf(first_part, folder_check)
+        return gguf.describe_gguf(first_part, folder_check, open_member)
     return folder.describe_folder(folder.open_folder(path, wanted), folder_check)

@@ -1,11 +1,11 @@
 """Reads one GGUF file, which holds network, tokenizer and chat template. Everything unsupported is refused from the
 header."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from functools import partial
 from logging import getLogger
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 import torch
 from torch import Tensor, nn
@@ -15,6 +15,7 @@ from ..architectures.family import MAX_HEAD_WIDTH, ORIGINAL, read_rope, read_rot
 from ..architectures.gguf_architectures import GGUF_ARCHITECTURES, GgufArchitecture, rename_tensor
 from ..chat import ChatTemplate
 from ..core.errors import CheckpointError, UnsupportedError, show_value
+from ..core.files import open_regular
 from ..network.heads import LabelScoring, Pooling, SequenceHead
 from ..network.model_config import ModelConfig
 from ..network.positions import Rotary, scale_frequencies
@@ -41,10 +42,13 @@ log = getLogger(__name__)
 Json = dict[str, Any]
 
 
-def describe_gguf(path: Path, folder_check: FolderCheck = accept_folder) -> Description:
+def describe_gguf(
+    path: Path, folder_check: FolderCheck = accept_folder, open_file: Callable[[Path], BinaryIO] = open_regular
+) -> Description:
     """The description of a GGUF file, or of several parts, of which `path` is the first. `folder_check` is called
-    before the tokenizer is made."""
-    metadata, entries = read_parts(path)
+    before the tokenizer is made. `open_file` opens `path`: a file that was found in a folder is opened as its member.
+    """
+    metadata, entries = read_parts(path, open_file)
     name = check_architecture(path, metadata)
     fields = {key.removeprefix(f"{name}."): value for key, value in metadata.items() if key.startswith(f"{name}.")}
     found = GGUF_ARCHITECTURES[name]

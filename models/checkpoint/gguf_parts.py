@@ -5,12 +5,13 @@ The first part has all metadata; the header of each part has the places of its t
 
 import os
 import re
+from collections.abc import Callable
 from itertools import islice
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 from ..core.errors import CheckpointError, UnsupportedError, show_value
-from ..core.files import MAX_LISTED_FILES, open_member
+from ..core.files import MAX_LISTED_FILES, open_member, open_regular
 from .gguf_header import read_header
 from .tensor_files import TensorEntry, check_tensor_count
 
@@ -19,12 +20,15 @@ MAX_PARTS = 1024  # of a file; published ones have a few dozen
 NUMBER, COUNT, TENSORS = "split.no", "split.count", "split.tensors.count"
 
 
-def read_parts(path: Path) -> tuple[dict[str, Any], dict[str, TensorEntry]]:
-    """The metadata by key, and the tensors of all parts by name. `path` is the whole file, or its first part.
+def read_parts(
+    path: Path, open_file: Callable[[Path], BinaryIO] = open_regular
+) -> tuple[dict[str, Any], dict[str, TensorEntry]]:
+    """The metadata by key, and the tensors of all parts by name. `path` is the whole file, or its first part, which
+    `open_file` opens; further parts are opened as members of their folder.
 
     CheckpointError names the part that is missing, or that belongs elsewhere.
     """
-    metadata, entries = read_header(path)
+    metadata, entries = read_header(path, open_file)
     count = metadata.get(COUNT, 1)
     if count in (0, 1):
         return metadata, entries

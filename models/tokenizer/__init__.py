@@ -128,6 +128,7 @@ class Tokenizer:
         self._vocabulary, self._backend = vocabulary, vocabulary.backend
         known = self._backend.get_vocab(with_added_tokens=True)
         self.text_size = patterns.check_piece_lengths(self._backend, known)
+        patterns.check_model(self._backend, known)
         self._weights = patterns.check_growth(self._backend)
         self.growth = self._weights.most
         self._heavy = self._weights.heavier_than(MAX_MEAN_GROWTH)
@@ -212,6 +213,10 @@ class Tokenizer:
     def expressions(self) -> list[Expression]:
         """The regular expressions of its steps."""
         return list(patterns.read_expressions(self._backend).values())
+
+    def literals(self) -> list[str]:
+        """The texts that its steps search for, other than by regular expressions."""
+        return patterns.read_literals(self._backend)
 
     @property
     def boundary_tokens(self) -> tuple[list[int], list[int]]:

@@ -6,12 +6,12 @@ and replacements that make long texts of short ones.
 """
 
 import json
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from contextlib import suppress
 from functools import partial
 from typing import Any
 
-from tokenizers import Tokenizer
+from tokenizers import Tokenizer, models
 
 from ..core.errors import CheckpointError, EncodingError
 from .panics import encoding_failure, load_failure, run_library
@@ -27,6 +27,9 @@ MAX_STEPS = 256  # of a normalizer, or of any other part; published ones have a 
 MAX_BOUNDARY_TOKENS = 1024  # special tokens around a text, or around a pair
 MAX_BOUNDARY_CHARACTERS = 4096  # characters of those tokens
 MAX_UNKNOWN_LENGTH = 64  # characters of the unknown token, which one character may become
+MAX_WORD_LENGTH = 256  # characters of a word that WordPiece splits; published tokenizers have 100, few have up to 250
+SHORT_PIECE = 128  # characters; published unigram pieces have up to 16, few have more
+MAX_COMMON_BEGINNINGS = 1 << 13  # characters of longer unigram pieces that one place of a text may begin with
 MAX_TEMPLATE_PIECES = 64  # special tokens and texts in a template; published ones have up to five
 # And the key of their steps.
 PARTS = {"normalizer": "normalizers", "pre_tokenizer": "pretokenizers", "decoder": "decoders"}
@@ -83,6 +86,36 @@ def check_piece_lengths(backend: Tokenizer, pieces: Collection[str]) -> int:
     return text
 
 
+def check_model(backend: Tokenizer, pieces: Iterable[str]) -> None:
+    """CheckpointError for a model that takes much longer than published ones for each character of a text, whatever
+    the text: no text is known in advance on which a given vocabulary is slow.
+
+    WordPiece compares every part of a word with the vocabulary, which takes the cube of the word's length. A unigram
+    model spells every piece that begins at a place of the text.
+    """
+    model = backend.model
+    if isinstance(model, models.WordPiece) and (longest := model.max_input_chars_per_word) > MAX_WORD_LENGTH:
+        message = f"max_input_chars_per_word of its model is {longest}; {MAX_WORD_LENGTH} are the most, 100 are usual"
+        raise CheckpointError(f"{message}; longer words become the unknown token")
+    if isinstance(model, models.Unigram):
+        check_beginnings(pieces)
+
+
+def check_beginnings(pieces: Iterable[str]) -> None:
+    """CheckpointError for long pieces of which many begin with each other, so that one place of a text has them all."""
+    begun, characters = list[str](), 0  # the pieces with which the current one begins, and the current one
+    for piece in sorted(piece for piece in pieces if len(piece) > SHORT_PIECE):
+        while begun and not piece.startswith(begun[-1]):
+            characters -= len(begun.pop())
+        begun.append(piece)
+        characters += len(piece)
+        if characters > MAX_COMMON_BEGINNINGS:
+            message = f"its vocabulary has {len(begun)} pieces of {characters} characters that begin with each other"
+            raise CheckpointError(
+                f"{message}, as {piece[:40]!r}...; {MAX_COMMON_BEGINNINGS} are the most of pieces over {SHORT_PIECE}"
+            )
+
+
 def _check_templates(backend: Tokenizer) -> None:
     """CheckpointError for a post_processor that repeats the text or leaves it out."""
     made = backend.post_processor
@@ -113,6 +146,17 @@ def read_expressions(backend: Tokenizer) -> dict[str, Expression]:
                 case {"pattern": {"Regex": str(text)}} if text not in found:
                     found[text] = Expression(text)
     return found
+
+
+def read_literals(backend: Tokenizer) -> list[str]:
+    """The texts that a tokenizer's steps search for, other than by regular expressions."""
+    found = dict[str, None]()
+    for part in PARTS:
+        for step in part_steps(backend, part):
+            match step:
+                case {"pattern": {"String": str(text)}} if text:
+                    found[text] = None
+    return list(found)
 
 
 def part_steps(backend: Tokenizer, part: str) -> list[dict[str, Any]]:

@@ -206,6 +206,10 @@ def _read_tokenizer_json(folder: Path, settings: _Settings) -> Tokenizer:
     # both lengths, and nothing is padded.
     backend.no_truncation()
     backend.no_padding()
+    if isinstance(backend.model, models.BPE):
+        # Merges that are left out at random are for training (Provilkov et al. 2020). Here the same text always has the
+        # same tokens, and a probability near 1 takes the square of the text's length.
+        backend.model.dropout = None
     if isinstance(backend.model, models.WordPiece) and (name := _bert_class(folder, settings)):
         _rebuild_word_pieces(backend, name, settings, folder)
     _add_tokens(backend, settings, folder)

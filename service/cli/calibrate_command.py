@@ -48,7 +48,8 @@ from ..runtime.self_test import apply_known_cost
 from . import calibration_report as report
 from . import plotting as canvas
 from .checkpoint_source import describe_checked
-from .client import error_message
+from .client import error_message, expected_form
+from .decision_client import read_pause
 from .labelled_files import MAX_LISTED
 from .labelled_questions import LabelledState, read_labelled_states
 from .local_server import OPEN_SETTINGS, serve_locally, silence_logs
@@ -236,19 +237,22 @@ async def ask_row(client: httpx.AsyncClient, name: str, state: LabelledState) ->
         response = await client.post("/v1/systemone", json=body)
         if response.status_code != OVERLOADED:
             break
-        seconds = response.headers.get("Retry-After", "")
-        await asyncio.sleep(int(seconds) if seconds.isdecimal() else 1)
+        pause = read_pause(response.headers.get("Retry-After", ""))
+        await asyncio.sleep(1 if pause is None else pause)
     where = f"{state.row.file}, line {state.row.line}"
     if response.is_error:
         raise ModelError(f"{where}: {error_message(response)}")
-    found = response.json()["answers"]
     answers = list[Sequence[float]]()
-    for question, _ in state.questions:
-        given = found[question.name]
-        if "calibration" in given:
-            message = f"the server applies the calibration {given['calibration']} already"
-            raise ModelError(f"{where}: {message}; start it with --calibrations MODEL={NONE}")
-        answers.append([*given["probabilities"].values()])
+    with expected_form(client.base_url):
+        found = response.json()["answers"]
+        for question, label in state.questions:
+            given = found[question.name]
+            if "calibration" in given:
+                message = f"the server applies the calibration {given['calibration']} already"
+                raise ModelError(f"{where}: {message}; start it with --calibrations MODEL={NONE}")
+            answers.append([float(share) for share in given["probabilities"].values()])
+            if label >= len(answers[-1]):
+                raise ValueError(f"{question.name} has {len(answers[-1])} probabilities")
     return answers
 
 

@@ -20,7 +20,7 @@ import orjson
 from polyhead.models.core.errors import ModelError
 
 from ..core.logs import escape_for_terminal
-from .client import TIMEOUT, complete_url
+from .client import TIMEOUT, bound_async_answer, complete_url, expected_form, request_headers
 from .decision_client import DecisionClient, Line, RowCalls
 from .decision_rows import (
     STANDARD_INPUT,
@@ -134,21 +134,25 @@ class DecideRun:
         if sum(1 for _, _ in zip(range(skipped), rows, strict=False)) < skipped:
             raise ModelError(f"--resume: {arguments.output} has {skipped} answers, more than {arguments.rows} has rows")
         self.position.skipped = self.position.done
-        headers = {"Authorization": f"Bearer {arguments.key}"} if arguments.key else {}
         rows_per_call = min(-(-arguments.concurrency // 2), ROWS_PER_CALL)
         calls = arguments.concurrency // rows_per_call
         limits = httpx.Limits(max_connections=calls, max_keepalive_connections=calls)
         async with httpx.AsyncClient(
-            base_url=complete_url(arguments.url), headers=headers, timeout=TIMEOUT, limits=limits
+            base_url=complete_url(arguments.url),
+            headers=request_headers(arguments.key),
+            timeout=TIMEOUT,
+            limits=limits,
+            event_hooks={"response": [bound_async_answer]},
         ) as http:
             asked = RowCalls(DecisionClient(http, self.fields, asyncio.Semaphore(calls)), rows_per_call)
             try:
                 while asked.start(rows, ROWS_AHEAD * arguments.concurrency) or asked.lines:
                     line = await asked.lines[0]
                     asked.lines.popleft()
+                    with expected_form(http.base_url):
+                        self.summary.add(line)
                     output.write(format_line(line, is_shown=output is sys.stdout.buffer))
                     output.flush()
-                    self.summary.add(line)
                     self.asked += 1
                     self.progress.show(self.asked, time.monotonic() - self.began)
             finally:

@@ -127,12 +127,13 @@ def read_line(text: str, asked: Sequence[AskedRow], *, is_last: bool) -> None:
     try:
         found = orjson.loads(text)
         each = asked[found["index"]]
-    except (orjson.JSONDecodeError, LookupError, TypeError):
+        error = kept_error(found["error"], found.get("status", 0)) if "error" in found else None
+    except (orjson.JSONDecodeError, LookupError, TypeError, AttributeError):
         raise ClientError("the server's answer is no line of JSON with the index of a row") from None
-    if "error" not in found:
+    if error is None:
         each.set_answer(found)
     elif is_last or found.get("status") not in RETRIED_STATUSES:
-        each.set_error(kept_error(found["error"], found.get("status", 0)))
+        each.set_error(error)
 
 
 def kept_error(error: Line, status: int) -> Line:
@@ -148,7 +149,7 @@ def read_error(response: httpx.Response) -> Mapping[str, Any]:
     """The error object of a response."""
     try:
         found = response.json()["error"]
-    except (ValueError, KeyError, TypeError):
+    except (ValueError, KeyError, TypeError, RecursionError):
         found = None
     return found if isinstance(found, dict) and "message" in found else {"message": error_message(response)}
 

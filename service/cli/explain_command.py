@@ -8,7 +8,7 @@ import asyncio
 import json
 import re
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -24,7 +24,7 @@ from ..runtime import quickstart
 from . import explain_figures as figures
 from . import plotting as canvas
 from .checkpoint_source import REFERENCE_SETTINGS
-from .client import error_message
+from .client import error_message, expected_form
 from .explain_figures import JsonObject
 from .local_server import OPEN_SETTINGS, serve_locally, silence_logs
 from .remote_server import connect_server
@@ -78,9 +78,11 @@ def explain_model(arguments: ExplainArguments, print_text: Callable[[str], objec
         canvas.check_plot_path(arguments.plot)
     with silence_logs():
         answer = asyncio.run(post_explain(arguments))
-    print_text(json.dumps(answer, ensure_ascii=False) if arguments.as_json else format_answer(answer))
-    if arguments.plot:
-        canvas.save_figure(figures.draw_answer(answer), arguments.plot)
+    # The answer of this process has the form that is read here: an error there is a fault of the program.
+    with expected_form(arguments.url) if arguments.url else nullcontext():
+        print_text(json.dumps(answer, ensure_ascii=False) if arguments.as_json else format_answer(answer))
+        if arguments.plot:
+            canvas.save_figure(figures.draw_answer(answer), arguments.plot)
 
 
 async def post_explain(arguments: ExplainArguments) -> dict[str, Any]:
@@ -88,7 +90,8 @@ async def post_explain(arguments: ExplainArguments) -> dict[str, Any]:
     async with connect(arguments) as (model, client):
         answer = await client.post("/v1/explain", json=build_body(arguments, model))
     if answer.is_success:
-        return dict(answer.json())
+        with expected_form(client.base_url):
+            return dict(answer.json())
     raise ModelError(error_message(answer))
 
 
@@ -112,8 +115,8 @@ async def find_model(client: httpx.AsyncClient, name: str) -> AskedModel:
     if listed.is_error:
         raise ModelError(error_message(listed))
     try:
-        served = [AskedModel(each["id"], each["task"]) for each in listed.json()["data"]]
-    except (ValueError, KeyError, TypeError):
+        served = [AskedModel(str(each["id"]), str(each["task"])) for each in listed.json()["data"]]
+    except (ValueError, KeyError, TypeError, RecursionError):
         raise ModelError(f"{client.base_url} is no Polyhead server: its list of models has another form") from None
     if found := next((each for each in served if each.name == name), None):
         return found

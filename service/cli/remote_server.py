@@ -7,7 +7,7 @@ import httpx
 
 from polyhead.models.core.errors import ModelError
 
-from .client import complete_url
+from .client import bound_async_answer, complete_url, request_headers
 from .local_server import CLIENT_TIMEOUT_S
 
 
@@ -16,9 +16,14 @@ async def connect_server(url: str, key: str) -> AsyncIterator[httpx.AsyncClient]
     """A client of the server at `url`, by HTTP unless it says otherwise. If `key` is empty, none is sent. Raises
     ModelError if the server does not answer.
     """
-    address, headers = complete_url(url), {"Authorization": f"Bearer {key}"} if key else {}
+    address = complete_url(url)
     try:
-        async with httpx.AsyncClient(base_url=address, headers=headers, timeout=CLIENT_TIMEOUT_S) as client:
+        async with httpx.AsyncClient(
+            base_url=address,
+            headers=request_headers(key),
+            timeout=CLIENT_TIMEOUT_S,
+            event_hooks={"response": [bound_async_answer]},
+        ) as client:
             yield client
     except (httpx.HTTPError, httpx.InvalidURL) as error:
         reason = str(error) or type(error).__name__

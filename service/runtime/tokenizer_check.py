@@ -213,7 +213,7 @@ def try_tokenizer(request: dict[str, Any]) -> CheckpointError | None:
         return tokenizer_error(source, f"reading the tokenizer {cost}; {most:g} s are the most")
     if slow := try_expressions(tokenizer, request["text_seconds"]):
         return tokenizer_error(source, slow)
-    for piece in (*TEXT_PIECES, *vocabulary_pieces(tokenizer)):
+    for piece in dict.fromkeys((*TEXT_PIECES, *vocabulary_pieces(tokenizer), *step_pieces(tokenizer))):
         text = (piece[:TEXT_CHARACTERS] * (TEXT_CHARACTERS // len(piece) + 1))[:TEXT_CHARACTERS]
         began = time.process_time()
         try:
@@ -264,6 +264,13 @@ def vocabulary_pieces(tokenizer: Tokenizer) -> list[str]:
             pieces[tokenizer.decode([token])] = None
     found = [piece for piece in pieces if piece.strip()]
     return [*found[:VOCABULARY_TEXTS], "".join(found)] if found else []
+
+
+def step_pieces(tokenizer: Tokenizer) -> list[str]:
+    """Return what the tokenizer's steps search for, a character for each that a regular expression distinguishes. Many
+    steps may be slow on one letter, which no fixed text has.
+    """
+    return [*tokenizer.literals(), *(probe[0] for each in tokenizer.expressions() for probe in each.probes())]
 
 
 def error_fields(error: CheckpointError | None) -> dict[str, str]:

@@ -283,6 +283,12 @@ def spelled(values: dict[str, Any]) -> None:
     values["decoder"] = {"type": "Sequence", "decoders": [replacing("a", "aa")] * 40}
 
 
+def many_steps(letter: str) -> Callable[[dict[str, Any]], None]:
+    """A normalizer that makes sixteen letters of one, which many steps replace by another and back."""
+    there, back = replacing(letter, "\u0447"), replacing("\u0447", letter)
+    return normalized(*[replacing(letter, letter * 2)] * 4, *[there, back] * 120)
+
+
 def words_of_any_length(values: dict[str, Any]) -> None:
     """For each of them the vocabulary is searched from every letter to every other."""
     values["model"]["max_input_chars_per_word"] = 10**12
@@ -401,6 +407,7 @@ TOKENIZERS: dict[str, Callable[[dict[str, Any]], object]] = {
         *[{"type": "Metaspace", "replacement": "_", "prepend_scheme": "always", "split": False}] * 20_000
     ),
     "an answer that multiplies": spelled,
+    "many steps on one letter": many_steps("\u0436"),
     "words of any length": words_of_any_length,
     "pieces of any length": pieces_of_any_length,
     "a template with many texts": templated_round(1, 1, 100_000),

@@ -9,8 +9,9 @@ import torch
 import transformers as tf
 from gguf import GGUFWriter
 
-from polyhead.models.checkpoint import gguf_parts, load
+from polyhead.models.checkpoint import describe_source, gguf_parts, load
 from polyhead.models.checkpoint.gguf_header import read_header
+from polyhead.models.checkpoint.source_policy import ANY_SOURCE, SourcePolicy
 from polyhead.models.core.errors import CheckpointError, UnsupportedError
 from polyhead.models.network.ragged import RaggedBatch
 from tests.support import checkpoints, gguf_files
@@ -159,3 +160,32 @@ def test_a_part_that_is_a_link_out_of_its_folder_is_refused(parts: list[Path], t
     parts[1].symlink_to(moved)
     with pytest.raises(CheckpointError, match=r"model-00002-of-00003\.gguf: is a link that leads out"):
         load(str(parts[0]))
+
+
+@pytest.mark.parametrize("count", [1, 3])
+def test_a_first_part_that_is_found_in_a_folder_and_leads_out_of_it_is_refused(
+    parts: list[Path], whole: Path, tmp_path: Path, count: int
+) -> None:
+    outside, folder = tmp_path / "outside.gguf", parts[0].parent
+    if count == 1:
+        folder = tmp_path / "folder"
+        folder.mkdir()
+    shutil.copy(whole if count == 1 else parts[0], outside)
+    first = folder / f"model-00001-of-{count:05}.gguf"
+    first.unlink(missing_ok=True)
+    first.symlink_to(outside)
+    policy = SourcePolicy(tmp_path / "folder" if count == 1 else folder)
+    for found in (ANY_SOURCE, policy):
+        with pytest.raises(CheckpointError, match=rf"model-00001-of-{count:05}\.gguf: is a link that leads out"):
+            describe_source(str(folder), found)
+    first.unlink()
+    inside = folder / "blob"
+    shutil.copy(outside, inside)
+    first.symlink_to(inside)
+    assert describe_source(str(folder), policy).file == str(first)
+
+
+def test_a_link_that_is_named_itself_is_followed(whole: Path, tmp_path: Path) -> None:
+    link = tmp_path / "link-00001-of-00001.gguf"
+    link.symlink_to(whole)
+    assert describe_source(str(link)).file == str(link)

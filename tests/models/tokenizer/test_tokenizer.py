@@ -851,3 +851,55 @@ def test_a_decoder_that_looks_ahead_is_refused(decoder: decoders.Decoder, tmp_pa
     backend.decoder = decoder
     with pytest.raises(UnsupportedError, match=r"(CTC|BPEDecoder).*known decoders"):
         from_json(backend, tmp_path)
+
+
+# What a vocabulary's model costs for each character
+
+
+@pytest.mark.parametrize("prefix", ["##", ""])
+def test_a_word_that_word_pieces_split_is_bounded(prefix: str, tmp_path: Path) -> None:
+    made = backends.WordPiece({"[UNK]": 0}, unk_token="[UNK]", continuing_subword_prefix=prefix)
+    for most in (100, patterns.MAX_WORD_LENGTH):
+        made.max_input_chars_per_word = most
+        assert from_json(Backend(made), tmp_path).vocab_size == 1
+    made.max_input_chars_per_word = 10**9
+    message = "max_input_chars_per_word of its model is 1000000000; 256 are the most, 100 are usual"
+    with pytest.raises(CheckpointError, match=message):
+        from_json(Backend(made), tmp_path)
+
+
+def test_a_bert_has_the_usual_bound_whatever_its_file_says(tmp_path: Path) -> None:
+    words = {piece: index for index, piece in enumerate(("[UNK]", "[CLS]", "[SEP]", "a", "##a"))}
+    backend = Backend(backends.WordPiece(words, unk_token="[UNK]", max_input_chars_per_word=10**9))
+    made = from_json(backend, tmp_path, tokenizer_class="BertTokenizer")
+    assert [len(made.encode("a" * length, special=False)) for length in (100, 101)] == [100, 1]
+
+
+def beginnings(longest: int, letter: str = "\u0436") -> list[tuple[str, float]]:
+    return [("<unk>", 0.0), *((letter * length, -1.0) for length in range(1, longest + 1))]
+
+
+def test_unigram_pieces_that_begin_with_each_other_are_bounded(tmp_path: Path) -> None:
+    """Each is spelled at every place of a text. Pieces that begin alike and are no beginnings of each other are not."""
+    many = [(f"{'b' * 150}{number:04}", -1.0) for number in range(1000)]
+    made = from_json(Backend(backends.Unigram([*beginnings(128), *many], unk_id=0)), tmp_path)
+    assert made.vocab_size == 1129
+    assert from_json(Backend(backends.Unigram(beginnings(180), unk_id=0)), tmp_path).vocab_size == 181
+    for pieces in (beginnings(190), [*many, *beginnings(4096)[::-7], ("<unk>", 0.0)]):
+        with pytest.raises(CheckpointError, match=r"pieces of .* characters that begin with each other"):
+            from_json(Backend(backends.Unigram(pieces, unk_id=len(pieces) - 1)), tmp_path)
+    fields = sentencepiece_fields()
+    fields["tokenizer.ggml.model"] = "t5"
+    fields["tokenizer.ggml.tokens"] += [piece for piece, _ in beginnings(1000)[1:]]
+    size = len(fields["tokenizer.ggml.tokens"])
+    fields |= {"tokenizer.ggml.scores": [-1.0] * size, "tokenizer.ggml.token_type": [NORMAL] * size}
+    with pytest.raises(CheckpointError, match="that begin with each other"):
+        Tokenizer.from_gguf(fields)
+
+
+def test_merges_are_never_left_out_at_random(tmp_path: Path) -> None:
+    vocabulary = {"a" * 2**power: power for power in range(5)}
+    merges = [("a" * 2**power, "a" * 2**power) for power in range(4)]
+    made = from_json(Backend(backends.BPE(vocabulary, merges, dropout=0.9)), tmp_path)
+    assert made.encode("a" * 64).ids == [4] * 4
+    assert Tokenizer.from_parts(*made.parts).encode("a" * 64).ids == [4] * 4
