@@ -3,14 +3,15 @@ size of a result is bounded from the arguments before it is computed; the bound 
 
 import json
 import re
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator
 from datetime import datetime
+from types import GeneratorType, NoneType
 from typing import Any
 
 import jinja2
 from jinja2 import filters, nodes
 from jinja2.ext import Extension
-from jinja2.runtime import LoopContext
+from jinja2.runtime import LoopContext, Macro, Undefined
 from jinja2.utils import Namespace
 
 from ..core.errors import TemplateError
@@ -18,6 +19,8 @@ from ..core.errors import TemplateError
 MAX_CHARACTERS = 1_000_000  # of a value, or of the rendered text, at most; an item of a list counts as ITEM_SIZE
 ITEM_SIZE = 8
 MAX_INTEGER_BITS = 8192
+MAX_DEPTH = 200  # lists and dictionaries in each other at most: Python hashes and compares them by recursion
+MAX_TUPLE_KEY_SIZE = 1000  # of a tuple that is a key of a dictionary: it is hashed again with every use
 KEY_SIZE = 64  # of an item that `unique` remembers, in the work of a rendering
 
 MAX_SEARCH_LENGTH = (
@@ -25,22 +28,31 @@ MAX_SEARCH_LENGTH = (
 )
 
 _TEXTS = (str, bytes)
-_ITEMS: tuple[type[Collection[Any]], ...] = (
-    list,
-    tuple,
-    set,
-    frozenset,
-    type({}.keys()),
-    type({}.values()),
-    type({}.items()),
-)
+_VIEWS: tuple[type[Collection[Any]], ...] = (type({}.keys()), type({}.values()), type({}.items()))
+_ITEMS: tuple[type[Collection[Any]], ...] = (list, tuple, set, frozenset, *_VIEWS)
+# A macro and a generator may be items (published templates list macros): a template cannot read their attributes, and
+# each item of a generator is checked.
+_PLAIN: tuple[type, ...] = (*_TEXTS, int, float, NoneType, Undefined, dict, *_ITEMS, range, Macro, GeneratorType)
 
 
 def value_size(value: Any) -> int:
-    """The size of a value when all of it is written as text. Counting stops soon after MAX_CHARACTERS."""
-    total, rest = 0, [value]
-    while rest and total <= MAX_CHARACTERS:
-        each = rest.pop()
+    """The size of a value when all of it is written as text. What is shared counts as often as it is reached. Counting
+    stops soon after MAX_CHARACTERS. Raises TemplateError for an item that is no plain value (check_item)."""
+    if not isinstance(value, _PLAIN):
+        return 1
+    total, depth, level = 0, 0, [value]
+    while level and total <= MAX_CHARACTERS:
+        total, level = _level_size(total, level)
+        depth += 1
+        if depth > MAX_DEPTH and level:
+            raise TemplateError(f"the chat template nests values more than {MAX_DEPTH} levels deep")
+    return total
+
+
+def _level_size(total: int, level: list[Any]) -> tuple[int, list[Any]]:
+    """`total` with the size of the values of a level, without their items, and all their items, the next level."""
+    items: list[Any] = []
+    for each in level:
         if isinstance(each, _TEXTS):
             total += len(each)
         elif isinstance(each, int):
@@ -48,14 +60,46 @@ def value_size(value: Any) -> int:
         elif isinstance(each, dict):
             total += 2 * ITEM_SIZE * len(each)
             if total <= MAX_CHARACTERS:
-                rest.extend((*each.keys(), *each.values()))
+                items.extend((*each.keys(), *each.values()))
         elif isinstance(each, _ITEMS):
             total += ITEM_SIZE * len(each)
             if total <= MAX_CHARACTERS:
-                rest.extend(each)
+                items.extend(each)
+        elif isinstance(each, range):
+            items.extend((each.start, each.stop, each.step))
+        elif isinstance(each, Macro):
+            total += len(str(each.name))
         else:
+            check_item(each)
             total += 1
-    return total
+        if total > MAX_CHARACTERS:
+            break
+    return total, items
+
+
+def check_item(item: Any) -> None:
+    """TemplateError if this value may not be an item of a list, a dictionary or a generator.
+
+    A namespace, a loop and others have attributes whose size may change, or is not counted. So they are only values of
+    variables: a filter that reads an attribute of each item (`sort`, `join`) never finds them."""
+    if not isinstance(item, _PLAIN):
+        raise TemplateError(
+            f"the chat template puts a {type(item).__name__.lstrip('_')} into a list, a dictionary or a text; these may"
+            " hold texts, numbers, lists, dictionaries and macros"
+        )
+
+
+def check_key(key: Any) -> Any:
+    """A key of a dictionary. Raises TemplateError for a long tuple."""
+    if isinstance(key, tuple) and value_size(key) > MAX_TUPLE_KEY_SIZE:
+        raise TemplateError(f"the chat template has a tuple of more than {MAX_TUPLE_KEY_SIZE:,} characters as a key")
+    return key
+
+
+def check_difference(operand: Any) -> None:
+    """TemplateError for `-` with the keys or items of a dictionary: one step compares all keys of one hash."""
+    if isinstance(operand, _VIEWS):
+        raise TemplateError("the chat template subtracts with the keys or items of a dictionary, which is not allowed")
 
 
 def check_size(size: int) -> None:
@@ -120,6 +164,7 @@ def method_arguments(owner: Any, name: str, args: tuple[Any, ...], options: dict
     allowed or its result may exceed the limit."""
     kind = next((kind for kind in _METHODS if isinstance(owner, kind)), None)
     if kind is None and isinstance(owner, LoopContext | Extension):
+        check_size(value_size(args))  # `loop.changed` compares all of them in one step
         return args
     if kind is None or name not in _METHODS[kind]:
         raise TemplateError(f"the chat template calls {type(owner).__name__}.{name}, which is not allowed here")
@@ -152,7 +197,7 @@ class _Key:
     __slots__ = ("_environment", "_value")
 
     def __init__(self, environment: Any, value: Any) -> None:
-        self._environment, self._value = environment, value
+        self._environment, self._value = environment, check_key(value)
 
     def __hash__(self) -> int:
         return hash(self._value)
@@ -165,9 +210,7 @@ class _Key:
 @jinja2.pass_environment
 def _unique(environment: Any, value: Any, case_sensitive: bool = False, attribute: Any = None) -> Iterator[Any]:
     """Jinja's `unique` that counts its comparisons and what it remembers."""
-    read_key = filters.make_attrgetter(
-        environment, attribute, postprocess=None if case_sensitive else filters.ignore_case
-    )
+    read_key = filters.make_attrgetter(environment, attribute, postprocess=_ignore_case(case_sensitive))
     seen = set[_Key]()
     for item in value:
         key = _Key(environment, read_key(item))
@@ -223,9 +266,10 @@ def _tojson(
 
 @jinja2.pass_eval_context
 def _join(context: nodes.EvalContext, value: Any, d: Any = "", attribute: Any = None) -> str:
-    items = list(value)
-    check_size(len(items) * value_size(d) + value_size(items))
-    return filters.sync_do_join(context, items, d, attribute)
+    separator = d if isinstance(d, str) else str(d)
+    items = list(map(filters.make_attrgetter(context.environment, attribute), value))
+    check_size(len(items) * len(separator) + value_size(items))
+    return filters.sync_do_join(context, items, separator)
 
 
 @jinja2.pass_eval_context
@@ -260,19 +304,68 @@ def _round(value: Any, precision: int = 0, method: Any = "common") -> float:
     return filters.do_round(value, precision, method)
 
 
+def _read_keys(items: Iterable[Any], read_key: Callable[[Any], Any]) -> list[tuple[Any, Any]]:
+    """Each item behind its key. The keys are measured together, because sorting compares them all in one step."""
+    pairs, size = [], 0
+    for item in items:
+        key = read_key(item)
+        size += ITEM_SIZE + value_size(key)
+        check_size(size)
+        pairs.append((key, item))
+    return pairs
+
+
+def _first(pair: tuple[Any, Any]) -> Any:
+    return pair[0]
+
+
+def _ignore_case(case_sensitive: bool) -> Callable[[Any], Any] | None:
+    return None if case_sensitive else filters.ignore_case
+
+
+@jinja2.pass_environment
+def _sort(
+    environment: Any, value: Any, reverse: bool = False, case_sensitive: bool = False, attribute: Any = None
+) -> list[Any]:
+    read_keys = filters.make_multi_attrgetter(environment, attribute, postprocess=_ignore_case(case_sensitive))
+    return [item for _, item in sorted(_read_keys(value, read_keys), key=_first, reverse=reverse)]
+
+
+def _choose(choose: Callable[..., tuple[Any, Any]]) -> Callable[..., Any]:
+    """Jinja's `min` or `max` with keys that are measured."""
+
+    @jinja2.pass_environment
+    def choose_item(environment: Any, value: Any, case_sensitive: bool = False, attribute: Any = None) -> Any:
+        read_key = filters.make_attrgetter(environment, attribute, postprocess=_ignore_case(case_sensitive))
+        pairs = _read_keys(value, read_key)
+        return choose(pairs, key=_first)[1] if pairs else environment.undefined("the sequence is empty")
+
+    return choose_item
+
+
+def _dictsort(value: Any, case_sensitive: bool = False, by: Any = "key", reverse: bool = False) -> list[Any]:
+    if not isinstance(value, dict):  # Jinja would call the attribute `items` of a namespace
+        raise TemplateError(f"the chat template sorts a {type(value).__name__.lstrip('_')} with dictsort")
+    return filters.do_dictsort(value, case_sensitive, by, reverse)
+
+
 # Jinja's own filters, without those that no chat template uses and those that are replaced above.
 _ALLOWED_FILTERS = (
-    "abs capitalize count d default dictsort e escape first float groupby int items last length list lower map max min "
-    "reject rejectattr reverse safe select selectattr sort string title truncate upper wordcount"
+    "abs capitalize count d default e escape first float int items last length list lower map reject "
+    "rejectattr reverse safe select selectattr string title truncate upper wordcount"
 )
 FILTERS: dict[str, Callable[..., Any]] = {
     **{name: filters.FILTERS[name] for name in _ALLOWED_FILTERS.split()},
     "center": _center,
+    "dictsort": _dictsort,
     "format": _format,
     "indent": _indent,
     "join": _join,
+    "max": _choose(max),
+    "min": _choose(min),
     "replace": _replace,
     "round": _round,
+    "sort": _sort,
     "tojson": _tojson,
     "trim": _trim,
     "unique": _unique,
@@ -280,7 +373,8 @@ FILTERS: dict[str, Callable[..., Any]] = {
 
 
 class _Namespace(Namespace):
-    """The result of `namespace()`: the only mutable value of a template, so its contents are never written out."""
+    """The result of `namespace()`: the only mutable value of a template, so its contents are never written out, and it
+    is no item of a list (check_item)."""
 
     def __init__(*args: Any, **values: Any) -> None:  # without `self`, so that a value may have that name
         for name in dict(*args[1:], **values):
@@ -302,8 +396,13 @@ def _check_name(name: Any) -> None:
 
 @jinja2.pass_environment
 def _namespace(environment: Any, /, *args: Any, **values: Any) -> _Namespace:
-    return _Namespace(*_read_pairs(environment, args), **values)
+    attributes = dict(*_read_pairs(environment, args), **values)
+    environment.add_work(2 * ITEM_SIZE * len(attributes))
+    return _Namespace(attributes)
 
+
+# The values whose attributes a template may read. Methods are checked when they are called (method_arguments).
+READABLE = (*_METHODS, int, float, LoopContext, Namespace)
 
 GLOBALS: dict[str, Callable[..., Any]] = {
     "namespace": _namespace,

@@ -2,9 +2,10 @@
 
 A template can be stopped only between two steps of Python, so every single step must be short, which holds if its
 values are small. So each result is measured; where a step can multiply (`*`, `%`, `replace`, `join`, ...) its result is
-bounded before (template_functions.py); and the compiled template checks the clock at every statement, and at every item
-of a filter that gives its items one by one. Lists and dictionaries are immutable, so a measured size stays valid. No
-file is read: `include`, `import` and `extends` have no loader.
+bounded before (template_functions.py); and the compiled template checks the clock at every statement, at every
+comparison, and at every item of a filter that gives its items one by one. Lists and dictionaries are immutable and hold
+plain values only, so a measured size stays valid. Macros have no `varargs` and no `kwargs`: Jinja's runtime makes these
+where nothing measures them. No file is read: `include`, `import` and `extends` have no loader.
 """
 
 import threading
@@ -16,7 +17,7 @@ from typing import Any, cast
 
 import jinja2
 from jinja2 import nodes
-from jinja2.compiler import CodeGenerator, CompilerExit, Frame
+from jinja2.compiler import CodeGenerator, CompilerExit, Frame, MacroRef, operators
 from jinja2.ext import Extension
 from jinja2.lexer import Token, TokenStream
 from jinja2.parser import Parser
@@ -27,7 +28,12 @@ from ..core.errors import TemplateError
 from .template_functions import (
     FILTERS,
     GLOBALS,
+    ITEM_SIZE,
     MAX_CHARACTERS,
+    READABLE,
+    check_difference,
+    check_item,
+    check_key,
     check_size,
     method_arguments,
     percent_format_size,
@@ -91,9 +97,14 @@ class _LimitedCodeGenerator(CodeGenerator):
         self.write(")")
 
     def visit_Dict(self, node: nodes.Dict, frame: Frame) -> None:  # noqa: N802
-        self.write("environment.measure(")
-        super().visit_Dict(node, frame)
-        self.write(")")
+        self.write("environment.measure({")
+        for pair in node.items:
+            self.write("environment.check_key(")
+            self.visit(pair.key, frame)
+            self.write("): ")
+            self.visit(pair.value, frame)
+            self.write(", ")
+        self.write("})")
 
     def visit_Tuple(self, node: nodes.Tuple, frame: Frame) -> None:  # noqa: N802
         self.write("environment.measure(" if node.ctx == "load" else "")
@@ -107,10 +118,24 @@ class _LimitedCodeGenerator(CodeGenerator):
             self.write(", ")
         self.write("))")
 
-    def visit_Compare(self, node: nodes.Compare, frame: Frame) -> None:  # noqa: N802
-        self.write("(environment.count_step() or ")
-        super().visit_Compare(node, frame)
+    def visit_Operand(self, node: nodes.Operand, frame: Frame) -> None:  # noqa: N802
+        """Each comparison of `a < b < c` is a step."""
+        self.write(f" {operators[node.op]} (environment.count_step() or ")
+        self.visit(node.expr, frame)
         self.write(")")
+
+    def visit_Getitem(self, node: nodes.Getitem, frame: Frame) -> None:  # noqa: N802
+        if not isinstance(node.arg, nodes.Slice):
+            return super().visit_Getitem(node, frame)
+        self.write("environment.count_slice(")
+        super().visit_Getitem(node, frame)
+        self.write(")")
+
+    def macro_body(self, node: nodes.Macro | nodes.CallBlock, frame: Frame) -> tuple[Frame, MacroRef]:
+        inner, macro = super().macro_body(node, frame)
+        if macro.accesses_varargs or macro.accesses_kwargs:
+            self.fail("a macro reads varargs or kwargs; it may read its named parameters only", node.lineno)
+        return inner, macro
 
     def visit_For(self, node: nodes.For, frame: Frame) -> None:  # noqa: N802
         """The test of `for ... if ...` runs for many items in one step, so it begins with a comparison, which ticks."""
@@ -150,13 +175,14 @@ class Sandbox(ImmutableSandboxedEnvironment):
     """Jinja as chat templates expect it (filters, `raise_exception`, `strftime_now`, `break`), with limits."""
 
     code_generator_class = _LimitedCodeGenerator
+    check_key = staticmethod(check_key)
     intercepted_binops = frozenset(ImmutableSandboxedEnvironment.default_binop_table)
 
     def __init__(self) -> None:
         self._budget = _RenderBudget()
         extensions = [_TokenLimit, _GenerationTag, "jinja2.ext.loopcontrols"]
         super().__init__(trim_blocks=True, lstrip_blocks=True, extensions=extensions, optimized=False, cache_size=0)
-        self.finalize = self.measure
+        self.finalize = self._write
         self.filters = {name: self._limit_function(function) for name, function in FILTERS.items()}
         self.tests = {name: self._limit_function(cast(Callable[..., Any], test)) for name, test in self.tests.items()}
         self.globals = {"range": self.globals["range"], **GLOBALS}
@@ -173,8 +199,10 @@ class Sandbox(ImmutableSandboxedEnvironment):
             meter.check()
 
     def add_work(self, size: int) -> None:
-        """Count a step that keeps `size` characters outside of the template's values."""
+        """Count a step that keeps `size` characters outside of the template's values, or copies a part of one."""
         self._budget.work += size
+        if size > SMALL_SIZE:
+            self._budget.check()
         self.count_step()
 
     def measure(self, value: Any) -> Any:
@@ -186,6 +214,16 @@ class Sandbox(ImmutableSandboxedEnvironment):
         if size > SMALL_SIZE or not steps % 16:
             check_size(size)
             meter.check()
+        return value
+
+    @jinja2.pass_context  # so that Jinja does not compute constant expressions while it compiles
+    def _write(self, _: Context, value: Any) -> str:
+        """The text that `{{ value }}` writes, measured too, because the texts of a list are written with escapes."""
+        return cast(str, self.measure(value if isinstance(value, str) else str(self.measure(value))))
+
+    def count_slice(self, value: Any) -> Any:
+        """Count a slice, which is a copy, and return it. Its items are a part of what was measured."""
+        self.add_work(len(value) * (1 if isinstance(value, str) else ITEM_SIZE))
         return value
 
     def concatenate(self, parts: Sequence[Any]) -> str:
@@ -203,12 +241,17 @@ class Sandbox(ImmutableSandboxedEnvironment):
             check_size(max(repetition_size(left, right), repetition_size(right, left)))
         elif operator == "**":
             check_size(power_size(left, right))
+        elif operator == "-":
+            check_difference(left)
+            check_difference(right)
         return self.measure(super().call_binop(context, operator, left, right))
 
     def getitem(self, obj: Any, argument: Any) -> Any:
         self.count_step()
-        item = super().getitem(obj, argument)
-        return self.measure(item) if isinstance(argument, slice) else item
+        return super().getitem(obj, argument)
+
+    def is_safe_attribute(self, obj: Any, attr: str, value: Any) -> bool:
+        return isinstance(obj, READABLE) and super().is_safe_attribute(obj, attr, value)
 
     def call(self, context: Context, function: Any, /, *args: Any, **options: Any) -> Any:
         method = getattr(function, "__wrapped__", function)
@@ -229,4 +272,5 @@ class Sandbox(ImmutableSandboxedEnvironment):
         """The items of a filter that runs only when they are read, each counted as a step."""
         for item in items:
             self.count_step()
+            check_item(item)
             yield item

@@ -86,6 +86,12 @@ ODD = (
     "{{ messages|unique(attribute='role')|map(attribute='content')|list }}{{ ['b', 'B', 1, 1.0, none]|unique|list }}"
     "{{ ['b', 'B']|unique(true)|list }}{{ 'y' if [1]|select('string') else 'n' }}{{ dict([['k', 1], ('l', 2)], m=3) }}"
     "{{ dict({'k': 1}, environment=2) }}{{ namespace({'k': 1}, l=2).k }}{{ namespace([('k', 1)]).k }}"
+    "{{ messages|sort(attribute='role,content')|map(attribute='role')|list }}{{ ['b', 'A', 'a']|sort(true) }}"
+    "{{ ['b', 'A', 'a']|sort(case_sensitive=true) }}{{ [1, 3, 2]|max }}{{ ['b', 'A']|min }}{{ []|max }}"
+    "{{ (messages|max(attribute='role')).role }}{{ ['a', 'B']|min(true) }}{{ {'b': 1, 'A': 2}|dictsort }}"
+    "{{ {'b': 1, 'A': 2}|dictsort(by='value', reverse=true) }}{{ messages|join('-', attribute='role') }}{{ [1]|join(2) }}"
+    "{% set calls = [twice] %}{{ calls[0](*['z']) }}{{ 1 < 2 <= 2 != 3 }}{{ messages[::-1]|length }}{{ 'abc'[1:] }}"
+    "{{ {(1, 2): 'x'} }}{{ {'a': {'b': [()]}} }}"
 )
 TEMPLATES = {"chatml": CHATML, "headers": HEADERS, "tools": TOOLS, "turns": TURNS, "odd": ODD}
 
@@ -196,8 +202,6 @@ BOMBS = {
     "select of select": "{% set ns = namespace(g=range(99999)) %}{% for i in range(400) %}{% set ns.g = ns.g | select %}"
     "{% endfor %}{% for i in range(9) %}{{ ns.g | max }}{% endfor %}",
     "unique of one hash": "{% set m = 2 ** 61 - 1 %}{{ range(0, m * 40000, m) | unique | list | length }}",
-    "dictionary of one hash": "{% set m = 2 ** 61 - 1 %}{% set d = dict(range(0, m * 11000, m) | groupby('real')) %}",
-    "namespace of one hash": "{% set m = 2 ** 61 - 1 %}{% set d = namespace(range(0, m * 11000, m) | groupby('real')) %}",
     "long test of a loop": "{% for i in range(1, 99999) if "
     + " and ".join(["(" + " and ".join(["i.real"] * 50) + ")"] * 40)
     + " %}{% endfor %}",
@@ -227,6 +231,190 @@ def test_the_memory_of_the_filter_unique_is_limited(monkeypatch: pytest.MonkeyPa
     monkeypatch.setattr("polyhead.models.chat.template_functions.KEY_SIZE", 1_000_000)
     with pytest.raises(TemplateError, match="64,000,000 characters in all"):
         template.render([USER])
+
+
+VALUES = "{% set ns = namespace(x=('a',), y=('b',)) %}"
+# Each doubles what `ns.x` holds, without a copy: what is shared must count as often as it is reached.
+DOUBLINGS = {
+    "tuple": "{% set ns.x = (ns.x, ns.x) %}",
+    "list": "{% set ns.x = [ns.x, ns.x] %}",
+    "object": "{% set ns.x = {'a': ns.x, 'b': ns.x} %}",
+    "function": "{% set ns.x = dict(a=ns.x, b=ns.x) %}",
+    "values": "{% set ns.x = {'a': ns.x, 'b': ns.x}.values() %}",
+    "items": "{% set ns.x = {'a': ns.x, 'b': ns.x} | items | list %}",
+    "unpacked": "{% set ns.x, ns.y = (ns.x, ns.y), (ns.y, ns.x) %}",
+    "with": "{% with a = ns.x, b = ns.x %}{% set ns.x = (a, b) %}{% endwith %}",
+    "block": "{% set ns.x %}{{ ns.x }}{{ ns.x }}{% endset %}",
+    "repeated": "{% set ns.x = [ns.x] * 2 %}",
+    "added": "{% set ns.x = [ns.x] + [ns.x] %}",
+    "joined": "{% set ns.x = ns.x ~ ns.x %}",
+    "sliced": "{% set ns.x = [ns.x, ns.x, 1][:2] %}",
+    "a default of items": "{% set ns.x = [nope, nope] | map('default', ns.x) | list %}",
+    "cycle": "{% for i in [1] %}{% set ns.x = loop.cycle((ns.x, ns.x)) %}{% endfor %}",
+    "item of a loop": "{% for a in [(ns.x, ns.x)] %}{% set ns.x = a %}{% endfor %}",
+    "parameter": "{% macro f(a) %}{% set ns.x = a %}{% endmacro %}{{ f(*[[ns.x, ns.x]]) }}",
+    "default of a parameter": "{% macro f(a=(ns.x, ns.x)) %}{% set ns.x = a %}{% endmacro %}{{ f() }}",
+    "parameter of a call": "{% macro f() %}{{ caller((ns.x, ns.x)) }}{% endmacro %}"
+    "{% call(a) f() %}{% set ns.x = a %}{% endcall %}",
+    "format": "{% set ns.x = '{0}{0}'.format(ns.x) %}",
+    "percent": "{% set ns.x = '%s%s' % (ns.x, ns.x) %}",
+    "replace": "{% set ns.x = 'aa'.replace('a', ns.x | string) %}",
+}
+
+
+@pytest.mark.parametrize("doubling", DOUBLINGS)
+def test_a_value_is_measured_however_it_is_made(doubling: str) -> None:
+    source = VALUES + "{% for i in range(40) %}" + DOUBLINGS[doubling] + "{% endfor %}"
+    with pytest.raises(TemplateError, match="makes a value of more than 1,000,000 characters"):
+        ChatTemplate(source).render([USER])
+
+
+@pytest.mark.parametrize("name", ["varargs", "kwargs"])
+@pytest.mark.parametrize(
+    "source",
+    ["{% macro f() %}{% set ns.x = NAME %}{% endmacro %}", "{% call f() %}{{ NAME | length }}{% endcall %}"],
+)
+def test_a_macro_has_named_parameters_only(source: str, name: str) -> None:
+    with pytest.raises(TemplateError, match="line 2: a macro reads varargs or kwargs"):
+        ChatTemplate("\n" + source.replace("NAME", name))
+    source = "{% macro f(NAME) %}{{ NAME }}{% endmacro %}{{ NAME }}{{ f(1) }}{{ f(NAME=2) }}"
+    assert ChatTemplate(source.replace("NAME", name)).render([USER]) == "12"
+    with pytest.raises(TemplateError, match="takes not more than 0 argument"):
+        ChatTemplate("{% macro f() %}{% endmacro %}{{ f(1) }}").render([USER])
+
+
+@pytest.mark.parametrize("thing", ["ns", "loop", "self", "range", "'a'.upper", "[1] | reverse"])
+@pytest.mark.parametrize(
+    "source",
+    [
+        "[THING]",
+        "(THING,)",
+        "{'a': THING}",
+        "dict(a=THING)",
+        "[] + [THING]",
+        "'{0}'.format(THING)",
+        "'%s %s' % (1, THING)",
+        "'%s' | format(THING)",
+        "1 ~ THING",
+        "[nope] | map('default', THING) | list",
+        "[nope] | map('default', THING) | join(attribute='x')",
+        "[nope] | map('default', THING) | sort(attribute='x')",
+        "[nope] | map('default', THING) | first",
+        "loop.changed(THING)",
+        "'' if THING is string else (loop | list)",
+        "'' if THING is string else (loop | first)",
+    ],
+)
+def test_lists_and_dictionaries_hold_plain_values_only(source: str, thing: str) -> None:
+    """An attribute of another value could hide what a filter then compares or joins for each item."""
+    source = (
+        "{% set ns = namespace(x=1) %}{% for i in [1, 2] %}{{ " + source.replace("THING", thing) + " }}{% endfor %}"
+    )
+    with pytest.raises(TemplateError, match=r"puts a .* into a list, a dictionary or a text"):
+        ChatTemplate(source).render([USER])
+
+
+@pytest.mark.parametrize(
+    "value", ["{'a': 1}.keys()", "{'a': 1}.items()", "range(3)", "twice", "self", "raise_exception"]
+)
+@pytest.mark.parametrize("name", ["mapping", "name", "arguments", "start", "x"])
+def test_attributes_of_other_values_are_undefined(value: str, name: str) -> None:
+    source = "{% macro twice(a) %}{% endmacro %}{{ (VALUE).NAME is defined }}{{ (VALUE)['NAME'] is defined }}"
+    assert ChatTemplate(source.replace("VALUE", value).replace("NAME", name)).render([USER]) == "FalseFalse"
+
+
+@pytest.mark.parametrize(
+    ("source", "message"),
+    [
+        ("{{ [{'x': b}, {'x': b}] | sort(attribute='" + "x," * 20 + "x') }}", "value of more than 2,000 characters"),
+        ("{{ range(5) | map(attribute='x', default=b) | sort }}", "value of more than 2,000 characters"),
+        ("{{ range(5) | map(attribute='x', default=b) | min }}", "value of more than 2,000 characters"),
+        ("{{ range(5) | map(attribute='x', default=b) | max }}", "value of more than 2,000 characters"),
+        ("{{ range(5) | map(attribute='x', default=b) | join }}", "value of more than 2,000 characters"),
+        ("{% for i in [1] %}{{ loop.changed(b, b, b, b, b) }}{% endfor %}", "value of more than 2,000 characters"),
+        ("{{ range(5) | groupby('x', default=b) }}", "No filter named 'groupby'"),
+        ("{{ namespace(items=b.copy) | dictsort }}", "sorts a Namespace with dictsort"),
+        ("{{ {(1, b * 2): 1} }}", "a tuple of more than 1,000 characters as a key"),
+        ("{{ dict([((1, b * 2), 1)]) }}", "a tuple of more than 1,000 characters as a key"),
+        ("{{ [(1, b * 2)] | unique | list }}", "a tuple of more than 1,000 characters as a key"),
+        ("{{ {1: 2}.keys() - [1] }}", "subtracts with the keys or items of a dictionary"),
+        ("{{ [1] - {1: 2}.items() }}", "subtracts with the keys or items of a dictionary"),
+        ("{{ [range(2 ** 3000, 2 ** 3000 + 1)] }}", "value of more than 2,000 characters"),
+    ],
+)
+def test_what_one_step_compares_or_hashes_is_bounded(
+    source: str, message: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(template_functions, "MAX_CHARACTERS", 2000)
+    monkeypatch.setattr(template_sandbox, "SMALL_SIZE", 20)
+    with pytest.raises(TemplateError, match=message):
+        ChatTemplate("{% set b = [0] * 70 %}" + source).render([USER])
+
+
+def test_the_name_of_a_macro_counts_as_its_text() -> None:
+    source = "{% macro " + "f" * 90_000 + "() %}{% endmacro %}{% set m = " + "f" * 90_000 + " %}"
+    assert ChatTemplate(source + "{{ [m] | length }}").render([USER]) == "1"
+    for expression in ("[m] * 12", "range(12) | join(m)", "(m, m, m, m, m, m, m, m, m, m, m, m)"):
+        with pytest.raises(TemplateError, match="1,000,000 characters"):
+            ChatTemplate(source + "{{ " + expression + " }}").render([USER])
+
+
+def test_the_depth_of_values_is_limited() -> None:
+    source = "{% set ns = namespace(x=()) %}{% for i in range(DEPTH) %}{% set ns.x = (ns.x,) %}{% endfor %}{{ ns.x }}"
+    written = ChatTemplate(source.replace("DEPTH", "190")).render([USER])
+    assert written.startswith("(" * 191)
+    with pytest.raises(TemplateError, match="nests values more than 200 levels deep"):
+        ChatTemplate(source.replace("DEPTH", "210")).render([USER])
+
+
+@pytest.fixture
+def steps(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """A number for each step that the sandboxes count: 0, or the characters that it copies."""
+    counted: list[int] = []
+    count, add = template_sandbox.Sandbox.count_step, template_sandbox.Sandbox.add_work
+
+    def count_step(sandbox: template_sandbox.Sandbox) -> None:
+        counted.append(0)
+        count(sandbox)
+
+    def add_work(sandbox: template_sandbox.Sandbox, size: int) -> None:
+        counted.append(size)
+        add(sandbox, size)
+
+    monkeypatch.setattr(template_sandbox.Sandbox, "count_step", count_step)
+    monkeypatch.setattr(template_sandbox.Sandbox, "add_work", add_work)
+    return counted
+
+
+def test_each_comparison_of_a_chain_is_a_step(steps: list[int]) -> None:
+    ChatTemplate("{% set x = " + " == ".join("1" * 101) + " %}").render([USER])
+    assert len(steps) >= 100
+
+
+@pytest.mark.parametrize("function", ["dict(p)", "namespace(p)", "p | map('first') | unique | list"])
+def test_each_comparison_of_keys_of_one_hash_is_a_step(function: str, steps: list[int]) -> None:
+    pairs = ", ".join(f"({(2**61 - 1) * number}, 1)" for number in range(1, 101))
+    ChatTemplate("{% set p = [" + pairs + "] %}{% set d = " + function + " %}").render([USER])
+    assert len(steps) >= 100 * 99 / 2
+
+
+def test_copies_count_as_work(steps: list[int]) -> None:
+    ChatTemplate("{% set x = messages[:1] %}{% set y = 'abc'[1:] %}{% set z = namespace(messages[0]) %}").render([USER])
+    assert [size for size in steps if size] == [8, 2, 2 * 8 * 2]
+
+
+def test_the_slices_of_one_expression_are_limited(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(template_sandbox, "MAX_WORK", 64_000)
+    with pytest.raises(TemplateError, match="makes values of more than 64,000 characters in all"):
+        ChatTemplate(
+            "{% set a = 'a' * 20000 %}{% set x = a[1:] is string and a[1:] is string and a[1:] is string %}"
+        ).render([USER])
+
+
+def test_constant_expressions_are_not_computed_when_a_template_is_compiled(steps: list[int]) -> None:
+    template = ChatTemplate("{{ 'a' | center(9) | length }}{{ [1] == [1] == [1] }}")
+    assert not steps
+    assert template.render([USER]) == "9True"
 
 
 def test_the_length_of_the_output_is_limited() -> None:
