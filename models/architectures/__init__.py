@@ -26,7 +26,7 @@ from .exaone_moe import EXAONE_MOE
 from .falcon import FALCON
 from .family import Family, HeadSpec, rename_weight
 from .gemma import GEMMA, GEMMA2, GEMMA3, GEMMA3_IMAGES, VAULT_GEMMA
-from .gemma4 import GEMMA4, GEMMA4_IMAGES
+from .gemma4 import GEMMA4, GEMMA4_IMAGES, GEMMA4_UNIFIED, GEMMA4_UNIFIED_IMAGES
 from .glm import GLM, GLM4
 from .gpt import GPT
 from .gpt2 import GPT2, GPT_SW3
@@ -75,6 +75,7 @@ from .phi import PHI
 from .phi3 import PHI3
 from .phimoe import PHIMOE
 from .plbart import PLBART
+from .prophetnet import PROPHETNET
 from .qwen_images import QWEN2_5_IMAGES, QWEN2_IMAGES, QWEN3_IMAGES, QWEN3_MOE_IMAGES
 from .qwen_moe import DOTS1, FLEX_OLMO, GLM4_MOE, OLMOE, QWEN2_MOE, QWEN3_MOE, SOLAR_OPEN
 from .qwen_next import QWEN3_5, QWEN3_5_IMAGES, QWEN3_5_MOE, QWEN3_5_MOE_IMAGES, QWEN3_NEXT
@@ -171,6 +172,8 @@ FAMILIES: dict[str, Family] = {
         GEMMA3_IMAGES,
         GEMMA4,
         GEMMA4_IMAGES,
+        GEMMA4_UNIFIED,
+        GEMMA4_UNIFIED_IMAGES,
         PHI,
         PHI3,
         SMOLLM3,
@@ -253,6 +256,7 @@ FAMILIES: dict[str, Family] = {
         LED,
         MVP,
         BIGBIRD_PEGASUS,
+        PROPHETNET,
         SWITCH,
         T5GEMMA,
         XLM,

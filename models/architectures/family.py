@@ -11,7 +11,7 @@ from torch import Tensor
 
 from ..core.errors import UnsupportedError, show_value
 from ..network.heads import LabelScoring
-from ..network.model_config import EncoderDecoderConfig, MixerName, ModelConfig, RopeScaling
+from ..network.model_config import EncoderDecoderConfig, GlobalTokens, MixerName, ModelConfig, RopeScaling
 
 Json = Mapping[str, Any]
 Renames = tuple[tuple[str, str], ...]  # pattern -> replacement, applied in order
@@ -50,6 +50,8 @@ class HeadSpec:
     """One `architectures` entry of a family: its task and the names of its weights (our names begin with "head.").
 
     `scoring` reads from a configuration how scores are computed: of a text, of a token, or of the words for a mask.
+    `global_tokens`: which tokens see all others in the network that this head reads; see ModelConfig. Its second
+    projections are among `renames` then.
     `decoder` reads the decoder's configuration of an encoder-decoder; its second argument is the start token. With
     `reads_decoder` a head other than one that translates reads the decoder's states.
     """
@@ -59,6 +61,7 @@ class HeadSpec:
     ]
     renames: Renames = ()
     scoring: Callable[[Json], LabelScoring] = field(default=lambda _: LabelScoring())
+    global_tokens: GlobalTokens = ""
     decoder: Callable[[Json, int], EncoderDecoderConfig] = field(default=no_decoder)
     reads_decoder: bool = False
 

@@ -1,14 +1,28 @@
 """Gemma 4 (text): Gemma 3 with other head counts and widths in layers without a window, keys that are values, keys that
-several layers read, embeddings of tokens for each layer, and a scale for each layer (https://huggingface.co/google)."""
+several layers read, embeddings of tokens for each layer, and a scale for each layer (https://huggingface.co/google).
+Some have routed experts beside the MLP of each layer. Gemma 4 Unified (12B) is a variant without experts or embeddings
+for each layer."""
 
 from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
+from torch import Tensor
+
 from ..core.errors import UnsupportedError, show_value
-from ..network.model_config import LayerShape, ModelConfig
-from . import gemma, llama, text_part
-from .family import Family, HeadSpec, Json, check_required_values, layer_numbers, read_limit, read_rope, read_sizes
+from ..network.model_config import ExpertConfig, LayerShape, ModelConfig
+from . import experts, gemma, llama, text_part
+from .family import (
+    Family,
+    HeadSpec,
+    Json,
+    NamedTensors,
+    check_required_values,
+    layer_numbers,
+    read_limit,
+    read_rope,
+    read_sizes,
+)
 
 LOCAL, FULL = "sliding_attention", "full_attention"
 RENAMES = (
@@ -20,6 +34,19 @@ RENAMES = (
     (r"\.post_per_layer_input_norm\.", ".input_norm."),
     (r"\.layer_scalar$", ".scale"),
     *gemma.RENAMES,
+)
+# Of networks with experts, in which the MLP is the expert that all tokens use.
+MIXTURE_RENAMES = (
+    (r"\.pre_feedforward_layernorm\.weight$", ".mlp.shared_input"),
+    (r"\.pre_feedforward_layernorm_2\.weight$", ".mlp.chosen_input"),
+    (r"\.post_feedforward_layernorm_1\.", ".mlp.shared_norm."),
+    (r"\.post_feedforward_layernorm_2\.", ".mlp.chosen_norm."),
+    (r"\.router\.proj\.", ".mlp.router."),
+    (r"\.router\.scale$", ".mlp.router_input"),
+    (r"\.router\.per_expert_scale$", ".mlp.output_scales"),
+    (r"\.mlp\.(up|gate|down)_proj\.", r".mlp.shared.\1."),
+    *experts.RENAMES,
+    *RENAMES,
 )
 ROTATION: Json = {
     FULL: {"rope_type": "proportional", "partial_rotary_factor": 0.25, "rope_theta": 1_000_000.0},
@@ -41,7 +68,8 @@ DEFAULTS: Json = {
     "hidden_size_per_layer_input": 256,
     "num_kv_shared_layers": 0,
 }
-KNOWN: Json = {"enable_moe_block": False}
+UNIFIED: Json = {"hidden_size_per_layer_input": 0, "enable_moe_block": False}
+UNIFIED_DEFAULTS: Json = {"sliding_window": 1024, "max_position_embeddings": 262_144}
 
 
 def fill_defaults(hf: Json) -> dict[str, Any]:
@@ -88,10 +116,12 @@ def model_config(hf: Json) -> ModelConfig:
     if hf.get("use_bidirectional_attention") != "vision":  # of the tokens of pictures, which are not read
         gemma.check_causal(hf)
     narrow = hf["hidden_size_per_layer_input"]
-    check_required_values(hf, KNOWN if not narrow else {**KNOWN, "vocab_size_per_layer_input": hf["vocab_size"]})
+    check_required_values(hf, {"vocab_size_per_layer_input": hf["vocab_size"]} if narrow else {})
     local_base, scaling = read_rope(hf, LOCAL)
     if scaling is not None:
         raise UnsupportedError(f"rope_parameters: a scaling of {LOCAL} is not known here")
+    if not isinstance(has_experts := hf.get("enable_moe_block", False), bool):
+        raise UnsupportedError(f"enable_moe_block is {show_value(has_experts)}, which should be true or false")
     reads = key_layers(hf)
     shapes = layer_shapes(hf, reads)
     return replace(
@@ -112,14 +142,41 @@ def model_config(hf: Json) -> ModelConfig:
         logit_cap=read_limit(hf, "final_logit_softcapping"),
         layer_embedding=narrow,
         layer_scale=True,
+        experts=read_mixture(hf, shapes) if has_experts else None,
     )
+
+
+def read_mixture(hf: Json, shapes: tuple[LayerShape, ...]) -> ExpertConfig:
+    """The experts of all layers, and beside them the MLP, which is as wide in all."""
+    counts = "num_experts", "top_k_experts", "moe_intermediate_size"
+    count, chosen, width = read_sizes({**dict.fromkeys(counts), **hf}, *counts)
+    widths = {shape.mlp_width for shape in shapes}
+    if len(widths) > 1:
+        listed = ", ".join(map(str, sorted(widths)))
+        raise UnsupportedError(
+            f"enable_moe_block: MLPs beside experts have {listed} inner features; known are equal ones"
+        )
+    return ExpertConfig(
+        count=count, chosen=chosen, width=width, shared_width=widths.pop(), own_norms=True, output_scales=True
+    )
+
+
+def unified_config(hf: Json) -> ModelConfig:
+    check_required_values(hf, UNIFIED)
+    return model_config({**UNIFIED_DEFAULTS, **hf, **UNIFIED})
+
+
+def convert_weight(name: str, tensor: Tensor) -> NamedTensors:
+    """Files have the experts beside the MLP."""
+    return experts.split_experts(name.replace(".experts.", ".mlp.experts."), tensor)
 
 
 def choose_variant(family: Family, hf: Json) -> Family:
     """Files may have keys and values of layers that read those of another layer."""
     reads = key_layers(fill_defaults(hf))
     unused = "|".join(str(layer) for layer, source in enumerate(reads) if source < layer) or "none"
-    return replace(family, drop=rf"{family.drop}|(^|\.)layers\.({unused})\.self_attn\.(k_proj|v_proj|k_norm)\.")
+    family = replace(family, drop=rf"{family.drop}|(^|\.)layers\.({unused})\.self_attn\.(k_proj|v_proj|k_norm)\.")
+    return replace(family, renames=MIXTURE_RENAMES, convert=convert_weight) if hf.get("enable_moe_block") else family
 
 
 GEMMA4 = Family(
@@ -136,3 +193,13 @@ GEMMA4 = Family(
     rope_by_layer=True,
 )
 GEMMA4_IMAGES = text_part.wrap_family("gemma4", "Gemma4", (GEMMA4,))
+GEMMA4_UNIFIED = replace(
+    GEMMA4,
+    name="gemma4_unified_text",
+    config=unified_config,
+    heads={
+        "Gemma4UnifiedForCausalLM": HeadSpec("generate", llama.LANGUAGE_HEAD),
+        "Gemma4UnifiedTextModel": HeadSpec("embed"),
+    },
+)
+GEMMA4_UNIFIED_IMAGES = text_part.wrap_family("gemma4_unified", "Gemma4Unified", (GEMMA4_UNIFIED,))

@@ -110,7 +110,17 @@ GEMMA4: Renames = (
     (r"\.proj\.", ".input_up."),
     (r"\.post_norm\.", ".input_norm."),
     (r"\.layer_output_scale\.weight$", ".scale"),
+    (r"\.mlp\.router\.scale$", ".mlp.router_input"),
+    (r"\.ffn_down_exps\.scale$", ".mlp.output_scales"),
+    (r"\.pre_ffw_norm_2\.weight$", ".mlp.chosen_input"),
+    (r"\.post_ffw_norm_1\.", ".mlp.shared_norm."),
+    (r"\.post_ffw_norm_2\.", ".mlp.chosen_norm."),
     *DECODER,
+)
+GEMMA4_MIXTURE: Renames = (
+    (r"\.ffn_norm\.weight$", ".mlp.shared_input"),
+    (r"\.ffn_(up|gate|down)\.", r".mlp.shared.\1."),
+    *GEMMA4,
 )
 LFM2: Renames = ((r"^token_embd_norm\.", "final_norm."), *DECODER)
 COUNTS_BY_LAYER = ("attention.head_count_kv", "feed_forward_length")  # of networks whose layers differ
@@ -289,6 +299,11 @@ def choose_experts(dialect: GgufArchitecture, shapes: Shapes) -> GgufArchitectur
     return replace(dialect, family="mixtral", config=read_mixtral, unsupported_keys=OTHER_ARITHMETIC)
 
 
+def choose_gemma4(dialect: GgufArchitecture, shapes: Shapes) -> GgufArchitecture:
+    """Files with a router have experts beside the MLP."""
+    return replace(dialect, renames=GEMMA4_MIXTURE) if "blk.0.ffn_gate_inp.weight" in shapes else dialect
+
+
 def choose_deepseek(dialect: GgufArchitecture, shapes: Shapes) -> GgufArchitecture:
     """Files with a bias for the choice of experts are of the third version."""
     return replace(dialect, family="deepseek_v3") if has_choice_bias(shapes) else dialect
@@ -347,8 +362,9 @@ GGUF_ARCHITECTURES: dict[str, GgufArchitecture] = {
         "gemma4_text",
         read_gemma4,
         GEMMA4,
-        unsupported_keys=tuple(key for key in ("expert_count", *OTHER_ARITHMETIC) if "final" not in key),
+        unsupported_keys=tuple(key for key in OTHER_ARITHMETIC if "final" not in key),
         layered_keys=COUNTS_BY_LAYER,
+        variant=choose_gemma4,
     ),
     "phi2": GgufArchitecture("phi", read_decoder, one_norm=True),
     "phi3": GgufArchitecture("phi3", read_windowed),

@@ -124,6 +124,10 @@ def read_gemma4(fields: Json, shapes: Shapes) -> Json:
         "hidden_size_per_layer_input": fields.get("embedding_length_per_layer_input", 0),
         "vocab_size_per_layer_input": shapes.get("per_layer_token_embd.weight", shapes["token_embd.weight"])[0],
         "final_logit_softcapping": fields.get("final_logit_softcapping"),
+        "enable_moe_block": bool(fields.get("expert_count")),
+        "num_experts": fields.get("expert_count"),
+        "top_k_experts": fields.get("expert_used_count"),
+        "moe_intermediate_size": fields.get("expert_feed_forward_length"),
     }
 
 

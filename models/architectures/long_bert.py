@@ -1,5 +1,5 @@
-"""Encoders for long texts: Longformer, whose tokens see a window around them, and BigBird as far as its attention is
-full; and XLM-R-XL, the pre-norm form of XLM-R."""
+"""Encoders for long texts: Longformer, whose tokens see a window around them and, below some heads, global tokens;
+BigBird as far as its attention is full; and XLM-R-XL, the pre-norm form of XLM-R."""
 
 from dataclasses import replace
 from functools import partial
@@ -11,7 +11,7 @@ from ..core.errors import UnsupportedError, show_value
 from ..network.heads import LabelScoring
 from ..network.model_config import ModelConfig
 from . import bert
-from .family import TAG_HEAD, Family, HeadSpec, Json, NamedTensors, activation_name
+from .family import SPAN_HEAD, TAG_HEAD, Family, HeadSpec, Json, NamedTensors, activation_name
 
 BLOCKS: dict[str, Any] = {"attention_type": "block_sparse", "block_size": 64, "num_random_blocks": 3}  # of BigBird
 
@@ -22,6 +22,15 @@ XL_RENAMES = (
     *bert.RENAMES,
 )
 POOLED = ((r"^pooler\.", "head.dense."), (r"^classifier\.", "head.out."))
+# The second projections of Longformer, which only heads with global tokens read. Of a pair transformers demands exactly
+# three separators and uses the first; here a pair with another number of them is read too.
+GLOBAL = ((r"\.attention\.self\.(query|key|value)_global\.", r".attention.global_\1."),)
+BIG_BIRD_SPAN_HEAD = (
+    (r"^qa_classifier\.intermediate\.dense\.", "head.dense."),
+    (r"^qa_classifier\.output\.dense\.", "head.second."),
+    (r"^qa_classifier\.output\.LayerNorm\.", "head.norm."),
+    (r"^qa_classifier\.qa_outputs\.", "head.out."),
+)
 
 
 def xl_config(hf: Json) -> ModelConfig:
@@ -35,7 +44,10 @@ def longformer_config(hf: Json) -> ModelConfig:
     windows = set(given) if isinstance(given, list) else {given}
     if len(windows) != 1 or any(type(each) is not int or each < 2 or each % 2 for each in windows):
         raise UnsupportedError(f"attention_window {show_value(given)}: only one even window for all layers is known")
-    return replace(bert.roberta_config(hf), window=windows.pop() // 2 + 1)
+    separator = hf.get("sep_token_id", 2)
+    if type(separator) is not int or not 0 <= separator < hf["vocab_size"]:
+        raise UnsupportedError(f"sep_token_id is {show_value(separator)}, which should be the number of a token")
+    return replace(bert.roberta_config(hf), window=windows.pop() // 2 + 1, separator=separator)
 
 
 def big_bird_config(hf: Json) -> ModelConfig:
@@ -71,6 +83,17 @@ def big_bird_scoring(hf: Json) -> LabelScoring:
     return LabelScoring(activation=activation_name(hf.get("hidden_act", "gelu_new")))
 
 
+def big_bird_span_scoring(hf: Json) -> LabelScoring:
+    """An MLP as those of the layers, with a norm after its sum with the state. transformers lowers the scores of the
+    question, which no answer is read from."""
+    activation, width = activation_name(hf.get("hidden_act", "gelu_new")), int(hf["intermediate_size"])
+    return LabelScoring(activation=activation, norm=True, width=width, returns=True, adds=True)
+
+
+def big_bird_decoder_config(hf: Json) -> ModelConfig:
+    return bert.read_decoder_config(big_bird_config, "", {"hidden_act": "gelu_new", **hf})
+
+
 def big_bird_mask_scoring(hf: Json) -> LabelScoring:
     return bert.mask_scoring({"hidden_act": "gelu_new", **hf})
 
@@ -87,23 +110,32 @@ LONGFORMER = Family(
     bert.RENAMES,
     {
         "LongformerModel": HeadSpec("embed"),
+        "LongformerForSequenceClassification": HeadSpec(
+            "classify", (*bert.ROBERTA_HEAD, *GLOBAL), global_tokens="first"
+        ),
+        "LongformerForMultipleChoice": HeadSpec("choose", (*bert.BERT_HEAD, *GLOBAL), global_tokens="after_separator"),
         "LongformerForTokenClassification": TAG_HEAD,
+        "LongformerForQuestionAnswering": replace(
+            SPAN_HEAD, renames=(*SPAN_HEAD.renames, *GLOBAL), global_tokens="before_separator"
+        ),
         "LongformerForMaskedLM": HeadSpec("fill", bert.ROBERTA_MASK_HEAD, bert.gelu_mask_scoring),
-    },  # the other heads have tokens that see all others, through matrices of their own
+    },
     drop=bert.DROP + r"|\.(query|key|value)_global\.",
 )
 BIG_BIRD = Family(
     "big_bird",
     "bert",
-    big_bird_config,
+    big_bird_decoder_config,
     bert.RENAMES,
     {
         "BigBirdModel": HeadSpec("embed"),
         "BigBirdForSequenceClassification": HeadSpec("classify", bert.ROBERTA_HEAD, big_bird_scoring),
         "BigBirdForMultipleChoice": HeadSpec("choose", POOLED),
         "BigBirdForTokenClassification": TAG_HEAD,
+        "BigBirdForQuestionAnswering": HeadSpec("span", BIG_BIRD_SPAN_HEAD, big_bird_span_scoring),
         "BigBirdForMaskedLM": HeadSpec("fill", bert.MASK_HEAD, big_bird_mask_scoring),
         "BigBirdForPreTraining": HeadSpec("fill", bert.MASK_HEAD, big_bird_mask_scoring),
+        "BigBirdForCausalLM": HeadSpec("generate", bert.MASK_HEAD),
     },
     drop=bert.DROP,
     variant=choose_big_bird_variant,

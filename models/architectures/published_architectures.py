@@ -292,7 +292,7 @@ PUBLISHED_ARCHITECTURES: Mapping[str, PublishedArchitecture] = {
     "phi4_multimodal": PublishedArchitecture("Phi4MultimodalForCausalLM", "multimodal", ("vision",)),
     "phimoe": PublishedArchitecture("PhimoeForCausalLM", "decoder", ("experts",)),
     "plbart": PublishedArchitecture("PLBartForConditionalGeneration", "encoder-decoder"),
-    "prophetnet": PublishedArchitecture("ProphetNetForConditionalGeneration", "encoder-decoder", ("two streams",)),
+    "prophetnet": PublishedArchitecture("ProphetNetForConditionalGeneration", "encoder-decoder"),
     "qwen2": PublishedArchitecture("Qwen2ForCausalLM", "decoder"),
     "qwen2_audio": PublishedArchitecture("Qwen2AudioForConditionalGeneration", "multimodal", ("audio",)),
     "qwen2_moe": PublishedArchitecture("Qwen2MoeForCausalLM", "decoder", ("experts",)),

@@ -15,7 +15,7 @@ from .family import Family, HeadSpec, Json, NamedTensors
 LANGUAGE_HEAD = ((r"^(language_model\.)?lm_head\.", "head.output."),)
 DROP = (
     r"^(language_model\.)?lm_head\.|^(visual|vision_tower|vision_model|multi_modal_projector)\.|rotary_emb\.inv_freq$"
-    r"|^(embed_vision|audio_tower|embed_audio)\."
+    r"|^(embed_vision|vision_embedder|audio_tower|embed_audio)\."
 )
 TEXT_PREFIX = r"^language_model\.(model\.)?"  # in front of names in newer and in older checkpoints
 Heads = Mapping[str, HeadSpec]

@@ -107,6 +107,7 @@ class Checkpoint:
     missing_forms: Mapping[str, str] = field(default_factory=dict)
     has_queries: bool = False
     skipped_tokens: frozenset[int] = frozenset()
+    query_tokens: int = 0  # the longest query, of a network of their own; 0: `max_tokens`
 
 
 def load(
@@ -197,6 +198,7 @@ def prepare(
         missing_forms=description.head.missing_forms,
         has_queries=description.head.has_queries,
         skipped_tokens=description.head.skipped_tokens,
+        query_tokens=0 if description.queries is None else description.queries.max_tokens,
         stop_tokens=description.stop_tokens,
         max_tokens=description.max_tokens,
         weight_bytes=weights.parameter_count * dtype.itemsize,

@@ -122,8 +122,8 @@ class HeadDescription:
     are tensors of the head beside those of the network's files, by a name for messages, each with our name.
     `pair_prompt`: how a reranker that generates gets a pair. `more_forms` are outputs of an embedder beside the
     vector of a text, each of the head's module of that name; `missing_forms` says by form what would have to be done
-    for it. `has_queries`: queries are read by the head's modules `query_vector` and `query_words`. `skipped_tokens`
-    are not pooled.
+    for it. `has_queries`: queries are read by the head's modules `query_vector` and `query_words`, or by
+    a network of their own. `skipped_tokens` are not pooled.
     """
 
     task: str
@@ -152,7 +152,8 @@ class Description:
     `default_precision` follows from how the weights are stored, unless `preferred_precision` is set. `file` is the path
     for messages. `translate` turns a tensor under the file's name into tensors under our names ("head." for those of
     the head); it works on the meta device too. `cut_network` cuts the network and head to this process's share and
-    returns the cuts by our names (models.parallel).
+    returns the cuts by our names (models.parallel). `queries`: of a network of their own for queries; that of the
+    description reads documents.
     """
 
     file: str
@@ -175,6 +176,7 @@ class Description:
     labels: LabelPrompt | None = None  # of a model that reads labels of the request
     decisions: DecisionPrompt | None = None  # of a model that answers questions about a text
     sampling: Mapping[str, float] = field(default_factory=dict)  # options that the checkpoint suggests
+    queries: "Description | None" = None
 
     @property
     def default_precision(self) -> DefaultPrecision:
@@ -393,7 +395,7 @@ def invalid_fields(config: ModelConfig) -> Iterator[tuple[str, str]]:
         yield "convolution", f"odd, {MAX_CONVOLUTION} at most, and beside post-norm layers"
     if config.convolution and (config.convolution_groups < 1 or config.width % config.convolution_groups):
         yield "convolution_groups", f"a divisor of width, which is {config.width}"
-    if config.distances or config.position in ("bias", "layer_bias", "distance"):
+    if config.distances or config.attention_kind in ("bias", "layer_bias", "distance", "two_streams"):
         near = config.distances // (2 if config.causal else 4)
         if config.distances < MIN_DISTANCES:
             yield "distances", f"{MIN_DISTANCES} at least"
@@ -553,6 +555,9 @@ def invalid_expert_fields(config: ModelConfig, experts: ExpertConfig) -> Iterato
         yield "experts", f"said for each of {config.depth} layers"
     if not all(0 <= number < MAX_REAL for number in (experts.scale, experts.clamp, experts.shared_scale)):
         yield "experts", "with numbers as scale and limit, not negative"
+    shares = experts.shared_width and not experts.shared_gate
+    if experts.own_norms and not (shares and config.norm == "rms" and config.norm_order == "sandwich"):
+        yield "experts", "with norms of their own only beside a shared one, in layers with RMS norms around each part"
     if not 0 <= experts.margin < MAX_REAL:
         yield "experts", "with a margin that is not negative"
 

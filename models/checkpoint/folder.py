@@ -29,6 +29,7 @@ from .folder_files import (
     FolderCheck,
     FolderParts,
     JsonObject,
+    Role,
     accept_folder,
     build_chat_template,
     parse_config,
@@ -49,10 +50,10 @@ from .published_rerankers import (
 )
 from .quantized.config_fields import CONFIG
 from .quantized.formats import read_quantization
-from .query_route import add_query_route
+from .query_route import add_query_route, check_query_network, has_query_network
 from .rotation_fields import STACKS, check_rotation_fields
 from .sampling_defaults import read_folder_sampling
-from .sentence_modules import find_module_task, network_folder, read_sentence_config
+from .sentence_modules import MODULES, find_module_task, network_folder, read_sentence_config
 from .tensor_files import TensorEntry, check_tensor_count, read_safetensors
 from .unread_formats import INDEX, SINGLE, check_folder, find_onnx, missing_weights_error
 
@@ -63,9 +64,10 @@ DECODER_FIELD = "decoder.is_causal"
 LIST_HINT = "polyhead families lists what is loaded"
 
 
-def open_folder(root: Path, wanted: WantedTask = FOLDER_TASK) -> FolderParts:
-    """Read the small files and the tensor headers. CheckpointError or UnsupportedError names the problem."""
-    path = network_folder(root)
+def open_folder(root: Path, wanted: WantedTask = FOLDER_TASK, role: Role = "documents") -> FolderParts:
+    """Read the small files and the tensor headers of the network for texts of this role. CheckpointError or
+    UnsupportedError names the problem."""
+    path = network_folder(root, role)
     check_folder(path)
     config = read_json(path / "config.json")
     check_config(path / "config.json", config)
@@ -75,7 +77,7 @@ def open_folder(root: Path, wanted: WantedTask = FOLDER_TASK) -> FolderParts:
     entries = list_tensors(path, count_most_tensors(family, config))
     if quantised := config.get(CONFIG):
         entries = read_quantization(path / "config.json", quantised)(entries)
-    return FolderParts(root, path, config, family, spec, entries, prompt)
+    return FolderParts(root, path, config, family, spec, entries, prompt, role)
 
 
 def count_most_tensors(family: Family, config: JsonObject) -> float:
@@ -92,6 +94,7 @@ def describe_folder(parts: FolderParts, folder_check: FolderCheck = accept_folde
     """The description of a checkpoint folder. `folder_check` is called before the tokenizer is read."""
     file = str(parts.path / "config.json")
     config = apply_causality(parts, parse_config(file, partial(parts.family.config, parts.config)))
+    config = replace(config, global_tokens=parts.spec.global_tokens)
     check_config_fields(file, config)
     if config.position == "rotary":
         check_rotation_fields(file, parts.family, parts.config, config)
@@ -100,6 +103,7 @@ def describe_folder(parts: FolderParts, folder_check: FolderCheck = accept_folde
         tokenizer = tokenizer.lower_case()
     head, limit = choose_head(parts, config, tokenizer)
     head = add_query_route(parts, config, head, tokenizer, partial(load_tokenizer, folder_check=folder_check))
+    queries = describe_queries(parts, head, folder_check)
     late = read_late_interaction(parts, config, tokenizer) if parts.spec.task == "token_vectors" else None
     if late is not None:
         config = replace(config, hides_rows=late.hides_expansion)
@@ -128,7 +132,17 @@ def describe_folder(parts: FolderParts, folder_check: FolderCheck = accept_folde
         parts=parts,
         late=late,
         sampling=read_sampling(parts) if generates else {},
+        queries=None
+        if queries is None
+        else check_query_network(parts.root / MODULES, queries, config, head, tokenizer),
     )
+
+
+def describe_queries(parts: FolderParts, head: HeadDescription, folder_check: FolderCheck) -> Description | None:
+    """The description of a network of its own for queries; None: there is none."""
+    if parts.role == "queries" or head.task != "embed" or not has_query_network(parts.root):
+        return None
+    return describe_folder(open_folder(parts.root, role="queries"), folder_check)
 
 
 def apply_causality(parts: FolderParts, config: ModelConfig) -> ModelConfig:
@@ -182,7 +196,8 @@ def choose_head(parts: FolderParts, config: ModelConfig, tokenizer: Tokenizer) -
     head, limit = HEADS[parts.spec.task](parts, config)
     if parts.spec.reads_decoder:  # it reads the same text
         limit = min(limit, read_both_sides(parts, config).decoder.max_positions)
-    return add_outputs(parts, config, tokenizer, head) if parts.spec.task == "embed" else head, limit
+    has_outputs = parts.spec.task == "embed" and parts.role == "documents"
+    return add_outputs(parts, config, tokenizer, head) if has_outputs else head, limit
 
 
 def list_entries(parts: FolderParts, head: HeadDescription) -> dict[str, TensorEntry]:

@@ -3,7 +3,7 @@
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, Literal, TypeVar
 
 from ..architectures import Family, HeadSpec
 from ..chat import ChatTemplate
@@ -14,6 +14,7 @@ from ..tokenizer import Tokenizer
 from .tensor_files import TensorEntry
 
 JsonObject = dict[str, Any]
+Role = Literal["documents", "queries"]  # of the texts that a network reads
 FolderCheck = Callable[
     [Path, JsonObject], None
 ]  # called with a folder, or a GGUF file and its metadata, before its tokenizer is read
@@ -30,7 +31,8 @@ class FolderParts:
     """What a folder's files contain. An adapter may change any of it before it is described.
 
     `path` is the folder of the network; `root` the one that was named, which may have the network in a subfolder.
-    `prompt` is that of a generator that ranks, a key of published_rerankers.RERANKERS; empty: it is none.
+    `prompt` is that of a generator that ranks, a key of published_rerankers.RERANKERS; empty: it is none. `role`: the
+    texts that the network reads, where a Router leads queries to another one than documents.
     """
 
     root: Path
@@ -40,6 +42,7 @@ class FolderParts:
     spec: HeadSpec
     entries: Mapping[str, TensorEntry]
     prompt: str = ""
+    role: Role = "documents"
 
 
 def read_json(path: Path, default: JsonObject | None = None, kind: type = dict, limit: JsonLimit | None = None) -> Any:

@@ -316,7 +316,7 @@ def embedding_head(parts: FolderParts, config: ModelConfig) -> tuple[HeadDescrip
     if not has_modules(parts.root):
         log.warning("%s: no modules.json says how to pool states; taking their mean", parts.root)
         return pooler_head("mean", normalise=False), input_limit(parts.path, config)
-    modules, prompts = read_vector_modules(parts.root, config.state_width), read_prompts(parts.root)
+    modules, prompts = read_vector_modules(parts.root, config.state_width, parts.role), read_prompts(parts.root)
     check_network_settings(parts.path)
     return vector_head(modules, prompts, config.state_width), sentence_limit(parts.path, config)
 

@@ -17,7 +17,7 @@ from .unread_formats import FORMATS, GGUF, INDEX, ONNX_FILES, SAFE, SINGLE, expl
 ADAPTER = "adapter_model.safetensors"
 MODULES = "modules.json"  # of sentence-transformers, whose modules lie in subfolders
 TEMPLATES = "additional_chat_templates"
-SMALL_SUFFIXES = (".json", ".txt", ".jinja", ".model", ".spm")
+SMALL_SUFFIXES = (".json", ".txt", ".jinja", ".model", ".spm", ".tokenizer")
 OTHER_FOLDERS = ("onnx", "openvino", "original", "coreml", "runs", "flax", "tf")  # the same model in other formats
 DEFAULT_QUANTISATION = "Q4_K_M"
 MAX_FILES = 4096  # files of one checkpoint

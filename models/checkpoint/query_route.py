@@ -1,6 +1,6 @@
 """What a folder has for queries alone, where sentence-transformers' Router leads queries and documents to modules of
-their own. Both are read by one network, or queries by a table of weights (Geng et al. 2024, arXiv:2411.04403), which is
-a tensor or `idf.json`, an object with a weight for each token."""
+their own. Both are read by one network, or queries by a network of their own, or by a table of weights (Geng et al.
+2024, arXiv:2411.04403), which is a tensor or `idf.json`, an object with a weight for each token."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -16,7 +16,8 @@ from ..network.embedding_head import EmbeddingHead, TokenTableHead, UnitSpec, ou
 from ..network.model_config import ModelConfig
 from ..network.transformer import Transformer
 from ..tokenizer import Tokenizer
-from .description import HeadDescription
+from .default_precision import DefaultPrecision
+from .description import Description, HeadDescription
 from .folder_files import FolderParts, read_json
 from .sentence_modules import (
     MODULES,
@@ -30,6 +31,7 @@ from .sentence_modules import (
 from .tensor_files import FLOAT_ENCODINGS, TensorEntry, ignore_bytes
 
 LISTED = "idf.json"
+PROBES = ("", "A 2nd  Café, naïve\nQUERY: 東京!")  # whose tokens two tokenizers that read texts alike agree on
 MAX_WEIGHT = torch.finfo(torch.float32).max
 ReadTokenizer = Callable[[Path], Tokenizer]
 
@@ -52,7 +54,9 @@ class ListedWeights(TensorEntry):
 def add_query_route(
     parts: FolderParts, config: ModelConfig, head: HeadDescription, tokenizer: Tokenizer, read_tokenizer: ReadTokenizer
 ) -> HeadDescription:
-    """The head with what it has for queries. UnsupportedError if queries are read by a network of their own."""
+    """The head with what it has for queries. UnsupportedError if these are read by something that is not known."""
+    if parts.role == "queries":
+        return head
     if not has_modules(parts.root):
         file = parts.root / LISTED
         if head.task != "fill" or not file.is_file():
@@ -68,13 +72,49 @@ def add_query_route(
             raise UnsupportedError(message, file=str(parts.root / MODULES))
         entry = find_weights(parts.root, folder, config, tokenizer)
         return add_table(f"{folder.name}/{entry.name}", entry, config, head, tokenizer)
+    if head.task == "embed" and has_query_network(parts.root):
+        return replace(head, has_queries=True)
     if head.task != "embed" or routes.queries[:1] != routes.documents[:1]:
         kinds = show_value(", ".join(module.kind for module in routes.queries))
-        message = (
-            f"its Router leads queries to {kinds}, a network of their own; known are layers after the same network"
-        )
-        raise UnsupportedError(f"{message}, and {SPARSE_TABLE}", file=str(parts.root / MODULES))
+        message = f"its Router leads queries to {kinds}; known are layers after the same network, another Transformer"
+        raise UnsupportedError(f"{message} for vectors, and {SPARSE_TABLE}", file=str(parts.root / MODULES))
     return add_layers(parts.root / MODULES, routes.queries, config, head)
+
+
+def has_query_network(root: Path) -> bool:
+    """Whether queries are read by a Transformer of their own."""
+    if not has_modules(root):
+        return False
+    routes = read_routes(root)
+    first = routes.queries[:1]
+    return first != routes.documents[:1] and [module.kind for module in first] == ["Transformer"]
+
+
+def check_query_network(
+    file: Path, queries: Description, config: ModelConfig, head: HeadDescription, tokenizer: Tokenizer
+) -> Description:
+    """The description of the network of queries, which is computed in float32 by default: no test measures what less
+    costs it. UnsupportedError unless its vectors and tokens are like those of documents."""
+    same = (
+        ("vectors", "numbers", queries.vector_width, head.width or config.state_width),
+        ("network", "tokens", queries.config.vocab_size, config.vocab_size),
+    )
+    for what, unit, own, theirs in same:
+        if own != theirs:
+            message = f"{what} of queries: {own} {unit}, of documents: {theirs}; known are equal numbers"
+            raise UnsupportedError(message, file=str(file))
+    if not queries.tokenizer.has_same_tokens(tokenizer) or any(
+        queries.tokenizer.encode(text).ids != tokenizer.encode(text).ids for text in PROBES
+    ):
+        raise UnsupportedError("its tokenizers of queries and of documents have different tokens", file=str(file))
+    if queries.head.excludes_prompt != head.excludes_prompt:
+        raise UnsupportedError("include_prompt: false for one of queries and documents is not known", file=str(file))
+    if head.more_forms:
+        forms = ", ".join(head.more_forms)
+        message = f"further outputs ({forms}) of a network that reads documents only are not known"
+        raise UnsupportedError(message, file=str(file))
+    reason = "what int8 costs the network of queries is not measured"
+    return replace(queries, preferred_precision=DefaultPrecision("float32", reason))
 
 
 def find_weights(root: Path, folder: Path, config: ModelConfig, tokenizer: Tokenizer) -> TensorEntry:

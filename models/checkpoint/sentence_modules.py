@@ -10,7 +10,7 @@ from ..core.errors import CheckpointError, UnsupportedError, show_value
 from ..core.files import list_files, subfolder
 from ..network.embedding_head import DenseSpec, LayerSpec, NormSpec, UnitSpec, output_width
 from ..network.heads import Pooling
-from .folder_files import JsonObject, read_json
+from .folder_files import JsonObject, Role, read_json
 from .tensor_files import TensorEntry, read_safetensors
 from .unread_formats import SINGLE
 
@@ -105,10 +105,11 @@ def has_modules(root: Path) -> bool:
     return (root / MODULES).is_file()
 
 
-def read_modules(root: Path) -> tuple[SentenceModule, ...]:
-    """The modules of a folder in their order, where a Router leads to those for documents. UnsupportedError for one
-    that is not known."""
-    return read_routes(root).documents
+def read_modules(root: Path, role: Role = "documents") -> tuple[SentenceModule, ...]:
+    """The modules of a folder in their order, where a Router leads to those for texts of a role. UnsupportedError for
+    one that is not known."""
+    routes = read_routes(root)
+    return routes.queries if role == "queries" else routes.documents
 
 
 def read_routes(root: Path) -> Routes:
@@ -117,7 +118,7 @@ def read_routes(root: Path) -> Routes:
     listed = list_modules(root)
     routers = {module.folder: read_router(module) for module in listed if module.kind in ROUTERS}
 
-    def follow(role: Literal["documents", "queries"]) -> tuple[SentenceModule, ...]:
+    def follow(role: Role) -> tuple[SentenceModule, ...]:
         parts = (getattr(routers[each.folder], role) if each.kind in ROUTERS else (each,) for each in listed)
         return tuple(module for part in parts for module in part)
 
@@ -189,11 +190,11 @@ def read_module(root: Path, module: JsonObject, file: Path) -> SentenceModule:
     return SentenceModule(kind, type_name, subfolder(root, "" if path == "." else path))
 
 
-def network_folder(root: Path) -> Path:
+def network_folder(root: Path, role: Role = "documents") -> Path:
     """The folder of the network: that of the Transformer among the modules, or the folder itself."""
     if not has_modules(root):
         return root
-    return next((module.folder for module in read_modules(root) if module.kind in NETWORKS), root)
+    return next((module.folder for module in read_modules(root, role) if module.kind in NETWORKS), root)
 
 
 def find_module_task(root: Path) -> Literal["", "embed", "score", "token_vectors"]:
@@ -248,9 +249,9 @@ def read_object(file: Path, config: JsonObject, field: str) -> JsonObject:
     return value
 
 
-def read_vector_modules(root: Path, width: int) -> VectorModules:
-    """The modules after the network, whose states are `width` wide, for documents."""
-    return build_vector_modules(root / MODULES, read_modules(root), width)
+def read_vector_modules(root: Path, width: int, role: Role = "documents") -> VectorModules:
+    """The modules after the network, whose states are `width` wide, for texts of this role."""
+    return build_vector_modules(root / MODULES, read_modules(root, role), width)
 
 
 def build_vector_modules(file: Path, modules: Sequence[SentenceModule], width: int) -> VectorModules:

@@ -217,6 +217,9 @@ def check_same_task(source: Path, base: Description, merged: Description) -> Non
     if base.config.position == "distance":
         message = f"its base computes distance scores with matrices that adapters change: {MERGE_HINT}"
         raise UnsupportedError(message, file=str(source))
+    if merged.parts is not None and merged.parts.spec.global_tokens != base.config.global_tokens:
+        message = f"its head reads attention with other global tokens than its base computes: {MERGE_HINT}"
+        raise UnsupportedError(message, file=str(source))
     if (base.head.task == "generate") != (merged.head.task == "generate"):
         message = f"its task is {merged.head.task}, and that of its base is {base.head.task}: {MERGE_HINT}"
         raise UnsupportedError(message, file=str(source))

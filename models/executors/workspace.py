@@ -5,7 +5,7 @@ It counts what is alive at once at the widest point of a forward pass, for the l
 tests/service/runtime/test_memory_budget.py compares it with what the torch executor allocates.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 
@@ -59,6 +59,8 @@ def layer_input_numbers(config: ModelConfig) -> int:
 
 def forward_bytes(config: ModelConfig, dtype: torch.dtype, largest: LargestStep) -> int:
     """Bytes of a forward pass: activations and masks."""
+    if config.two_streams:
+        largest = replace(largest, rows=2 * largest.rows)
     return _activations(config, dtype, largest) + _masks(config, dtype, largest)
 
 
@@ -78,6 +80,8 @@ def _activations(config: ModelConfig, dtype: torch.dtype, largest: LargestStep) 
         attention += 4 * heads + 2 * (config.latent.rank + config.latent.query_rank)
     if config.attention_gate:
         attention += 2 * heads
+    if config.global_tokens:  # the second projections, and the values of all tokens with those of the global ones
+        attention += 3 * heads + 2 * kept
     mlp = (3 if config.gated_mlp else 2) * config.active_mlp_width
     if largest.invariant:
         attention, mlp = (
@@ -88,6 +92,8 @@ def _activations(config: ModelConfig, dtype: torch.dtype, largest: LargestStep) 
         attention += 4 * config.depth * kept + config.width
     if config.position == "distance":
         attention += config.heads * config.distances
+    if config.two_streams:  # biases of a row, copied beside its queries, keys and values, and gathered
+        attention += 6 * heads + 3 * config.heads * config.distances
     if config.position == "relative":  # products of queries and key vectors, and weight sums for value vectors
         attention += 2 * config.heads * (2 * config.farthest + 1)
     parts = largest.rows * (3 * config.width + max(attention, mlp) + layer_input_numbers(config)) * dtype.itemsize
@@ -119,6 +125,7 @@ def _masks(config: ModelConfig, dtype: torch.dtype, largest: LargestStep) -> int
         config.has_distance_scores
     ):  # distances, and for each head their bias, alone and with a mask; or the terms of its scores
         terms = 3 if config.window or config.position == "relative" else 2
+        terms += 3 if config.two_streams else 0  # scores with that of the row itself, weights, and a copy of them
         kept += torch.int64.itemsize + terms * config.heads * dtype.itemsize
     if not config.has_plain_scores:  # scores, capped scores and weights
         kept += 3 * config.heads * torch.float32.itemsize

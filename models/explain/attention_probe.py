@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from ..network.attention import Attention, AttentionFunction, RelativeAttention
+from ..network.attention import Attention, AttentionFunction, GlobalAttention, RelativeAttention
 from ..network.scoring import Scoring
 
 SCORE_ROWS = 256  # rows whose scores exist at a time
@@ -46,11 +46,15 @@ class AttentionProbe:
     def __init__(self, attention: Attention) -> None:
         self.layer, self.heads = attention.layer, attention.config.heads
         self.buffer: WeightBuffer | None = None  # nothing is recorded
+        self.first_row = 0  # of the rows that are mixed
         self.silenced_heads: AbstractSet[int] = frozenset()
         self.original_mix: AttentionFunction = attention.mix
         attention.mix = self.mix
         if isinstance(attention, RelativeAttention):
             self.original_weigh, attention.weigh = attention.weigh, self.weigh
+        if isinstance(attention, GlobalAttention):
+            self.original_mix_global = attention.mix_global
+            attention.mix_global = self.mix_global  # type: ignore[method-assign]
         attention.output.register_forward_pre_hook(self.zero_silenced)
 
     @contextmanager
@@ -67,6 +71,14 @@ class AttentionProbe:
         if self.buffer is not None:
             self._record(self.buffer, query, key, mask, scoring)
         return self.original_mix(query, key, value, mask, scoring)
+
+    def mix_global(self, query: Tensor, key: Tensor, value: Tensor, first: int) -> Tensor:
+        """See models.network.attention.GlobalAttention. The weights replace those that the rows have in the window."""
+        self.first_row = first
+        try:
+            return self.original_mix_global(query, key, value, first)
+        finally:
+            self.first_row = 0
 
     def weigh(self, scores: Tensor) -> Tensor:
         """See models.network.attention.Relative."""
@@ -85,7 +97,7 @@ class AttentionProbe:
         for first in range(0, queries.size(1), SCORE_ROWS):
             shown = added if added is None or added.size(1) == 1 else added[:, first : first + SCORE_ROWS]
             scores = scoring.score(queries[:, first : first + SCORE_ROWS], keys, shown)
-            buffer.store(self.layer, first, scoring.weigh(scores, sinks))
+            buffer.store(self.layer, self.first_row + first, scoring.weigh(scores, sinks))
 
     def zero_silenced(self, output: nn.Module, inputs: tuple[Tensor, ...]) -> tuple[Tensor] | None:  # noqa: ARG002
         """Set the output of silenced heads to zero (Michel et al. 2019, arXiv:1905.10650)."""

@@ -86,6 +86,8 @@ def _stack_bytes(config: ModelConfig, rows: int, count: int, needs_gradients: bo
         attention += 4 * inner + 2 * (config.latent.rank + config.latent.query_rank)
     if config.attention_gate:
         attention += 3 * inner
+    if config.global_tokens:
+        attention += 3 * inner + 2 * kv_inner
     mlp, sums = (3 if config.gated_mlp else 1) * config.active_mlp_width, 6 if config.norm_order == "sandwich" else 4
     layers = config.depth if needs_gradients else 0
     # Kept for the backward pass; the layer in progress takes this much again, and more.
@@ -233,6 +235,8 @@ def _stack_operations(config: ModelConfig, rows: int, count: int) -> int:
     inner, kv_inner = config.heads * config.head_width, config.kv_heads * config.head_width
     mlp = (3 if config.gated_mlp else 2) * config.width * config.active_mlp_width
     projections = config.width * ((3 if config.attention_gate else 2) * inner + 2 * kv_inner)
+    if config.global_tokens:
+        projections += config.width * (inner + 2 * kv_inner)
     if (latent := config.latent) is not None:
         narrow = config.width * (latent.rank + latent.query_rank + config.rotary_width)
         wide = (latent.rank * 2 + (latent.query_rank or config.width) + config.width) * inner
@@ -245,8 +249,8 @@ def _stack_operations(config: ModelConfig, rows: int, count: int) -> int:
         # A scan launches the calls of a layer for each row.
         projections = max(projections, config.width * inputs + scanned + SCAN_OVERHEAD)
     matrices = projections + mlp + 3 * config.width * config.layer_embedding
-    # Products of queries, keys, values and distances.
-    products = 4 if config.position in ("distance", "relative") else 2
+    # Products of queries, keys, values and distances; all tokens may be global.
+    products = 4 if config.position in ("distance", "relative") or config.global_tokens else 2
     pairs = products * inner * count * rows * rows
     before = config.embedding_width * config.width
     used = max(count * rows, MIN_ROWS)

@@ -49,6 +49,8 @@ class InstrumentedNetwork:
         """`network` and `head` as from models.checkpoint.load. They are converted to constant float32, in place."""
         if isinstance(network, SharedTextTransformer):
             raise UnsupportedError("answers of a head on a decoder's states are not explained")
+        if isinstance(head, EncoderDecoder) and head.config.decoder.two_streams:
+            raise UnsupportedError("answers of a decoder with two rows for each token are not explained")
         freeze_parameters([network, head])
         self.network, self.head = network.eval(), head.eval()
         self.seq2seq: Seq2SeqNetwork | None = head if isinstance(head, Seq2SeqNetwork) else None

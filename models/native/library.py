@@ -135,7 +135,13 @@ class Expert(Structure):
 
 
 class Mixture(Structure):
-    _fields_ = (("router", Linear), ("choice_bias", c_void_p), ("experts", POINTER(Expert)))
+    _fields_ = (
+        ("router", Linear),
+        *((name, c_void_p) for name in ("choice_bias", "output_scales", "chosen_input", "shared_input")),
+        ("chosen_norm", Norm),
+        ("shared_norm", Norm),
+        ("experts", POINTER(Expert)),
+    )
 
 
 class Plan(Structure):
@@ -146,6 +152,7 @@ class Plan(Structure):
         *((name, c_int32) for name in ("position_offset", "vocab_size")),
         *((name, c_int32) for name in ("position_count", "segment_count")),
         *((name, c_int32) for name in ("embedding_width", "rotary_width", "head_norms", "layer_embedding")),
+        *((name, c_int32) for name in ("global_tokens", "separator")),
         *((name, c_float) for name in ("eps", "embedding_scale")),
         *((name, c_float) for name in ("score_cap", "residual_scale", "logit_scale", "logit_cap")),
         *((name, c_void_p) for name in ("tokens", "positions", "segments", "rates")),

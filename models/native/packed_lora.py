@@ -18,12 +18,12 @@ from ..core.turns import YieldTurn, keep_turn, rows_of_part
 from ..network.lora import Lora
 from ..network.model_config import ModelConfig
 from . import library as native
-from .packed_network import COLUMNS, HALF, PADDING, interleave
+from .packed_network import COLUMNS, HALF, PACKED_ATTENTION, PADDING, interleave
 
 Array = NDArray[Any]
 HALF_DTYPE = np.dtype([("b", np.uint64), ("first", np.int32), ("rank", np.int32)])
 PACKED_LINEARS = (
-    ("attention.query", "attention.key", "attention.value", "attention.gate"),
+    PACKED_ATTENTION,
     ("attention.output",),
     ("mlp.up",),
     ("mlp.down",),
@@ -170,7 +170,8 @@ def product_layout(config: ModelConfig, layer: int, which: int) -> tuple[int, li
     config = config.of_layer(layer)
     inner, kept = config.heads * config.head_width, config.kv_heads * config.head_width
     up = [config.mlp_width] * (2 if config.gated_mlp else 1)
-    attention = [inner, kept * has_keys, kept * (has_keys and has_values), inner if config.attention_gate else 0]
+    keys, values, again = kept * has_keys, kept * (has_keys and has_values), bool(config.global_tokens)
+    attention = [inner, inner * again, keys, keys * again, values, values * again, inner * config.attention_gate]
     shapes = [
         (config.width, attention),
         (inner, [config.width]),

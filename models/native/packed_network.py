@@ -21,7 +21,7 @@ from torch import Tensor, nn
 from ..core.turns import YieldTurn, iterate_by_parts, keep_turn
 from ..executors.bounds import TABLE_POSITIONS
 from ..network.attention import Attention
-from ..network.experts import MixtureOfExperts
+from ..network.experts import MixtureOfExperts, MixtureWithOwnNorms
 from ..network.heads import LanguageHead
 from ..network.mlp import MLP
 from ..network.model_config import ExpertConfig, MixerConfig, MixerName, ModelConfig
@@ -59,7 +59,13 @@ MIXER_CODES: dict[MixerName, int] = {"attention": 0, "convolution": 1, "state_sp
 NORM_ORDER_CODES = {"pre": 0, "post": 1, "sandwich": 2, "inner": 3, "parallel": 4}
 NORM_CODES = {"layer": 0, "rms": 1}
 HEAD_NORM_CODES = {"": 0, "shared": 0, "per_head": 1, "joint": 2}
+GLOBAL_CODES = {"": 0, "first": 1, "before_separator": 2, "after_separator": 3}
 ACTIVATION_CODES = {"gelu": 0, "gelu_tanh": 1, "silu": 2, "relu": 3, "relu_squared": 4, "gelu_sigmoid": 5}
+# The linear layers that are packed as the input product of attention; a network has some of them.
+PACKED_ATTENTION = (
+    *("attention.query", "attention.global_query", "attention.key", "attention.global_key"),
+    *("attention.value", "attention.global_value", "attention.gate"),
+)
 COLUMNS, HALF, PADDING = 32, 16, 64  # as in src/gemm.hpp
 BLOCK_TOKENS = 16  # tokens, as in src/attention.hpp
 RUN_BLOCKS = 16  # blocks, as in src/step.cpp
@@ -100,7 +106,6 @@ def unsupported_reason(config: ModelConfig) -> str:
         (config.activation == "xielu", "its activation has learned slopes"),
         (config.logit_dense, "its head has a dense layer before the output matrix"),
         (config.latent is not None, "its attention is latent"),
-        (config.experts is not None and config.layer_scale, "its layers with experts have scales of their own"),
         (config.qkv_limit, "its queries, keys and values are clamped"),
         (config.bottleneck, "a narrow MLP follows that of each layer"),
         (config.convolution, "a convolution is beside its first layer"),
@@ -445,6 +450,7 @@ def fill_plan(plan: Plan, config: ModelConfig, generates: bool) -> None:
     plan.position_offset = config.position_offset if config.position in TABLE_POSITIONS else 0
     plan.segment_count, plan.embedding_width = config.segments, config.embedding_width or config.width
     plan.rotary_width, plan.head_norms = rotary_width(config), HEAD_NORM_CODES[config.query_key_norm]
+    plan.global_tokens, plan.separator = GLOBAL_CODES[config.global_tokens], config.separator
     plan.eps = config.norm_eps
     if config.experts is not None:
         fill_routing(plan.routing, config.experts)
@@ -501,7 +507,8 @@ def pack_layer(pack: PackedNetwork, block: PreBlock, rotations: list[tuple[int, 
         layer.frequencies, layer.magnitude = rotations[-1] if windowed else rotations[0]
     layer.window = config.window if windowed else 0
     own = config.of_layer(block.layer)
-    layer.kv_heads, layer.head_width, layer.rotary_width = own.kv_heads, own.head_width, rotary_width(own)
+    layer.kv_heads = own.kv_heads * (2 if config.global_tokens else 1)  # those of both projections
+    layer.head_width, layer.rotary_width = own.head_width, rotary_width(own)
     layer.key_layer, layer.tied_values = config.key_layer(block.layer), config.has_tied_values(block.layer)
     layer.score_scale = config.score_scale or own.head_width**-0.5
     return layer
@@ -530,8 +537,9 @@ def pack_weights(pack: PackedNetwork, block: PreBlock) -> Layer:
         layer.query_norm = pack.pack_head_norm(mixer.query_norm)
         layer.key_norm = Norm() if mixer.key is None else pack.pack_head_norm(mixer.key_norm)
         layer.sinks = pack.pack_floats(getattr(mixer, "sinks", None))
-        read = [part for part in (mixer.query, mixer.key, mixer.value, mixer.gate) if part is not None]
-        layer.input, layer.gated = pack.pack_linear(read), int(mixer.gate is not None)
+        read = [getattr(mixer, name.removeprefix("attention."), None) for name in PACKED_ATTENTION]
+        layer.input = pack.pack_linear([part for part in read if part is not None])
+        layer.gated = int(mixer.gate is not None)
         layer.output = pack.pack_linear([mixer.output])
     if isinstance(mixer, RecurrentMixer):
         layer.input, layer.recurrent = pack_recurrent(pack, mixer)
@@ -594,11 +602,25 @@ def pack_experts(pack: PackedNetwork, block: PreBlock, load_part: LoadPart) -> l
     return packed
 
 
+def scale_inputs(pack: PackedNetwork, linear: nn.Linear, scales: Tensor) -> nn.Linear:
+    """The layer with the scales [K] of its inputs in its matrix."""
+    scaled = nn.Linear(linear.in_features, linear.out_features, bias=False, device="meta")
+    weight = pack._floats(linear.weight, 0, linear.out_features).float()
+    scaled.weight, scaled.bias = nn.Parameter(weight * scales.detach().float(), requires_grad=False), linear.bias
+    return scaled
+
+
 def pack_mixture(pack: PackedNetwork, mixture: MixtureOfExperts, experts: list[Expert]) -> int:
     """The address of a mixture of packed experts. Its router is always FLOAT32: a rounded score may choose another
-    expert."""
+    expert. Weights of its input are in its matrix."""
     kept = (Expert * len(experts))(*experts)
+    packed = Mixture(experts=kept)
+    packed.choice_bias, packed.output_scales = map(pack.pack_floats, (mixture.choice_bias, mixture.output_scales))
     router = [mixture.router, *filter(None, [mixture.shared_gate])]
-    packed = Mixture(pack.pack_linear(router, formats=(FLOAT32,)), pack.pack_floats(mixture.choice_bias), kept)
+    if isinstance(mixture, MixtureWithOwnNorms):
+        packed.chosen_input, packed.shared_input = map(pack.pack_floats, (mixture.chosen_input, mixture.shared_input))
+        packed.chosen_norm, packed.shared_norm = map(pack.pack_norm, (mixture.chosen_norm, mixture.shared_norm))
+        router = [scale_inputs(pack, part, mixture.router_input * pack.config.width**-0.5) for part in router]
+    packed.router = pack.pack_linear(router, formats=(FLOAT32,))
     pack.arrays += [kept, packed]
     return ctypes.addressof(packed)

@@ -33,7 +33,7 @@ GROWTH = 1.25  # memory is allocated this much larger than needed
 FLOAT_BYTES = 4
 # The linear layers that are packed as the input product of a mixer; of the others it is one.
 INPUT_NAMES: dict[str, tuple[str, ...]] = {
-    "attention": ("query", "key", "value"),
+    "attention": ("query", "key", "value", "global_query", "global_key", "global_value"),
     "delta": ("query", "key", "value", "gate", "rate", "decay"),
 }
 MatrixBits = Mapping[str, float]
@@ -141,8 +141,9 @@ def workspace_bytes(config: ModelConfig, largest: LargestStep, threads: int, gen
 
 def _local_key_numbers(config: ModelConfig) -> int:
     """Numbers of a token's keys without a cache: of the layers that others read, and of the widest one."""
+    again = 2 if config.global_tokens else 1
     sizes = {
-        layer: each.kv_heads * round_up(each.head_width, SCALE_FEATURES)
+        layer: again * each.kv_heads * round_up(each.head_width, SCALE_FEATURES)
         for layer, each in ((layer, config.of_layer(layer)) for layer in config.attention_layers)
     }
     return sum(sizes[layer] for layer in config.read_layers) + max(sizes.values(), default=0)
@@ -159,7 +160,7 @@ def _expert_numbers(config: ModelConfig, rows: int) -> int:
     choices = 2 * (experts.chosen + bool(experts.shared_width))
     scored = round_up(experts.count + experts.shared_gate, COLUMNS)
     features = inner + inner // FLOAT_BYTES + inner // SPAN + inner // GROUP
-    return rows * (width + scored + choices) + together * (features + width)
+    return rows * (width + scored + choices) + together * (features + (2 if experts.own_norms else 1) * width)
 
 
 def int8_bits(bits: float) -> float:
@@ -192,7 +193,8 @@ def _mixer_shape(config: ModelConfig, layer: int) -> tuple[int, int]:
     inner, kept = config.heads * config.head_width, config.kv_heads * config.head_width
     if mixer == "attention":
         own = 0 if config.key_layer(layer) != layer else 1 if config.has_tied_values(layer) else 2
-        return (2 if config.attention_gate else 1) * inner + own * kept, inner
+        again = 2 if config.global_tokens else 1
+        return again * (inner + own * kept) + (inner if config.attention_gate else 0), inner
     if mixer == "none" or recurrent is None:
         return 0, 0
     if mixer == "convolution":
@@ -225,7 +227,8 @@ def _packed_shapes(config: ModelConfig, layer: int) -> list[PackedShape]:
     outputs, inner = _mixer_shape(config, layer)
     parts = INPUT_NAMES.get(config.mixer(layer), ("input",))
     if config.mixer(layer) == "attention":
-        parts = parts[: 1 if config.key_layer(layer) != layer else 2 if config.has_tied_values(layer) else 3]
+        own = 1 if config.key_layer(layer) != layer else 2 if config.has_tied_values(layer) else 3
+        parts = parts if config.global_tokens else parts[:own]
     parts += ("gate",) if config.attention_gate and config.mixer(layer) == "attention" else ()
     mixer = [
         PackedShape(tuple(f"attention.{part}" for part in parts), config.width, outputs),
@@ -241,7 +244,8 @@ def _packed_shapes(config: ModelConfig, layer: int) -> list[PackedShape]:
     shapes = [*shapes, PackedShape(("mlp.router",), config.width, experts.count + experts.shared_gate, exact=True)]
     for number in range(experts.count):
         shapes += _mlp_shapes(config, f"mlp.experts.{number}", experts.width)
-    return shapes + (_mlp_shapes(config, "mlp.shared", experts.shared_width) if experts.shared_width else [])
+    shapes += _mlp_shapes(config, "mlp.shared", experts.shared_width) if experts.shared_width else []
+    return shapes + _layer_input_shapes(config)
 
 
 def _layer_input_shapes(config: ModelConfig) -> list[PackedShape]:

@@ -4,9 +4,11 @@ Dense layers work on packed rows without padding. Scores need rectangles, so seq
 in one AttentionGroup; `group_sequences` weighs a group's fixed cost against its padding.
 """
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
+from itertools import pairwise
 
 import torch
 from torch import Tensor, nn
@@ -121,6 +123,7 @@ class AttentionContext:
     cross: "CrossAttentionContext | None" = None
     layer_inputs: Tensor | None = None  # [T, depth, P]
     in_pieces: bool = False
+    global_tokens: tuple[range, ...] = ()  # of each sequence, if there may be such tokens; see GlobalAttention
     kept: dict[int, tuple[Tensor, Tensor]] = field(default_factory=dict)
 
     @classmethod
@@ -140,8 +143,9 @@ class AttentionContext:
         rotaries, distances = encodings
         turns = [rotary.rotation(batch.positions, dtype) for rotary in rotaries]
         rows, groups = _group_batch(batch, config, in_pieces) if config.attention_layers else [], list[AttentionGroup]()
+        global_tokens = find_global_tokens(batch, config)
         for some in rows:
-            group = _build_group(batch, config, some, dtype)
+            group = _build_group(batch, config, some, dtype, global_tokens)
             if isinstance(distances, DistanceVectors):
                 assert group.distances is not None
                 group = replace(group, distances=distances.look_up(group.distances, max(batch.lengths)))
@@ -153,7 +157,8 @@ class AttentionContext:
         full, windowed = (turns[0], turns[-1]) if turns else (None, None)
         order = _output_order(batch, rows) if rows else None
         scan = ScanOrder.of(batch, config.recurrent.kernel) if config.recurrent and config.is_recurrent else None
-        return cls(batch, groups, order, full, windowed, vectors, config.depth - 1, scan, in_pieces=in_pieces)
+        made = cls(batch, groups, order, full, windowed, vectors, config.depth - 1, scan)
+        return replace(made, in_pieces=in_pieces, global_tokens=global_tokens)
 
     def select_output_rows(self, x: Tensor, layer: int) -> Tensor:
         """[T, W] to the output rows [M, W] if no later layer needs the others: after the last attention."""
@@ -208,9 +213,15 @@ class AttentionContext:
                 keys, values = (_gather_rows(kept, rows, group.size).transpose(1, 2) for kept in (key, value))
             queries = _gather_rows(query, group.rows, group.size)
             mask = group.window_mask if windowed else group.mask
-            parts, shared = list[Tensor](), query.size(1) // keys.size(1)
-            for first, end in self._split_heads(queries, keys, config):
+            parts, shared, ranges = (
+                list[Tensor](),
+                config.heads // keys.size(1),
+                self._split_heads(queries, keys, config),
+            )
+            for first, end in ranges:
                 some, asking = slice(first, end), slice(first * shared, end * shared)
+                if len(ranges) == 1:
+                    some = asking = slice(None)
                 shown = mask if mask is None or mask.size(1) == 1 else mask[:, asking]
                 given = queries[:, :, asking], keys[:, some], values[:, some], shown
                 parts.append(choose_function(group, asking)(*given, attention.scoring.of_heads(asking)).flatten(0, 1))
@@ -456,6 +467,65 @@ class BiasedAttention(Attention):
         return choose
 
 
+class TwoStreamAttention(Attention):
+    """Two rows for each token (Qi et al. 2020, arXiv:2001.04063, section 2.2): its own, as in causal attention, and one
+    that predicts the token after it, which attends to the own rows up to its token and to itself.
+
+    The rows of a token are side by side. Only the keys and values of own rows are kept. Each row computes from its
+    state a bias for each head and bucket of distances; a predicting row is one token further than its token, and at no
+    distance from itself.
+    """
+
+    def __init__(self, config: ModelConfig, layer: int) -> None:
+        super().__init__(config, layer)
+        self.distance_bias = nn.Linear(config.width, config.distances * config.heads)
+
+    def read(self, x: Tensor, frame: AttentionContext) -> Pieces[Tensor]:
+        """[2 T, W] to [2 T, W], in one piece or two."""
+        assert self.key is not None
+        assert self.value is not None
+        shape = (-1, 2, self.config.heads, self.config.head_width)
+        query, key, value = (made(x).view(shape) for made in (self.query, self.key, self.value))
+        bias = self.distance_bias(x).view(*query.shape[:2], -1, self.config.heads).mT  # [T, 2, H, C]
+        rows = torch.cat((query, key, value, bias), dim=-1)  # what `mix` needs of a row
+        mixed = yield from frame.attend(self, (rows, key[:, 0], value[:, 0]))  # [T, 2 * H * D]
+        out: Tensor = self.output(mixed.view(len(x), -1))
+        return out
+
+    def attention_function(self, frame: AttentionContext) -> GroupFunction:
+        assert not frame.in_pieces, "all heads of a row are together"
+        return lambda group, _heads: self.mix_group(group)
+
+    def mix_group(self, group: AttentionGroup) -> AttentionFunction:
+        """What mixes values for a group."""
+        assert group.distances is not None
+        before, width = group.distances, self.config.head_width
+        of = self.bucket(torch.stack((before, before + 1), dim=2).flatten(1, 2))[:, None]  # [N, 1, 2 Q, K]
+
+        def mix(query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, scoring: Scoring) -> Tensor:
+            """`query` [N, Q, 2, H, 3 D + C] has the queries, keys, values and biases of both rows."""
+            rows = query.permute(0, 3, 1, 2, 4).flatten(2, 3)  # [N, H, 2 Q, 3 D + C]
+            asking, own_key, own_value, bias = torch.split(rows, [width, width, width, self.config.distances], dim=-1)
+            scores = (asking @ key.mT * scoring.scale).add_(bias.gather(-1, of.expand(*rows.shape[:3], -1)))
+            if mask is not None:
+                scores.add_(mask.repeat_interleave(2, dim=2))
+            itself = (asking * own_key).sum(dim=-1, keepdim=True) * scoring.scale + bias[..., :1]  # [N, H, 2 Q, 1]
+            itself[:, :, ::2] = float("-inf")  # own rows are among the keys
+            weights = torch.cat((scores, itself), dim=-1).softmax(dim=-1)
+            mixed: Tensor = weights[..., :-1] @ value + weights[..., -1:] * own_value  # [N, H, 2 Q, D]
+            return mixed.view(*mixed.shape[:2], -1, 2, width).permute(0, 2, 3, 1, 4).flatten(2)  # [N, Q, 2 * H * D]
+
+        return mix
+
+    def bucket(self, before: Tensor) -> Tensor:
+        """The bucket of distances, as of a causal DistanceBias, except that the number of near distances is added
+        before the logarithm is rounded down, as in the reference."""
+        kinds, away = self.config.distances, before.clamp(min=0)
+        near = kinds // 2
+        spread = (away.clamp(min=1).float() / near).log() / math.log(self.config.farthest / near) * (kinds - near)
+        return torch.where(away < near, away, (near + spread).clamp(max=kinds - 1).long())
+
+
 class RelativeAttention(Attention):
     """Keys and values get a vector for their distance to the row (Shaw et al. 2018); see RelativeVectors."""
 
@@ -546,11 +616,84 @@ class LatentAttention(Attention):
         return asked
 
 
+class GlobalAttention(Attention):
+    """Attention in which global tokens see the whole sequence, through projections of their own, and the others a
+    window and the global tokens (Longformer, Beltagy et al. 2020, arXiv:2004.05150); see ModelConfig.global_tokens.
+
+    Of the second projections, neither queries nor keys are normed or rotated. Adapters do not change them unmerged.
+    """
+
+    def __init__(self, config: ModelConfig, layer: int) -> None:
+        super().__init__(config, layer)
+        inner, kept = config.heads * config.head_width, config.kv_heads * config.head_width
+        self.global_query, self.global_key, self.global_value = (
+            nn.Linear(config.width, outputs, bias=config.qkv_bias) for outputs in (inner, kept, kept)
+        )
+
+    def read(self, x: Tensor, frame: AttentionContext) -> Pieces[Tensor]:
+        """As `forward`, in pieces."""
+        query = self.turn((yield from self.project(self.query, x, frame)), self.query_norm, frame)
+        key, value = yield from self.keys_and_values(x, frame)
+        mixed = yield from frame.attend(self, (query, key, value))
+        mixed = yield from self.replace_global(x, mixed, frame)
+        return (yield from self.project(self.output, mixed, frame))
+
+    def project_global(self, linear: nn.Linear, x: Tensor, frame: AttentionContext) -> Pieces[Tensor]:
+        """[T, W] to [T, H, D]."""
+        made = yield from frame.map_rows(lambda rows, _: apply_linear(linear, rows), x, self.products)
+        return made.view(len(x), -1, self.config.head_width)
+
+    def replace_global(self, x: Tensor, mixed: Tensor, frame: AttentionContext) -> Pieces[Tensor]:
+        """The mixed values [T, H * D] with those of the global tokens, which are computed sequence by sequence."""
+        starts = frame.batch.starts
+        rows = [start + place for start, some in zip(starts, frame.global_tokens, strict=False) for place in some]
+        if not rows:
+            return mixed
+        where = torch.tensor(rows, device=x.device)
+        query = yield from self.project_global(self.global_query, x.index_select(0, where), frame)
+        key = yield from self.project_global(self.global_key, x, frame)
+        value = yield from self.project_global(self.global_value, x, frame)
+        queries, found = torch.split(query, [len(some) for some in frame.global_tokens]), list[Tensor]()
+        for asking, (start, end), some in zip(queries, pairwise(starts), frame.global_tokens, strict=True):
+            products = count_score_products(self.config, self.config.heads * self.config.head_width, end - start)
+            size = rows_per_piece(products, LAYER_PRODUCTS) if frame.in_pieces else len(some)
+            for first, last in split_range(len(some), size) if some else ():
+                own = asking[first:last], key[start:end], value[start:end]
+                found.append(self.mix_global(*own, some.start + first))
+                yield
+        return mixed.index_copy(0, where, torch.cat(found))
+
+    def mix_global(self, query: Tensor, key: Tensor, value: Tensor, first: int) -> Tensor:  # noqa: ARG002
+        """[G, H, D] queries of the tokens from `first` on, over all [K, KV, D] of their sequence, to [G, H * D]."""
+        keys, values = (each.transpose(0, 1)[None] for each in (key, value))
+        return self.mix(query[None], keys, values, None, self.scoring)[0]
+
+
+def find_global_tokens(batch: RaggedBatch, config: ModelConfig) -> tuple[range, ...]:
+    """The places of the global tokens of each sequence, of which every token is in the batch; see ModelConfig. Nothing
+    if the network has none. A sequence without a separator has none."""
+    if not config.global_tokens:
+        return ()
+    if config.global_tokens == "first":
+        return (range(1),) * len(batch.lengths)
+    tokens, found = batch.tokens.tolist(), list[range]()
+    for start, end in pairwise(batch.starts):
+        own = tokens[start:end]
+        first = own.index(config.separator) if config.separator in own else -1
+        if config.global_tokens == "before_separator":
+            found.append(range(max(first, 0)))
+        else:
+            found.append(range(min(first + 2, len(own)) if first >= 0 else len(own), len(own)))
+    return tuple(found)
+
+
 ATTENTION_CLASSES: dict[str, type[Attention]] = {
     "latent": LatentAttention,
+    "global": GlobalAttention,
     "distance": DisentangledAttention,
     "relative": RelativeAttention,
     "layer_bias": BiasedAttention,
+    "two_streams": TwoStreamAttention,
 }  # by ModelConfig.attention_kind
 
 
@@ -568,7 +711,10 @@ def _group_batch(batch: RaggedBatch, config: ModelConfig, in_pieces: bool) -> li
     found = list[GroupRows]()
     for members in groups:
         longest = max(batch.lengths[n] for n in members)
-        size = attending_rows(config, len(members) * longest, longest) if in_pieces else longest
+        size = longest
+        if in_pieces:  # the last range has rows of all members
+            least = longest - min(batch.lengths[n] for n in members) + 1
+            size = max(attending_rows(config, len(members) * longest, longest), least)
         found += [GroupRows(members, first, end) for first, end in split_range(longest, size)]
     return found
 
@@ -584,14 +730,20 @@ def attending_rows(config: ModelConfig, rows: int, keys: int) -> int:
 def _seen_keys(batch: RaggedBatch, config: ModelConfig, some: GroupRows, windowed: bool) -> tuple[int, int]:
     """The first one and the end of the keys that such rows see, without a cache, and some beside them."""
     count = max(batch.lengths[n] for n in some.members)
-    if config.has_distance_scores:  # one bias is for both kinds of layers
+    if config.has_distance_scores or config.global_tokens:  # one bias is for both kinds of layers
         return 0, count
     low = max(some.first - config.window + 1, 0) if windowed else 0
     high = some.end if config.causal else some.end + config.window - 1 if windowed else count
     return low // KEY_BORDER * KEY_BORDER, min(-(-high // KEY_BORDER) * KEY_BORDER, count)
 
 
-def _build_group(batch: RaggedBatch, config: ModelConfig, some: GroupRows, dtype: torch.dtype) -> AttentionGroup:
+def _build_group(
+    batch: RaggedBatch,
+    config: ModelConfig,
+    some: GroupRows,
+    dtype: torch.dtype,
+    global_tokens: Sequence[range] = (),
+) -> AttentionGroup:
     members, device = some.members, batch.tokens.device
     lengths, key_counts = [batch.lengths[n] for n in members], [batch.key_counts[n] for n in members]
     starts = [batch.starts[n] for n in members]
@@ -628,6 +780,9 @@ def _build_group(batch: RaggedBatch, config: ModelConfig, some: GroupRows, dtype
         own_firsts, own_seen = ([count - window_low for count in counts] for counts in (firsts, seen))
         window_shape = shape[0], window_count
         window_mask = _visibility_mask(own_firsts, own_seen, window_shape, config.causal, config.window)
+        if global_tokens:  # all tokens see them
+            for shown, n in zip(window_mask, members, strict=True):
+                shown[..., global_tokens[n].start : global_tokens[n].stop] = True
     before = _key_distances(firsts, shape).to(device) if config.has_distance_scores else None
     hiding = additive_mask(mask, dtype, device)
     window_hiding = hiding if window_mask is mask else additive_mask(window_mask, dtype, device)

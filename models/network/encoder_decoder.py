@@ -98,6 +98,30 @@ class TransformerDecoder(Transformer):
         return x, replace(frame, cross=build_cross_context(batch, batch.memory, x.dtype, in_pieces=in_pieces))
 
 
+class TwoStreamDecoder(TransformerDecoder):
+    """A decoder with two rows for each token, side by side: the token's own, and one that predicts the token after it;
+    see models.network.attention.TwoStreamAttention. The states are those of the predicting rows."""
+
+    def __init__(self, config: ModelConfig) -> None:
+        super().__init__(config)
+        self.predicting = nn.Parameter(torch.zeros(1, config.width))  # the embedding of each predicting row
+
+    def embed_in_pieces(
+        self,
+        batch: RaggedBatch,
+        in_pieces: bool,  # noqa: ARG002
+    ) -> Pieces[tuple[Tensor, AttentionContext]]:
+        """The embeddings of both rows [2 T, W], and the context, which is not for pieces: a step with a cache has
+        none."""
+        assert batch.memory is not None
+        own, frame = yield from super().embed_in_pieces(replace(batch, memory=None), in_pieces=False)
+        predicting = self.embedding_norm(self.position(self.predicting, batch.positions + 1))
+        output_rows = torch.arange(len(own), device=own.device) if batch.output_rows is None else batch.output_rows
+        both = replace(batch, starts=tuple(2 * start for start in batch.starts), output_rows=2 * output_rows + 1)
+        cross = build_cross_context(both, batch.memory, own.dtype)
+        return torch.stack((own, predicting), dim=1).flatten(0, 1), replace(frame, batch=both, cross=cross)
+
+
 def lay_out_memory(
     layers: Sequence[tuple[Tensor, Tensor]], sources: RaggedBatch, target_rows: Sequence[int]
 ) -> SourceMemory:
@@ -158,7 +182,8 @@ class EncoderDecoder(nn.Module):
         super().__init__()
         assert encoder.config == config.encoder
         self.config = config
-        self.encoder, self.decoder = encoder, TransformerDecoder(config.decoder)
+        build_decoder = TwoStreamDecoder if config.decoder.two_streams else TransformerDecoder
+        self.encoder, self.decoder = encoder, build_decoder(config.decoder)
         if config.shared:
             self.decoder.tokens = encoder.tokens
         self.output = nn.Linear(config.decoder.width, config.decoder.vocab_size, bias=False)
@@ -229,8 +254,9 @@ class EncoderDecoder(nn.Module):
         batch = RaggedBatch(tokens, positions, tuple(range(count + 1)), cache=own, memory=view)
         logits = self.compute_logits(self.decoder(batch))
         cache.step_count += 1
+        last_queries = tuple(queries.view(count, -1, *queries.shape[1:])[:, -1] for queries in view.queries)
         return logits, TransformerState(
-            cache, cache.step_count, tuple(seen), state.memories, state.sources, tuple(view.queries)
+            cache, cache.step_count, tuple(seen), state.memories, state.sources, last_queries
         )
 
     @torch.no_grad()

@@ -26,6 +26,7 @@ class MixtureOfExperts(nn.Module):
         self.router = nn.Linear(config.width, experts.count, bias=experts.router_bias)
         # Added to scores for the choice only (Wang et al. 2024, arXiv:2408.15664).
         self.choice_bias = nn.Parameter(torch.zeros(experts.count)) if experts.choice_bias else None
+        self.output_scales = nn.Parameter(torch.ones(experts.count)) if experts.output_scales else None
         kind = ClampedMLP if experts.clamp else MLP
         self.experts = nn.ModuleList(kind(config, experts.width, bias=experts.bias) for _ in range(experts.count))
         self.shared = MLP(config, experts.shared_width) if experts.shared_width else None
@@ -34,11 +35,7 @@ class MixtureOfExperts(nn.Module):
 
     def forward(self, x: Tensor, through: LinearFunction = apply_linear) -> Tensor:  # noqa: ARG002 - no adapters here
         """[T, W] to [T, W]."""
-        weights, chosen = self.route(x)
-        out = torch.zeros_like(x)
-        for number in torch.unique(chosen).tolist():
-            rows, places = (chosen == number).nonzero(as_tuple=True)
-            out = out.index_add(0, rows, self.weigh(self.experts[number], x[rows], weights[rows, places, None]))
+        out = self.sum_chosen(x, *self.route(x))
         if self.shared is None:
             return self.output_norm(out)  # type: ignore[no-any-return]
         shared: Tensor = self.shared(x)
@@ -47,6 +44,14 @@ class MixtureOfExperts(nn.Module):
         if self.config.shared_scale != 1.0:
             shared = shared * self.config.shared_scale
         return self.output_norm(out + shared)  # type: ignore[no-any-return]
+
+    def sum_chosen(self, x: Tensor, weights: Tensor, chosen: Tensor) -> Tensor:
+        """The sum [T, W] of the chosen experts' outputs, from their inputs [T, W] and what `route` returns."""
+        out = torch.zeros_like(x)
+        for number in torch.unique(chosen).tolist():
+            rows, places = (chosen == number).nonzero(as_tuple=True)
+            out = out.index_add(0, rows, self.weigh(self.experts[number], x[rows], weights[rows, places, None]))
+        return out
 
     def weigh(self, expert: nn.Module, x: Tensor, weights: Tensor) -> Tensor:
         """The share [M, W] of an expert in its tokens [M, W], from their `weights` [M, 1]."""
@@ -69,17 +74,40 @@ class MixtureOfExperts(nn.Module):
         weights = scores.gather(-1, chosen)
         if config.normalised:
             weights = weights / (weights.sum(dim=-1, keepdim=True) + config.normalised_eps)
+        if self.output_scales is not None:
+            weights = weights * self.output_scales[chosen]
         return (weights * config.scale).to(x.dtype), chosen
 
     def hide_groups(self, scores: Tensor) -> Tensor:
         """[T, E] with all but the best groups of experts hidden. A group is as good as its best expert, or, with a
         bias for the choice, as its best two."""
         config = self.config
-        grouped = scores.unflatten(-1, (config.groups, -1))
+        grouped = scores.view(len(scores), config.groups, scores.size(1) // config.groups)
         ranks = grouped.amax(dim=-1) if self.choice_bias is None else grouped.topk(2, dim=-1).values.sum(dim=-1)
         best = ranks.topk(config.chosen_groups, dim=-1).indices  # [T, chosen_groups]
         hidden = torch.ones_like(ranks, dtype=torch.bool).scatter(-1, best, False)
         return grouped.masked_fill(hidden[..., None], float("-inf")).view_as(scores)
+
+
+class MixtureWithOwnNorms(MixtureOfExperts):
+    """A mixture that reads a norm without weights: its router, its chosen experts and its shared expert have weights of
+    their own for the features, and the last two a norm of their output (Gemma 4). The router reads a row scaled to
+    length one."""
+
+    def __init__(self, config: ModelConfig, experts: ExpertConfig) -> None:
+        super().__init__(config, experts)
+        self.router_input, self.chosen_input, self.shared_input = (
+            nn.Parameter(torch.ones(config.width)) for _ in range(3)
+        )
+        self.chosen_norm, self.shared_norm = (nn.RMSNorm(config.width, config.norm_eps) for _ in range(2))
+
+    def forward(self, x: Tensor, through: LinearFunction = apply_linear) -> Tensor:  # noqa: ARG002 - no adapters here
+        """[T, W] to [T, W]."""
+        assert self.shared is not None, "description.invalid_fields has refused it"
+        routed = self.route(x * self.router_input * x.size(-1) ** -0.5)
+        chosen: Tensor = self.chosen_norm(self.sum_chosen(x * self.chosen_input, *routed))
+        shared: Tensor = self.shared_norm(self.shared(x * self.shared_input))
+        return shared + chosen
 
 
 def mix_sparsely(logits: Tensor, count: int, margin: float) -> tuple[Tensor, Tensor]:
@@ -100,5 +128,5 @@ def build_mlp(config: ModelConfig, layer: int) -> MLP | MixtureOfExperts:
     """The MLP of a layer."""
     if config.has_experts(layer):
         assert config.experts is not None
-        return MixtureOfExperts(config, config.experts)
+        return (MixtureWithOwnNorms if config.experts.own_norms else MixtureOfExperts)(config, config.experts)
     return MLP(config, config.of_layer(layer).mlp_width)

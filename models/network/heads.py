@@ -66,9 +66,10 @@ class LabelScoring:
 
     `activation` follows a dense layer, and a norm follows it; "none": there is no dense layer. `width`: outputs of the
     dense layer; 0: as many as inputs. With `returns` a second dense layer, with the same activation, leads from there
-    back to the width of states. `bias` is that of the scores. With `pools_last` these layers come before the pooling.
-    `padding` is the token that is not read at the end of a text, also if a client wrote it; None: there is none.
-    `two_labels` are those of a token whose one score is for the second of them; the first one's is zero.
+    back to the width of states; with `adds` there is no second activation, and the state is added. `bias` is that of
+    the scores. With `pools_last` these layers come before the pooling. `padding` is the token that is not read at the
+    end of a text, also if a client wrote it; None: there is none. `two_labels` are those of a token whose one score is
+    for the second of them; the first one's is zero.
     """
 
     pooling: Literal["cls", "mean", "last"] = "cls"
@@ -78,6 +79,7 @@ class LabelScoring:
     bias: bool = True
     width: int = 0
     returns: bool = False
+    adds: bool = False
     pools_last: bool = False
     two_labels: tuple[str, str] | None = None
     padding: int | None = None
@@ -96,7 +98,7 @@ class ScoredStates(nn.Module):
         dense = scoring.activation != "none"
         self.dense = nn.Linear(config.state_width, width, scoring.dense_bias) if dense else nn.Identity()
         self.second = nn.Linear(width, config.state_width, scoring.dense_bias) if scoring.returns else None
-        self.activation = HEAD_ACTIVATIONS[scoring.activation]
+        self.activation, self.adds = HEAD_ACTIVATIONS[scoring.activation], scoring.adds
         has_norm, bias = scoring.norm, config.norm_bias
         self.norm = nn.LayerNorm(self.inner_width, config.norm_eps, bias=bias) if has_norm else nn.Identity()
 
@@ -104,7 +106,7 @@ class ScoredStates(nn.Module):
         """[M, W] states to the input of the scores' matrix, [M, W]."""
         inner: Tensor = self.activation(self.dense(states))
         if self.second is not None:
-            inner = self.activation(self.second(inner))
+            inner = self.second(inner) + states if self.adds else self.activation(self.second(inner))
         return self.norm(inner)  # type: ignore[no-any-return]
 
 

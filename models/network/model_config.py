@@ -7,6 +7,9 @@ from typing import Literal
 
 # What mixes the tokens of a layer: attention, one of models.network.recurrent_mixers, or nothing.
 MixerName = Literal["attention", "convolution", "state_space", "delta", "none"]
+# Which tokens of a sequence see all others: none, the first, those before the first separator, or those from the second
+# token after it on, as a pair has two separators between its texts.
+GlobalTokens = Literal["", "first", "before_separator", "after_separator"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -74,6 +77,10 @@ class ExpertConfig:
     shared_gate: bool = False  # the shared expert's output is multiplied by a gate
     shared_scale: float = 1.0  # by which the shared expert's output is multiplied
     output_norm: bool = False  # the sum of all experts' outputs is normed
+    output_scales: bool = False  # each expert has a number by which its weight is multiplied
+    # The router, the chosen experts and the shared one weigh the features of their input on their own, and the last two
+    # have norms of their outputs (Gemma 4).
+    own_norms: bool = False
 
     def is_in(self, layer: int) -> bool:
         return not self.layers or self.layers[layer]
@@ -189,6 +196,10 @@ class ModelConfig:
     window: int = 0  # tokens that a windowed layer sees, including the row's own; 0: no layer is windowed
     windowed: tuple[bool, ...] = ()  # which layers are windowed; empty: all, if `window` is set
     window_rope_base: float = 0.0  # rotary base of the windowed layers if it differs; 0: the same
+    # Tokens that see the whole text and that all of it sees, through projections of their own; see GlobalAttention.
+    # `separator` is the token at the end of each text of a pair.
+    global_tokens: GlobalTokens = ""
+    separator: int = 0
     norm: Literal["layer", "rms"] = "layer"
     norm_eps: float = 1e-5
     norm_bias: bool = True  # of "layer"
@@ -237,6 +248,9 @@ class ModelConfig:
     layer_scale: bool = False  # the output of each layer is multiplied by a number of its own
     shared: bool = False  # all layers have the same weights
     has_cross_attention: bool = False  # its layers have cross-attention
+    # Each token has a second row, which predicts the token after it and to which no other row attends: the first of
+    # ProphetNet's predicting streams (arXiv:2001.04063). Each row computes its biases of `distances`.
+    two_streams: bool = False
     static: bool = False  # a token's state is its embedding; there are no layers
     source_width: int = 0  # of the states that cross-attention reads, if it is another than `width`
     hides_rows: bool = False  # sequences may end in rows that no row attends to (query expansion of ColBERT)
@@ -246,8 +260,10 @@ class ModelConfig:
 
     @property
     def attention_kind(self) -> str:
-        """Which class of attention the layers have: "latent", or that of the kind of positions."""
-        return self.position if self.latent is None else "latent"
+        """Which class of attention the layers have: "latent", "two_streams", "global", or the kind of positions."""
+        if self.latent is not None:
+            return "latent"
+        return "two_streams" if self.two_streams else "global" if self.global_tokens else self.position
 
     @property
     def has_sinusoidal_positions(self) -> bool:

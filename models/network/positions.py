@@ -255,7 +255,8 @@ def yarn_ramp(count: int, base: float, scaling: RopeScaling) -> Tensor:
 
 def build_embedding(config: ModelConfig) -> nn.Module:
     """The position encoding on embeddings."""
-    count, width, offset = config.max_positions, config.position_width, config.position_offset
+    width, offset = config.position_width, config.position_offset
+    count = config.max_positions + config.two_streams  # a row that predicts is one position further
     if config.position == "learned":
         return LearnedPositions(count, width, offset)
     if config.has_sinusoidal_positions:
@@ -270,7 +271,7 @@ def build_distances(config: ModelConfig) -> nn.Module:
         return DistanceVectors(config)
     if config.position == "alibi":
         return LinearBias(config.heads, config.distance_scale)
-    if config.distances and config.position != "layer_bias":
+    if config.distances and config.attention_kind not in ("layer_bias", "two_streams"):
         return DistanceBias(config.distances, config.farthest, config.heads, config.causal)
     return nn.Identity()
 

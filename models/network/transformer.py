@@ -25,6 +25,12 @@ def build_norm(config: ModelConfig, width: int = 0) -> nn.Module:
     )
 
 
+def build_mlp_norm(config: ModelConfig, layer: int) -> nn.Module:
+    """The norm before the MLP of a layer, without weights if the parts of its mixture have their own."""
+    own = config.experts is not None and config.experts.own_norms and config.has_experts(layer)
+    return build_norm(replace(config, norm_weight=False) if own else config)
+
+
 class PreBlock(nn.Module):
     """Norm before each part (Xiong et al. 2020, arXiv:2002.04745)."""
 
@@ -34,7 +40,7 @@ class PreBlock(nn.Module):
         self.attention: Attention | RecurrentMixer = build_mixer(config, layer)
         self.attention_norm = build_norm(config) if layer or config.opening_norm else nn.Identity()
         self.mlp: MLP | MixtureOfExperts = build_mlp(config, layer)
-        self.mlp_norm = build_norm(config)
+        self.mlp_norm = build_mlp_norm(config, layer)
         self.residual_scale = config.residual_scale
 
     def forward(self, x: Tensor, frame: AttentionContext) -> Tensor:

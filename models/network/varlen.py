@@ -39,9 +39,11 @@ def attention_window(config: ModelConfig, layer: int) -> Window:
 
 
 def is_supported(config: ModelConfig) -> bool:
-    """Whether the kernel supports heads of these widths, and scores without biases. It has no cross-attention."""
+    """Whether the kernel supports heads of these widths, and scores without biases. It has no cross-attention, and no
+    tokens that see more than others."""
     widths = {config.of_layer(layer).head_width for layer in config.attention_layers}
-    return max(widths, default=0) <= MAX_HEAD_WIDTH and not (config.has_distance_scores or config.has_cross_attention)
+    others = config.has_distance_scores or config.has_cross_attention or config.global_tokens
+    return max(widths, default=0) <= MAX_HEAD_WIDTH and not others
 
 
 def find_kernel(device: torch.device, dtype: torch.dtype, invariant: bool = False) -> Kernel | None:

@@ -85,6 +85,8 @@ def split_problem(config: ModelConfig, world: int) -> str:
         return "its values are normed, which is not split, so tensor_parallel would have to be 1"
     if config.layer_embedding and world > 1:
         return "its layers read embeddings, which are not split, so tensor_parallel would have to be 1"
+    if config.global_tokens and world > 1:
+        return "its global tokens have projections, which are not split, so tensor_parallel would have to be 1"
     if config.bottleneck and world > 1:
         return "a narrow MLP follows that of each layer, which is not split, so tensor_parallel would have to be 1"
     if config.logit_dense and world > 1:

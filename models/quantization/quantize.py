@@ -70,6 +70,8 @@ def calibrate(
         raise UnsupportedError("its MLPs are mixtures of experts, for which no calibration is implemented")
     if network.config.key_layers or any(network.config.tied_values):
         raise UnsupportedError("it has layers without values of their own, for which no calibration is implemented")
+    if network.config.global_tokens:
+        raise UnsupportedError("its global tokens have projections, for which no calibration is implemented")
     if network.config.is_recurrent:
         raise UnsupportedError("it has recurrent layers, for which no calibration is implemented")
     device = network.tokens.weight.device

@@ -1,7 +1,7 @@
 """Reads the vocabulary of a checkpoint folder.
 
-The vocabulary is the first that exists of tokenizer.json, vocab.txt, source.spm + vocab.json, vocab.json +
-merges.txt and a SentencePiece model. The small files (tokenizer_config.json, special_tokens_map.json,
+The vocabulary is the first that exists of tokenizer.json, vocab.txt, prophetnet.tokenizer, source.spm + vocab.json,
+vocab.json + merges.txt and a SentencePiece model. The small files (tokenizer_config.json, special_tokens_map.json,
 added_tokens.json) list which of its tokens are special and what their roles are.
 """
 
@@ -31,7 +31,7 @@ from .vocabulary import (
     word_piece_backend,
 )
 
-_ROLES = ("bos_token", "eos_token", "pad_token", "unk_token", "cls_token", "sep_token", "mask_token")
+_ROLES = ("bos_token", "eos_token", "pad_token", "unk_token", "cls_token", "sep_token", "mask_token", "x_sep_token")
 MAX_LINES = 1 << 20  # of a vocabulary or of merges; published ones have up to 515,000
 _MORE = ("additional_special_tokens", "extra_special_tokens")
 _CONVERT = (
@@ -45,6 +45,7 @@ _BERT = {
     "pad_token": "[PAD]",
     "mask_token": "[MASK]",
 }
+_PROPHETNET = {**_BERT, "cls_token": "[SEP]", "x_sep_token": "[X_SEP]"}  # no token is before a text
 _ROBERTA = {
     "bos_token": "<s>",
     "eos_token": "</s>",
@@ -104,7 +105,11 @@ def read_vocabulary(folder: Path) -> Vocabulary:
         backend = _read_tokenizer_json(folder, settings)
     elif (folder / "vocab.txt").is_file():
         settings = settings.with_defaults(_BERT)
-        backend = _read_vocab_txt(folder, settings)
+        backend = _read_vocab_txt(folder / "vocab.txt", settings)
+    elif (folder / "prophetnet.tokenizer").is_file():
+        settings = settings.with_defaults(_PROPHETNET)
+        backend = _read_vocab_txt(folder / "prophetnet.tokenizer", settings)
+        add_boundary_tokens(backend, "", settings.piece("sep_token"))
     elif (folder / "source.spm").is_file():
         settings = settings.with_defaults(_MARIAN)
         backend = _read_source_spm(folder, settings)
@@ -261,8 +266,9 @@ def _bert_class(folder: Path, settings: _Settings) -> str:
     return plain if plain in _BERT_CLASSES and kind not in _FILE_TYPES else ""
 
 
-def _read_vocab_txt(folder: Path, settings: _Settings) -> Tokenizer:
-    path = folder / "vocab.txt"
+def _read_vocab_txt(path: Path, settings: _Settings) -> Tokenizer:
+    """BERT's vocabulary, a piece a line."""
+    folder = path.parent
     pieces = {line.rstrip("\r"): index for index, line in enumerate(_read_text(path).removesuffix("\n").split("\n"))}
     words = _word_piece_options(settings, str(folder / "tokenizer_config.json"))
     backend = run_build(lambda: word_piece_backend(pieces, words), str(path))

@@ -28,11 +28,13 @@ from ..core.errors import (
     Stopped,
     Unauthorized,
     UnsupportedType,
+    cut_text,
 )
 from ..core.version import VERSION
 from ..metrics import EarlyOutcome
 from ..metrics.history import MetricHistory, sample_forever
 from ..resources.process_info import trim_heap_forever
+from .access.access_log import MAX_PATH_CHARS
 from .access.app_state import AppState
 from .access.auth import watch_keys_file
 from .access.middleware import AccessMiddleware, ErrorResponder
@@ -252,7 +254,7 @@ def error_headers(error: PolyheadError) -> Mapping[str, str]:
 
 def convert_http_error(request: Request, error: HTTPException) -> PolyheadError:
     """An exception of the framework as one of our errors."""
-    request_line = f"{request.method} {request.url.path}"
+    request_line = f"{request.method} {cut_text(request.url.path, MAX_PATH_CHARS)}"
     match error.status_code:
         case 404:
             return NotFound(f"there is no route {request_line}; /docs lists the routes")

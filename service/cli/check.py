@@ -87,7 +87,8 @@ def check_models(settings: Settings) -> CheckResult:
                 )
                 description = apply_known_cost(description, settings)
                 draft = choose_draft_model(name, description, settings, checker.check_folder)
-                models.append(measure_model(name, description, draft, settings.tensor_parallel))
+                companion = draft or description.queries
+                models.append(measure_model(name, description, companion, settings.tensor_parallel))
                 described[name] = description
                 explained |= (
                     {name: explainer_memory_need(measure_model(name, description), settings)}

@@ -245,8 +245,9 @@ def generator_conditions(loaded: Checkpoint, settings: Settings, requests: Seque
 def encoder_conditions(loaded: Checkpoint, settings: Settings, requests: Sequence[Request]) -> Iterator[Condition]:
     executor, head = build_executor(loaded, settings, choose_placement(settings)), cast(OutputHead, loaded.head)
 
-    def worker(**budgets: int) -> Callable[[], Worker]:
-        return lambda: EncoderWorker(executor, head, model="verified", task=cast(Task, loaded.task), **budgets)
+    def worker(token_budget: int = 4096) -> Callable[[], Worker]:
+        task = cast(Task, loaded.task)
+        return lambda: EncoderWorker(executor, head, model="verified", task=task, token_budget=token_budget)
 
     batches = shuffle_batches(len(requests))
     yield Condition("alone", [[number] for number in range(len(requests))], worker(), describe_nothing)

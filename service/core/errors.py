@@ -38,6 +38,8 @@ from typing import Self
 
 from .names import join_names
 
+MAX_MESSAGE_CHARS, MAX_PARAM_CHARS = 4000, 500  # of an error, whatever a client's values or a file's have in them
+
 # A path with all folders before the last name, and a URL.
 PATH_PATTERN = re.compile(r"(?<![\w.)\]])(?:~\w*|\.{1,2})?/(?:[^\s/:;,'\"()]+/)*(?P<name>[^\s/:;,'\"()]*)")
 URL_PATTERN = re.compile(r"\b[A-Za-z][A-Za-z0-9+.-]*://[^\s'\"<>]+")
@@ -47,7 +49,8 @@ class PolyheadError(Exception):
     """`status` is the HTTP status, `code` a stable identifier, `param` the field at fault (empty if none).
 
     `model` and `task` are those of the model concerned, once it is known; `names` are model names that the message ends
-    with.
+    with.  A long message or `param` is cut: it is written into answers, logs and records, for which no memory is
+    claimed.
     """
 
     status = 500
@@ -56,8 +59,9 @@ class PolyheadError(Exception):
     task = ""
 
     def __init__(self, message: str, *, param: str = "", retry_after: int = 0) -> None:
+        message = cut_text(message, MAX_MESSAGE_CHARS)
         super().__init__(message)
-        self.message, self.param, self.retry_after = message, param, retry_after
+        self.message, self.param, self.retry_after = message, cut_text(param, MAX_PARAM_CHARS), retry_after
         self.names: tuple[str, ...] = ()
 
     def __str__(self) -> str:
@@ -202,6 +206,11 @@ class InsufficientStorage(PolyheadError):
     status, code = 507, "insufficient_storage"
 
 
+def cut_text(text: str, most: int) -> str:
+    """The first `most` characters of `text`, with "..." where there are more."""
+    return text if len(text) <= most else f"{text[:most]}..."
+
+
 def redact_locations(text: str, *folders: str) -> str:
     """`text` without what only users of this machine may see: of paths the last name is left, of URLs nothing.
 
@@ -219,5 +228,6 @@ def first_line(error: BaseException) -> str:
 
 def client_message(error: Exception) -> str:
     """The first line of the error's message, redacted for clients."""
-    message = redact_locations(first_line(error), str(PurePath(getattr(error, "file", "")).parent))
+    shown = cut_text(first_line(error), MAX_MESSAGE_CHARS)
+    message = redact_locations(shown, str(PurePath(getattr(error, "file", "")).parent))
     return message.encode("utf-8", "backslashreplace").decode()  # JSON has no halves of characters

@@ -111,6 +111,7 @@ class Model:
     more_forms: tuple[OutputForm, ...] = ()
     missing_forms: Mapping[str, str] = field(default_factory=dict)
     has_queries: bool = False
+    query_tokens: int = 0  # the longest query; 0: `max_tokens`
     skipped_tokens: frozenset[int] = frozenset()
     is_static: bool = False
     calibration: Calibration = NO_CALIBRATION

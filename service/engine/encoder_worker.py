@@ -16,6 +16,7 @@ from dataclasses import dataclass, replace
 from itertools import accumulate, groupby, pairwise
 from operator import attrgetter
 from time import perf_counter
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -123,6 +124,14 @@ class OpenReading:
         return found
 
 
+class QueryNetwork(NamedTuple):
+    """A network that reads queries alone, at most `token_budget` tokens a step, and its head."""
+
+    executor: Executor
+    head: OutputHead
+    token_budget: int
+
+
 class EncoderWorker:
     """Runs texts through an executor and a head, at most `token_budget` tokens a step, or one longer text.
 
@@ -140,6 +149,7 @@ class EncoderWorker:
     ) -> None:
         self.model, self.task = model, task
         self._executor = executor
+        self._queries: QueryNetwork | None = None
         self._heads: dict[int, HeadSet] = {0: HeadSet.of(task, head)}  # by the number of the adapter
         self._token_budget, self.reading_turn_s = token_budget, READING_TURN_S
         self._requests: PendingRequests[Encode] = PendingRequests()
@@ -149,6 +159,11 @@ class EncoderWorker:
         self._reads_next = False  # whether the next step goes on with it
 
     is_background = False
+
+    def add_query_network(self, queries: QueryNetwork) -> None:
+        """Queries are read by this network from now on, in steps of their own."""
+        self._queries, self._heads[0] = queries, replace(self._heads[0], queries={"": queries.head})
+        self._token_budget = min(self._token_budget, queries.token_budget)
 
     @property
     def has_work(self) -> bool:
@@ -224,9 +239,11 @@ class EncoderWorker:
         if without is None:
             return self._continue_reading(began)
         self._batch = batch = self._next_batch(without)
-        rows, groups = self._build_step_input([self._requests[handle] for handle in batch])
+        requests = [self._requests[handle] for handle in batch]
+        rows, groups = self._build_step_input(requests)
         wanted = self._wanted_among(batch)
-        states = step_in_turns(self._executor, rows, COMPUTING_TURN_S) if rows.tokens else iter([torch.empty(0, 0)])
+        executor = self._executor_of(requests[0]) if requests else self._executor
+        states = step_in_turns(executor, rows, COMPUTING_TURN_S) if rows.tokens else iter([torch.empty(0, 0)])
         reading = OpenReading(batch, states, lambda states: read_groups(groups, states, wanted))
         events = self._advance(reading)
         self._reads_next = True
@@ -234,7 +251,7 @@ class EncoderWorker:
             self._report(),
             sequences=len(batch),
             tokens=len(rows.tokens),
-            padding=self._executor.padding(rows) if rows.tokens else 0,
+            padding=executor.padding(rows) if rows.tokens else 0,
             forward_s=reading.computed_s,
             sample_s=perf_counter() - began - reading.computed_s,
             queue_s=[began - handle.submitted for handle in batch],
@@ -260,13 +277,16 @@ class EncoderWorker:
 
     def self_test(self) -> None:
         self._self_test(0)
+        if self._queries is not None:
+            self._self_test(0, is_query=True)
 
-    def _self_test(self, adapter: int) -> None:
+    def _self_test(self, adapter: int, *, is_query: bool = False) -> None:
         form = self._heads[adapter].default_form
-        rows, [group] = self._build_step_input([Encode("proof", (0,), adapter=adapter, form=form)])
+        request = Encode("proof", (0,), adapter=adapter, form=form, is_query=is_query)
+        rows, [group] = self._build_step_input([request])
         [reading] = group.readings
         with torch.inference_mode():
-            scores = reading.head(self._executor.step(rows), reading.starts)
+            scores = reading.head(self._executor_of(request).step(rows), reading.starts)
         if not scores.isfinite().all():
             raise StepFailed("the answer to token 0 is not finite")
 
@@ -276,10 +296,12 @@ class EncoderWorker:
         assert not self._readings, "a reading has no request"
 
     def warm_up(self, breathe: Callable[[], None] = lambda: None) -> None:
-        """Runs four texts of different lengths, with and without the head's final activation."""
+        """Runs four texts of different lengths, with and without the head's final activation, and as many queries."""
         form = self._heads[0].default_form
-        for length, raw in ((8, False), (16, True), (24, False), (32, True)):
-            self.submit(WarmupRequest(Encode("warm-up", (0,) * length, raw=raw, form=form)))
+        for is_query in (False, True) if self._queries is not None else (False,):
+            for length, raw in ((8, False), (16, True), (24, False), (32, True)):
+                request = Encode("warm-up", (0,) * length, raw=raw, form=form, is_query=is_query)
+                self.submit(WarmupRequest(request))
         while self.has_work:
             self.step()
             breathe()
@@ -312,6 +334,10 @@ class EncoderWorker:
         for unfinished readings."""
         held = sum(len(self._requests[handle].tokens) for handle in self._open_handles())
         return max(self._token_budget - held, self._token_budget // SMALLER_BATCH) if held else self._token_budget
+
+    def _executor_of(self, request: Encode) -> Executor:
+        """What computes a text."""
+        return self._queries.executor if request.is_query and self._queries is not None else self._executor
 
     def _open_handles(self) -> list[RequestHandle]:
         """The requests whose answers are being read."""
@@ -369,6 +395,9 @@ class EncoderWorker:
         while (handle := self._requests.peek(without)) is not None:
             tokens = len(self._requests[handle].tokens)
             if (batch or self._readings) and tokens > tokens_left:
+                break
+            executor = self._executor_of(self._requests[handle])
+            if batch and executor is not self._executor_of(self._requests[batch[0]]):
                 break
             self._requests.start(handle)
             self._requests.charge(handle, self._requests[handle].prompt_tokens)

@@ -40,7 +40,7 @@ from ..core.model import Model
 from ..core.names import join_names
 from ..core.request import Task
 from ..engine.draft_model import DraftModel
-from ..engine.encoder_worker import EncoderWorker
+from ..engine.encoder_worker import EncoderWorker, QueryNetwork
 from ..engine.engine import Engine
 from ..engine.generator_worker import GeneratorWorker
 from ..engine.head_outputs import OutputHead
@@ -88,9 +88,10 @@ log = logging.getLogger("polyhead.loader")
 
 @dataclass(frozen=True)
 class DescribedModel:
-    """A checkpoint whose description was read, and not its weights. `draft`: the description of its draft model.
+    """A checkpoint whose description was read, and not its weights. `companion`: the description of its draft model, or
+    of its network for queries.
 
-    `weights` and `draft_weights` read those of a network that is built already, for one load; there are none for a
+    `weights` and `companion_weights` read those of a network that is built already, for one load; there are none for a
     model that several processes compute.
     """
 
@@ -99,8 +100,8 @@ class DescribedModel:
     size: ModelSize
     placement: Placement
     weights: WeightReader | None
-    draft: Description | None = None
-    draft_weights: WeightReader | None = None
+    companion: Description | None = None
+    companion_weights: WeightReader | None = None
 
 
 @dataclass(frozen=True)
@@ -313,12 +314,13 @@ class Loader:
         """Build, measure and place a model. Raises now what is impossible, before other models are planned."""
         world = self._settings.tensor_parallel
         weights = WeightReader(description) if world == 1 else None
-        size = measure_model(name, description, draft, world, weights)
+        companion = draft or description.queries
+        size = measure_model(name, description, companion, world, weights)
         placement = choose_placement(self._settings, size.default_precision, size.config)
-        draft_weights = None if draft is None else WeightReader(draft)
-        for each in filter(None, (description, draft)):
+        companion_weights = None if companion is None else WeightReader(companion)
+        for each in filter(None, (description, companion)):
             _ = each.text_tokenizer  # made here, and kept: the engine's thread needs it
-        return DescribedModel(source, description, size, placement, weights, draft, draft_weights)
+        return DescribedModel(source, description, size, placement, weights, companion, companion_weights)
 
     def _log_recurrent_limits(self, size: ModelSize, need: MemoryNeed) -> None:
         if not size.config.is_recurrent:
@@ -329,7 +331,7 @@ class Loader:
             log.warning(shortage)
 
     def _place_again(self, described: DescribedModel, description: Description) -> DescribedModel:
-        return self._place(described.size.name, described.source, description, described.draft)
+        return self._place(described.size.name, described.source, description, described.companion)
 
     async def _load(
         self,
@@ -423,7 +425,7 @@ class Loader:
         described, need, tests = plan.described, plan.need, plan.tests
         began, loading.stage = time.perf_counter(), STAGES["read and pack"]
         yield_turn = self._yield_callback(loading)
-        drafter = self._build_drafter(loading, described, need)
+        companion = self._build_companion(loading, described, need)
         for test in tests:
             loading.stage = TEST_PHRASE
             assert described.weights is not None, "one process computes what is tested"
@@ -434,7 +436,7 @@ class Loader:
         executor = self._build_executor(loading, described.placement, need, loaded, plan.part)
         for test in tests:
             test.compare(executor, yield_turn)
-        worker = self._build_worker(described.placement, need, loaded, drafter, self._executor_hook(executor))
+        worker = self._build_worker(described.placement, need, loaded, companion, self._executor_hook(executor))
         cost = next((test.cost for test in tests), None)
         if cost is not None and cost > plan.max_cost:
             free_weights(loaded.head)  # the rest is packed, and the packed weights are freed with the executor
@@ -470,24 +472,30 @@ class Loader:
             async with asyncio.timeout(GRACE_S):
                 await self._engine.call(machine.return_free_memory)
 
-    def _build_drafter(self, loading: LoadTask, described: DescribedModel, need: MemoryNeed) -> DraftModel | None:
-        """Read the draft model and build its drafter; None if there is no draft model."""
-        name, settings = described.size.name, self._settings
-        if described.draft is None:
+    def _build_companion(
+        self, loading: LoadTask, described: DescribedModel, need: MemoryNeed
+    ) -> DraftModel | QueryNetwork | None:
+        """Read the draft model or the network for queries and build it; None if there is neither."""
+        name, settings, size = described.size.name, self._settings, described.size.companion
+        if described.companion is None:
             return None
-        source, size = settings.drafts[name], described.size.draft
+        is_draft = described.companion is not described.description.queries
+        source = settings.drafts[name] if is_draft else described.source
         assert size is not None
-        # A draft model is never distributed over several processes.
+        # A companion is never distributed over several processes.
         placement = choose_placement(settings, size.default_precision, size.config)
         loaded = self._read_checkpoint(
             loading,
-            DescribedModel(source, described.draft, size, placement, described.draft_weights),
+            DescribedModel(source, described.companion, size, placement, described.companion_weights),
             None,
             is_shown=False,
         )
+        executor = self._executor_hook(self._build_executor(loading, placement, need, loaded, None))
+        if not is_draft:
+            tokens = encoder_step_tokens(settings, placement, loaded.decoder_config)
+            return QueryNetwork(executor, cast(OutputHead, loaded.head), tokens)
         words = min(loaded.config.vocab_size, described.size.config.vocab_size)
         log.info("%s: %s drafts for it", name, source)
-        executor = self._executor_hook(self._build_executor(loading, placement, need, loaded, None))
         return DraftModel(executor, budget=settings.step_tokens, longest=loaded.max_tokens, words=words)
 
     def _yield_callback(self, loading: LoadTask) -> Callable[[], None]:
@@ -544,13 +552,21 @@ class Loader:
         return build_executor(loaded, settings, placement, cache, hooks)
 
     def _build_worker(
-        self, placement: Placement, need: MemoryNeed, loaded: Checkpoint, drafter: DraftModel | None, executor: Executor
+        self,
+        placement: Placement,
+        need: MemoryNeed,
+        loaded: Checkpoint,
+        companion: DraftModel | QueryNetwork | None,
+        executor: Executor,
     ) -> Worker:
         settings = self._settings
         if not (loaded.decoding or isinstance(loaded.head, LanguageHead)):
             head, task = cast(OutputHead, loaded.head), cast(Task, loaded.task)
             tokens = encoder_step_tokens(settings, placement, loaded.decoder_config)
-            return EncoderWorker(executor, head, model=need.name, task=task, token_budget=tokens)
+            worker = EncoderWorker(executor, head, model=need.name, task=task, token_budget=tokens)
+            if isinstance(companion, QueryNetwork):
+                worker.add_query_network(companion)
+            return worker
         generator = GeneratorWorker(
             executor,
             model=need.name,
@@ -561,6 +577,7 @@ class Loader:
         generator.sampler = build_sampler(placement)
         # An encoder-decoder computes any state but the newest from the beginning, recurrent layers cannot go back.
         if not (loaded.decoding or loaded.decoder_config.is_recurrent):
+            drafter = companion if isinstance(companion, DraftModel) else None
             generator.speculation = Speculation(settings.draft_tokens, settings.max_running, drafter)
         return generator
 

@@ -80,8 +80,8 @@ def count_head_columns(description: Description) -> int:
 class ModelSize:
     """What determines a model's memory, apart from the settings.
 
-    `columns`: scores that its head has for a token or a text. `context`: tokens of its longest input. `draft`: the size
-    of its draft model, if it has one.
+    `columns`: scores that its head has for a token or a text. `context`: tokens of its longest input. `companion`:
+    the size of its draft model or of its network for queries, if it has one.
     """
 
     name: str
@@ -92,7 +92,7 @@ class ModelSize:
     checkpoint_size: LoadSize
     default_precision: DefaultPrecision
     world_size: int = 1  # ranks; `config` and `checkpoint_size` are those of rank 0's share
-    draft: "ModelSize | None" = None
+    companion: "ModelSize | None" = None
     encoder_config: ModelConfig | None = None  # of an encoder-decoder
 
     @property
@@ -108,7 +108,7 @@ class ModelSize:
 def measure_model(
     name: str,
     description: Description,
-    draft: Description | None = None,
+    companion: Description | None = None,
     world: int = 1,
     weights: WeightReader | None = None,
 ) -> ModelSize:
@@ -128,7 +128,7 @@ def measure_model(
         context=description.max_tokens,
         checkpoint_size=estimate_load(own) if weights is None else estimate_reading(weights),
         default_precision=description.default_precision,
-        draft=measure_model(f"{name}'s draft", draft) if draft else None,
+        companion=measure_model(f"{name}'s companion", companion) if companion else None,
     )
 
 
@@ -220,7 +220,7 @@ def adapter_bytes(needs: Collection[MemoryNeed]) -> int:
 
 
 class MemoryPrediction:
-    """Predicts the memory of a model, and of its draft model, under some settings.
+    """Predicts the memory of a model, and of its companion, under some settings.
 
     Raises what `choose_placement` raises.
     """
@@ -228,20 +228,20 @@ class MemoryPrediction:
     def __init__(self, model: ModelSize, settings: Settings) -> None:
         self.model, self.settings = model, settings
         self.placement = choose_placement(settings, model.default_precision, model.config)
-        self.draft = MemoryPrediction(model.draft, settings) if model.draft is not None else None
+        self.companion = MemoryPrediction(model.companion, settings) if model.companion is not None else None
 
     def need(self, plan: CachePlan) -> MemoryNeed:
         """Predict the memory with such a cache; that of the draft model has as many blocks."""
         own = self._own_need(plan)
-        if self.draft is None:
+        if self.companion is None:
             return own
-        draft = self.draft.need(replace(plan, window_blocks=0))  # it has the numbers of one kind of block only
+        other = self.companion.need(replace(plan, window_blocks=0))  # it has the numbers of one kind of block only
         return replace(
             own,
-            weights=own.weights + draft.weights,
-            cache=own.cache + draft.cache,
-            workspace=own.workspace + draft.workspace,
-            loading=max(draft.loading, own.loading + draft.cache),  # it is read first
+            weights=own.weights + other.weights,
+            cache=own.cache + other.cache,
+            workspace=own.workspace + other.workspace,
+            loading=max(other.loading, own.loading + other.cache),  # it is read first
         )
 
     def smallest_plan(self) -> CachePlan:
@@ -311,7 +311,7 @@ class MemoryPrediction:
         return self.need(replace(plan, **{part: count})).total <= room
 
     def _own_need(self, plan: CachePlan) -> MemoryNeed:
-        """The memory without the draft model."""
+        """The memory without the companion."""
         model, placement, blocks = self.model, self.placement, plan.blocks
         state_count = smallest_slot_count(plan.sequences) + plan.checkpoints if model.config.is_recurrent else 0
         largest = largest_step(model, self.settings, placement, plan)

@@ -53,6 +53,7 @@ def build_model(need: MemoryNeed, loaded: Checkpoint, placement: Placement, samp
         more_forms=loaded.more_forms,
         missing_forms=loaded.missing_forms,
         has_queries=loaded.has_queries,
+        query_tokens=loaded.query_tokens,
         skipped_tokens=loaded.skipped_tokens,
         is_static=loaded.config.static,
     )

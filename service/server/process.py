@@ -43,6 +43,7 @@ from ..api.http.tls import Handshake, read_certificate
 from ..api.probe_app import ProbeApp
 from ..api.shared.openai_errors import write_openai_error
 from ..concurrency.loop_errors import LoopErrors
+from ..concurrency.server_loop import prefer_socket
 from ..config.settings import Settings, SettingsError
 from ..core.model import Model
 from ..core.request import WorkerTask
@@ -64,6 +65,7 @@ LISTEN_BACKLOG = 4096  # connections that the kernel queues; the client of one m
 # several turns of them must be within the reserve of `service.resources.process_info`.
 ACCEPT_BATCH = 32
 PROBE_CONNECTIONS = 32  # connections of the probe port
+EVENT_LOOP = "polyhead.service.concurrency.server_loop:create_server_loop"  # as uvicorn asks for it
 SWITCH_INTERVAL = 0.0005  # seconds a busy thread runs before another one may take the interpreter lock
 SEND_BUFFER = 1 << 16  # bytes of an answer that the kernel buffers for a client that does not read; Linux doubles it
 
@@ -281,6 +283,14 @@ class ServerProcess(uvicorn.Server):
         log.info("left")
 
 
+class ProbeConnection(Connection):
+    """A connection whose requests come before those of others."""
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        super().connection_made(transport)
+        prefer_socket(transport.get_extra_info("socket").fileno())
+
+
 class ProbeServer:
     """A separate listener for probes, on the event loop of the server, so its answers are valid for the server too.
 
@@ -295,11 +305,13 @@ class ProbeServer:
             incoming_bodies=IncomingBodies(),
         )
         self.state = ServerState()
-        self.connection = partial(Connection, build_uvicorn_config(ProbeApp(app), limits), self.state, {}, edge=limits)
+        config = build_uvicorn_config(ProbeApp(app), limits)
+        self.connection = partial(ProbeConnection, config, self.state, {}, edge=limits)
 
     async def start(self) -> None:
         loop = asyncio.get_running_loop()
         self.server = await loop.create_server(self.connection, sock=self.listener, backlog=ACCEPT_BATCH)
+        prefer_socket(self.listener.fileno())
 
     def close(self) -> None:
         self.server.close()
@@ -364,6 +376,7 @@ def build_uvicorn_config(
         app,
         http=cast(type[asyncio.Protocol], connect),
         ws="none",
+        loop=EVENT_LOOP,
         backlog=ACCEPT_BATCH,
         lifespan=lifespan,
         log_config=None,

@@ -561,6 +561,8 @@ def select_rows(model: Model, request: EncodingRequest, row: InputRow, index: in
     limit = model.max_tokens
     if model.late is not None:
         limit = min(limit, text_role(model.late, request, index).max_tokens)
+    if model.query_tokens and index < request.queries:
+        limit = model.query_tokens
     if request.windows is not None:
         limit = min(request.windows.size or limit, limit)
     if len(row) <= limit:

@@ -18,10 +18,23 @@ from tests.service.api.operations.test_admin import KEY, Client, serving
 from tests.service.api.shared.test_fields import ROWS, SECTIONS, body_of
 from tests.support import checkpoints, translators
 from tests.support.edits import edited
-from tests.support.odd_values import BATCH, ROUTES, UNHASHABLE, VALUES, Place, Route, inside, is_named, places, replaced
+from tests.support.odd_values import (
+    BATCH,
+    LONG_VALUES,
+    ROUTES,
+    UNHASHABLE,
+    VALUES,
+    Place,
+    Route,
+    inside,
+    is_named,
+    places,
+    replaced,
+)
 
 ANSWERS = ("contradiction", "neutral", "entailment")
 LEAST = 4000  # bodies over HTTP
+LONG_LEAST = 1000  # of them with long keys and values
 TOO_LONG = re.compile(
     "context_length_exceeded|answer_too_large|the model takes [0-9]+|maximum context length is [0-9]+"
 )  # the value was read
@@ -29,6 +42,8 @@ READS = "{% if documents %}{{ documents[0].text }}{{ enable_thinking }}{% endif 
 FIELD = re.compile(r"([^:.\[]*)")
 REFUSED = (400, 422)
 ROOM = 600  # tokens
+MAX_ERROR_CHARS = 1000  # of a message, and of a field that it names
+MAX_ERROR_BYTES = 3000  # of an answer; some have the message twice
 
 
 def test_no_wire_object_raises_an_unexpected_error() -> None:
@@ -40,7 +55,7 @@ def test_no_wire_object_raises_an_unexpected_error() -> None:
             continue
         section, body = SECTIONS[row.section], body_of(row)
         for place in places(body):
-            for value in VALUES:
+            for value in (*VALUES, *LONG_VALUES):
                 odd = replaced(body, place, value)
                 if (said := f"{row.section} {json.dumps(odd)}") in seen:
                     continue
@@ -49,6 +64,8 @@ def test_no_wire_object_raises_an_unexpected_error() -> None:
                 try:
                     section.tried(odd)
                 except BadRequest as error:  # any other exception fails the test here
+                    if len(error.message) > MAX_ERROR_CHARS or len(error.param) > MAX_ERROR_CHARS:
+                        unnamed.append((place, f"{len(error.message)} characters: {error.message[:300]}"))
                     if not is_named(place, error.message) and not contradicted(place, error.message):
                         unnamed.append((place, error.message))
     assert not unnamed
@@ -137,6 +154,47 @@ def test_no_route_answers_a_value_with_a_server_error(folders: dict[str, Path], 
     assert not wrong, f"{len(wrong)}: " + "\n".join(wrong[:60])
     assert known == {address for route in ROUTES for address in route.addresses}
     assert sent >= LEAST, sent
+
+
+@pytest.mark.timeout(600)
+def test_no_error_repeats_a_long_key_or_value(folders: dict[str, Path], tmp_path: Path) -> None:
+    """At each place of each body, and in paths, queries and headers."""
+    long, refused = list[str](), 0
+
+    async def act(client: Client) -> None:
+        async def ask(method: str, path: str, where: str, **given: Any) -> None:
+            nonlocal refused
+            headers = (KEY if path.startswith(("/admin", "/v2/repository")) else {}) | given.pop("headers", {})
+            answer = await client.http.request(method, path, headers=headers, **given)
+            if answer.status_code >= 400:
+                refused += 1
+                named = sum(len(name) + len(value) for name, value in answer.headers.raw)
+                if len(answer.content) > MAX_ERROR_BYTES or named > MAX_ERROR_BYTES:
+                    long.append(f"{path[:60]} {where}: {len(answer.content)} {answer.text[:300]}")
+
+        for route in ROUTES:
+            path, turn = next(iter(route.addresses.values())), itertools.cycle(LONG_VALUES)
+            for body in route.bodies:
+                for place in places(body):
+                    for value in itertools.islice(turn, len(LONG_VALUES) if len(place) == 1 else 2):
+                        await ask(route.method, path, str(place), json=replaced(body, place, value))
+        word = "y" * 8000
+        described = (await client.ask("GET", "/openapi.json")).json()["paths"]
+        for path, methods in described.items():
+            for method, operation in methods.items():
+                await ask(method, re.sub(r"\{\w+\}", word, path), "the path", json={})
+                await ask(method, f"{path}?{word}={word}", "a query")
+                for given in operation.get("parameters", ()):
+                    await ask(method, f"{path}?{given['name']}={word}", "a query", headers={given["name"]: word})
+        headers = ("content-encoding", "origin", "sec-fetch-site", "host", "x-request-timeout", "authorization")
+        for name in (*headers, "x-request-id", "traceparent", "inference-header-content-length"):
+            for path in ("/v1/completions", "/v2/models/chat/infer", "/api/chat"):
+                await ask("POST", path, name, json={}, headers={name: word})
+
+    keep_file(tmp_path / "files", BATCH["input_file_id"])
+    serving(act, folders, explain_tokens=48, files_dir=str(tmp_path), responses_mib=1)
+    assert not long, f"{len(long)}: " + "\n".join(long[:60])
+    assert refused > LONG_LEAST, refused
 
 
 def keep_file(folder: Path, file_id: str) -> None:

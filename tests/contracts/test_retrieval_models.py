@@ -100,6 +100,31 @@ def test_queries_and_documents_go_their_own_ways(server: Process) -> None:
     assert plain == same, "without a role a text is a document"
 
 
+def test_queries_have_a_network_of_their_own(server: Process) -> None:
+    expected = {role: np.array(each) for role, each in read_answers()["asymmetric"].items()}
+    for role, options in (
+        ("query", {"input_type": "query"}),
+        ("document", {"input_type": "document"}),
+        ("document", {}),
+    ):
+        found = [each["embedding"] for each in embed(server, "asymmetric", **options)]
+        assert np.array(found) == pytest.approx(expected[role], abs=TOLERANCE)
+        alone = [
+            ask(server, "/v1/embeddings", model="asymmetric", input=text, **options)["data"][0]["embedding"]
+            for text in TEXTS
+        ]
+        assert alone == found, "the same bits"
+        named = {"prompt_name": role} if options else {}
+        again = ask(server, "/models/asymmetric/embed", inputs=list(TEXTS), normalize=role == "document", **named)
+        assert np.array(again) == pytest.approx(expected[role], abs=TOLERANCE)
+    ranked = ask(server, "/models/asymmetric/rerank", query=TEXTS[1], texts=list(TEXTS), raw_scores=True)
+    query, documents = expected["query"][1], expected["document"]
+    cosines = documents @ query / np.linalg.norm(query)
+    assert [each["score"] for each in sorted(ranked, key=lambda each: each["index"])] == pytest.approx(
+        cosines, abs=TOLERANCE
+    )
+
+
 @pytest.mark.parametrize(
     ("name", "options", "problem"),
     [

@@ -251,6 +251,9 @@ ROWS: dict[str, Row] = {
     ),
     "bert": Row(tf.BertConfig, tf.BertLMHeadModel, BERT),
     "roberta": Row(tf.RobertaConfig, tf.RobertaForCausalLM, dict(BERT, max_position_embeddings=POSITIONS + 1)),
+    "big-bird": Row(
+        tf.BigBirdConfig, tf.BigBirdForCausalLM, dict(BERT, block_size=16, num_random_blocks=3, rescale_embeddings=True)
+    ),
     "megatron-bert": Row(tf.MegatronBertConfig, tf.MegatronBertForCausalLM, BERT),
     "xlm-roberta-xl": Row(
         tf.XLMRobertaXLConfig, tf.XLMRobertaXLForCausalLM, dict(BERT, max_position_embeddings=POSITIONS + 2)

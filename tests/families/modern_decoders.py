@@ -144,6 +144,11 @@ GEMMA4_TIED = shape_of(
     head_dim=8, global_head_dim=16, sliding_window=4, hidden_size_per_layer_input=0, attention_k_eq_v=True,
     num_global_key_value_heads=1, layer_types=["sliding_attention", "full_attention", "full_attention"],
 )  # fmt: skip
+GEMMA4_EXPERTS = dict(GEMMA4_TIED, enable_moe_block=True, num_experts=6, top_k_experts=2, moe_intermediate_size=24)
+GEMMA4_UNIFIED = shape_of(
+    head_dim=8, global_head_dim=16, sliding_window=4, attention_k_eq_v=True, num_global_key_value_heads=1,
+    num_hidden_layers=6, layer_types=["sliding_attention", "full_attention"] * 3, num_kv_shared_layers=2,
+)  # fmt: skip
 GRANITE = dict(
     embedding_multiplier=3.0, residual_multiplier=0.4, attention_multiplier=0.2, logits_scaling=2.0, attention_bias=True
 )
@@ -215,6 +220,12 @@ ROWS: dict[str, Row] = {
     "gemma4-tied": Row(tf.Gemma4TextConfig, tf.Gemma4ForCausalLM, GEMMA4_TIED),
     "gemma4-images": Row(
         with_images(tf.Gemma4Config, GEMMA_VISION, GEMMA4), tf.Gemma4ForConditionalGeneration, {}
+    ),
+    "gemma4_unified": Row(tf.Gemma4UnifiedTextConfig, tf.Gemma4UnifiedForCausalLM, GEMMA4_UNIFIED),
+    "gemma4_unified-images": Row(
+        with_images(tf.Gemma4UnifiedConfig, dict(patch_size=4, model_patch_size=12, mm_embed_dim=16), GEMMA4_UNIFIED),
+        tf.Gemma4UnifiedForConditionalGeneration,
+        {},
     ),
     "smollm3": Row(
         tf.SmolLM3Config, tf.SmolLM3ForCausalLM, shape_of(num_hidden_layers=5), form("smollm3", interleave)
@@ -430,7 +441,20 @@ REFUSED: list[tuple[str, dict[str, Any], str]] = [
     ("gemma", {"use_bidirectional_attention": True}, "use_bidirectional_attention is not known"),
     ("gemma2", {"use_bidirectional_attention": True}, "use_bidirectional_attention is not known"),
     ("gemma4", {"use_bidirectional_attention": "all"}, "use_bidirectional_attention is not known"),
-    ("gemma4", {"enable_moe_block": True}, "enable_moe_block is .*: only .* is known"),
+    ("gemma4", {"enable_moe_block": True}, "num_experts is None, which should be a whole number"),
+    (
+        "gemma4",
+        {"enable_moe_block": True, "num_experts": 4, "top_k_experts": 2, "moe_intermediate_size": 8},
+        "enable_moe_block: MLPs beside experts have 48, 96 inner features; known are equal ones",
+    ),
+    (
+        "gemma4-tied",
+        {"enable_moe_block": True, "num_experts": 4, "top_k_experts": 5, "moe_intermediate_size": 8},
+        "experts is .*with 4 at most chosen for a token",
+    ),
+    ("gemma4", {"enable_moe_block": "yes"}, "enable_moe_block is 'yes', which should be true or false"),
+    ("gemma4_unified", {"enable_moe_block": True}, "enable_moe_block is .*: only .* is known"),
+    ("gemma4_unified", {"hidden_size_per_layer_input": 8}, "hidden_size_per_layer_input is 8: only 0 is known"),
     ("gemma4", {"num_kv_shared_layers": 6}, "num_kv_shared_layers is 6: only fewer"),
     ("gemma4", {"num_kv_shared_layers": -1}, "num_kv_shared_layers is -1: only fewer"),
     ("gemma4", {"vocab_size_per_layer_input": 5}, "vocab_size_per_layer_input is 5: only 384"),

@@ -35,6 +35,11 @@ GEMMA = dict(
     intermediate_size=48, max_position_embeddings=64, query_pre_attn_scalar=12, sliding_window=3,
     attn_logit_softcapping=2.0, final_logit_softcapping=3.0, pad_token_id=PAD, bos_token_id=0, eos_token_id=END,
 )  # fmt: skip
+PROPHET = dict(
+    vocab_size=WORDS, hidden_size=32, num_encoder_layers=2, num_decoder_layers=2, num_encoder_attention_heads=4,
+    num_decoder_attention_heads=2, encoder_ffn_dim=48, decoder_ffn_dim=40, max_position_embeddings=64, num_buckets=8,
+    relative_max_distance=12, pad_token_id=0, bos_token_id=END, eos_token_id=END, decoder_start_token_id=END,
+)  # fmt: skip
 LED = dict(SIDES, max_encoder_position_embeddings=64, max_decoder_position_embeddings=48)
 
 
@@ -100,8 +105,17 @@ ROWS: dict[str, Row] = {
         dict(hidden_size=24, final_logit_softcapping=None, tie_word_embeddings=False),
         dict(decoder_start_token_id=0),
     ),
+    "prophetnet": Row(tf.ProphetNetConfig, tf.ProphetNetForConditionalGeneration, PROPHET, {}),
+    "prophetnet-streams": Row(
+        tf.ProphetNetConfig,
+        tf.ProphetNetForConditionalGeneration,
+        dict(PROPHET, ngram=3, num_buckets=7, relative_max_distance=27, activation_function="relu"),
+        {},
+    ),
     "led-wide": Row(tf.LEDConfig, tf.LEDForConditionalGeneration, dict(LED, attention_window=[32, 32]), {}),
 }
+# Of these the reference gives rows the distance biases of other rows in a step of several tokens.
+STEPWISE = (tf.ProphetNetForConditionalGeneration,)
 CaseOf = Callable[[str], tuple[Any, Checkpoint, Path]]
 
 
@@ -137,14 +151,27 @@ def case_of(tmp_path_factory: pytest.TempPathFactory) -> CaseOf:
     return make
 
 
+@torch.no_grad()
+def reference_logits(theirs: Any, source: list[int], target: list[int]) -> torch.Tensor:
+    """[T, V] the logits after each token of the target."""
+    if not isinstance(theirs, STEPWISE):
+        whole: torch.Tensor = theirs(torch.tensor([source]), decoder_input_ids=torch.tensor([target])).logits[0]
+        return whole
+    read, kept, found = theirs.get_encoder()(torch.tensor([source])), None, []
+    for token in target:
+        step = theirs(encoder_outputs=read, decoder_input_ids=torch.tensor([[token]]), past_key_values=kept)
+        kept = step.past_key_values
+        found.append(step.logits[0])
+    return torch.cat(found)
+
+
 @pytest.mark.parametrize("name", ROWS)
 @torch.no_grad()
 def test_logits_equal_the_reference(case_of: CaseOf, name: str) -> None:
     theirs, ours, _ = case_of(name)
     assert (ours.task, ours.family) == ("translate", theirs.config.model_type)
     found = ours.head(RaggedBatch.of(SOURCES), RaggedBatch.of(TARGETS))
-    pairs = zip(SOURCES, TARGETS, strict=True)
-    expected = torch.cat([theirs(torch.tensor([s]), decoder_input_ids=torch.tensor([t])).logits[0] for s, t in pairs])
+    expected = torch.cat([reference_logits(theirs, s, t) for s, t in zip(SOURCES, TARGETS, strict=True)])
     assert float((found - expected).abs().max()) <= 1e-5 * float(expected.abs().max())
     assert float(expected.std()) > 0.1, "the logits of the reference differ"
 
@@ -165,8 +192,7 @@ def assert_same_or_tied(theirs: Any, source: list[int], ours: list[int], expecte
         assert len(ours) == len(expected)
         return
     start = theirs.generation_config.decoder_start_token_id
-    read = torch.tensor([[start, *expected[:place]]])
-    logits = theirs(torch.tensor([source]), decoder_input_ids=read).logits[0, -1]
+    logits = reference_logits(theirs, source, [start, *expected[:place]])[-1]
     assert float(logits[expected[place]] - logits[ours[place]]) < TIE
 
 
@@ -189,6 +215,19 @@ def test_greedy_answers_equal_those_of_generate(case_of: CaseOf, name: str) -> N
         assert {answer.tokens[0] for answer in found} == {first}
 
 
+@pytest.mark.parametrize("name", ["prophetnet", "prophetnet-streams"])
+def test_beams_equal_those_of_generate(case_of: CaseOf, name: str) -> None:
+    """Whose rows of a step are selected and repeated."""
+    theirs, ours, _ = case_of(name)
+    sources = torch.randint(4, WORDS, (12, 6), generator=torch.Generator().manual_seed(2))
+    options: dict[str, Any] = dict(do_sample=False, max_new_tokens=12, num_beams=4)
+    made = theirs.generate(sources, attention_mask=torch.ones_like(sources), **options)
+    assert ours.decoding is not None
+    config = replace(ours.decoding, max_tokens=12, beams=4)
+    found = generate(ours.head, RaggedBatch.of(sources.tolist()), config)  # type: ignore[arg-type]
+    assert [with_stop_token(answer) for answer in found] == [until_end(answer[1:]) for answer in made.tolist()]
+
+
 REFUSED: list[tuple[str, dict[str, Any], str]] = [
     ("led", {"attention_window": [4, 8]}, "attention_window .*only one width for all layers"),
     ("led", {"attention_window": 3}, "attention_window is 3"),
@@ -198,6 +237,15 @@ REFUSED: list[tuple[str, dict[str, Any], str]] = [
     ("mvp", {"use_prompt": True}, "use_prompt is True: only False is known"),
     ("switch_transformers", {"expert_capacity": "all"}, "expert_capacity is 'all', which should be a whole number"),
     ("bigbird_pegasus", {"attention_type": "other"}, "attention_type 'other' is not one of block_sparse"),
+    ("prophetnet", {"pad_token_id": 1}, "pad_token_id is 1: only 0 is known"),
+    ("prophetnet", {"add_cross_attention": False}, "add_cross_attention is False: only True is known"),
+    ("prophetnet", {"num_buckets": 0}, "distances is 0, which should be 4 at least"),
+    ("prophetnet", {"num_buckets": 2}, "distances is 2, which should be 4 at least"),
+    ("prophetnet", {"num_buckets": 16}, r"relative_pos_embeddings.* its shape is \[16.*, but .* asks for \[32"),
+    ("prophetnet", {"relative_max_distance": 5}, "farthest is 5, which should be more than 5"),
+    ("prophetnet", {"ngram": 0}, "ngram is 0, which should be a whole number from 1"),
+    ("prophetnet", {"ngram": 3}, r"ngram_embeddings.* its shape is \[0, 32\], but .* asks for \[1, 32\]"),
+    ("prophetnet", {"max_position_embeddings": 2}, "max_positions is 0, which should be a whole number from 1"),
     ("mbart", {"decoder_layers": 3}, "tensors are missing"),
     ("mbart", {"activation_function": "mish"}, "activation 'mish'"),
 ]

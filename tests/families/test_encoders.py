@@ -4,11 +4,12 @@ States, scores and logits are compared, by torch and by the compiled step where 
 """
 
 import json
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from torch import Tensor
 
 from polyhead.models.checkpoint import Checkpoint, describe_source, load
@@ -23,10 +24,12 @@ from tests.families.conformance import (
     LABEL_TASKS,
     LABELS,
     SEPARATOR,
+    TEXTS,
     TWO_SCORES,
     Row,
     head_output,
     make_rows,
+    read_reference,
     reference_output,
     save_checkpoint,
     save_reference,
@@ -57,6 +60,11 @@ FIRST = dict(
 )
 ROBERTA = dict(BERT, max_position_embeddings=checkpoints.POSITIONS + 1, type_vocab_size=2)
 DISTIL = dict(n_layers=2, n_heads=4, dim=32, hidden_dim=48, max_position_embeddings=checkpoints.POSITIONS)
+LONGFORMER = dict(ROBERTA, attention_window=8, sep_token_id=SEPARATOR)
+PAIRS = tuple(
+    (first, f"[SEP] {second}")  # with the two separators of RoBERTa's pairs, and three in all
+    for first, second in (("dull", "far too long"), ("A good film? " * 9, TEXTS[1]), (TEXTS[1], "0 1 2 3"), ("0", "1"))
+)
 GROUPS = {"q_groups": 1, "k_groups": 2, "v_groups": 8, "post_attention_groups": 2, "output_groups": 1}
 BIG_BIRD = dict(BERT, block_size=16, num_random_blocks=3, rescale_embeddings=True)
 BART = dict(
@@ -140,8 +148,9 @@ ROWS: dict[str, Row] = {
     **named("bos", make_rows("EuroBert", dict(LLAMA, classifier_pooling="bos"), TEXT)),
     **named("mean", make_rows("EuroBert", dict(LLAMA, classifier_pooling="mean", mlp_bias=True), TEXT, MASK)),
     **make_rows("XLMRobertaXL", ROBERTA, *EVERY),
-    **make_rows("Longformer", dict(ROBERTA, attention_window=8), BODY, TAG, MASK),
-    **make_rows("BigBird", BIG_BIRD, BODY, TEXT, TAG, CHOICE, MASK),
+    **make_rows("Longformer", LONGFORMER, BODY, TEXT, TAG, MASK),
+    **{name: replace(row, texts=PAIRS) for name, row in make_rows("Longformer", LONGFORMER, SPAN, CHOICE).items()},
+    **make_rows("BigBird", BIG_BIRD, *EVERY),
     **named("full", make_rows("BigBird", dict(BIG_BIRD, attention_type="original_full", use_bias=False), TEXT)),
     **make_rows("OpenAIGPT", GPT2, BODY, TEXT),
     **named("relu", make_rows("OpenAIGPT", dict(GPT2, afn="relu"), TEXT)),
@@ -232,6 +241,21 @@ def test_the_compiled_step_equals_transformers_or_refuses(case: Case) -> None:
         return
     found = head_output(loaded, NativeExecutor(loaded.network, precision="float32"), case.row.texts)
     assert float((found - case.expected).abs().max()) < CLOSE
+
+
+@torch.inference_mode()
+def test_the_question_is_that_of_big_bird(tmp_path: Path) -> None:
+    """transformers reads the kinds of tokens from the first separator, and takes the question out of the answer."""
+    row = ROWS["BigBirdForQuestionAnswering"]
+    theirs = save_reference(row, tmp_path, sep_token_id=SEPARATOR).eval()
+    loaded = load(str(tmp_path))
+    pairs = [("dull", "far too long"), (TEXTS[0], TEXTS[1])]
+    encodings = loaded.tokenizer.encode_batch(pairs)
+    expected = torch.cat([read_reference("span", theirs(torch.tensor([each.ids]))) for each in encodings])
+    found = head_output(loaded, TorchExecutor(loaded.network), pairs)
+    asked, read = (torch.tensor([text == n for each in encodings for text in each.texts]) for n in (0, 1))
+    assert float((found - expected)[read].abs().max()) < CLOSE
+    assert float(expected[asked].max()) < -1000
 
 
 @pytest.mark.parametrize("one_side", [1, 3])

@@ -48,6 +48,11 @@ LLAMA4 = dict(
     SHAPE, intermediate_size=24, intermediate_size_mlp=40, num_local_experts=4, num_experts_per_tok=1, head_dim=8,
     interleave_moe_layer_step=2, no_rope_layer_interval=2, attention_chunk_size=32, floor_scale=64,
 )  # fmt: skip
+GEMMA4 = dict(
+    SHAPE, enable_moe_block=True, num_experts=6, top_k_experts=2, moe_intermediate_size=24, head_dim=8,
+    global_head_dim=16, sliding_window=4, layer_types=["sliding_attention", "full_attention", "full_attention"],
+    hidden_size_per_layer_input=0,
+)  # fmt: skip
 ROWS: dict[str, tuple[Any, Any]] = {
     "mixtral": (tf.MixtralConfig(**SHAPE, num_local_experts=4), tf.MixtralForCausalLM),
     "qwen2_moe": (
@@ -327,6 +332,28 @@ ROWS: dict[str, tuple[Any, Any]] = {
         ),
         tf.Qwen3VLMoeForConditionalGeneration,
     ),
+    "gemma4_text": (tf.Gemma4TextConfig(**GEMMA4, attention_k_eq_v=True), tf.Gemma4ForCausalLM),
+    "gemma4_text layer embeddings": (
+        tf.Gemma4TextConfig(
+            **{**GEMMA4, "hidden_size_per_layer_input": 8}, vocab_size_per_layer_input=384, num_kv_shared_layers=1
+        ),
+        tf.Gemma4ForCausalLM,
+    ),
+    "gemma4 with images": (
+        tf.Gemma4Config(
+            text_config=GEMMA4,
+            vision_config=dict(
+                hidden_size=16,
+                intermediate_size=16,
+                num_hidden_layers=1,
+                num_attention_heads=2,
+                num_key_value_heads=2,
+                head_dim=8,
+                patch_size=4,
+            ),
+        ),
+        tf.Gemma4ForConditionalGeneration,
+    ),
     "gpt_oss": (
         tf.GptOssConfig(**SHAPE, num_local_experts=4, num_experts_per_tok=2, head_dim=8, sliding_window=4),
         tf.GptOssForCausalLM,
@@ -343,8 +370,8 @@ def build(name: str, folder: Path) -> tuple[Any, checkpoint.Checkpoint]:
     for parameter in theirs.parameters():
         torch.nn.init.normal_(parameter, std=0.2)
     for key, buffer in theirs.named_buffers():
-        if key.endswith("e_score_correction_bias"):
-            torch.nn.init.normal_(buffer, std=0.1)
+        if key.endswith(("e_score_correction_bias", "layer_scalar")):
+            torch.nn.init.normal_(buffer, float(key.endswith("layer_scalar")), 0.1)
     return theirs, save_and_load(theirs, folder)
 
 
@@ -412,7 +439,10 @@ def test_the_compiled_step_equals_the_reference(built: Built) -> None:
     assert float((chunked_logits(executor, SEQUENCES[0]) - expected).abs().max()) <= 1e-5 * scale
 
 
-@pytest.mark.parametrize("name", ["deepseek_v2 lite", "deepseek_v3", "phimoe", "olmoe clipped", "afmoe", "cohere2_moe"])
+@pytest.mark.parametrize(
+    "name",
+    ["deepseek_v2 lite", "deepseek_v3", "phimoe", "olmoe clipped", "afmoe", "cohere2_moe", "gemma4_text"],
+)
 @torch.inference_mode()
 def test_states_do_not_depend_on_the_batch_when_made_invariant(name: str, tmp_path: Path) -> None:
     _, ours = build(name, tmp_path)

@@ -1,6 +1,7 @@
 """Decoders that are published with code of their own, which is never run, or in an older layout: their folders and GGUF
 files give the logits of a network of transformers that computes the same."""
 
+import re
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -16,7 +17,17 @@ from polyhead.models.checkpoint import load
 from polyhead.models.core.errors import CheckpointError
 from polyhead.models.network.ragged import RaggedBatch
 from tests.families.classic_decoders import VOCABULARY
-from tests.families.modern_decoders import GEMMA3, GEMMA4, GEMMA4_TIED, LONG_ROPE, SHAPE, SIGLIP, interleave, shape_of
+from tests.families.modern_decoders import (
+    GEMMA3,
+    GEMMA4,
+    GEMMA4_EXPERTS,
+    GEMMA4_TIED,
+    LONG_ROPE,
+    SHAPE,
+    SIGLIP,
+    interleave,
+    shape_of,
+)
 from tests.families.test_decoders import ROWS, SEQUENCES, assert_close, packed_logits, reference_logits, tokenizer
 from tests.support import gguf_files
 from tests.support.checkpoints import write_json
@@ -170,6 +181,8 @@ def gguf_tensors(architecture: str, theirs: Any, convert: Callable[..., Tensor] 
     names, found = gguf.get_tensor_name_map(dialect, theirs.config.num_hidden_layers), {}
     for name, tensor in theirs.state_dict().items():
         ours = names.get_name(name, try_suffixes=(".weight", ".bias"))
+        if scaled := re.fullmatch(r"model\.layers\.(\d+)\.router\.(scale|per_expert_scale)", name):
+            ours = f"blk.{scaled[1]}.{'ffn_gate_inp' if scaled[2] == 'scale' else 'ffn_down_exps'}.scale"
         assert ours, name
         found[ours] = (convert(theirs.config, name, tensor) if convert else tensor).contiguous()
     return found
@@ -236,9 +249,8 @@ def test_a_gguf_file_of_stablelm_has_norms_of_heads(tmp_path: Path) -> None:
 def gemma4_file(file: Path, theirs: Any, **changes: Any) -> Path:
     """As the converter writes it; files have keys of layers that read those of another layer."""
     config = theirs.config
-    scales = {"layer_output_scale": "layer_output_scale.weight"}
     tensors = {
-        name.replace(name.rpartition(".")[2], scales.get(name.rpartition(".")[2], name.rpartition(".")[2])): tensor
+        re.sub(r"(layer_output_scale|_exps)$", r"\1.weight", name): tensor
         for name, tensor in gguf_tensors("gemma4", theirs).items()
     }
     tensors["rope_freqs.weight"] = torch.tensor(changes.pop("factors", [1.0] * 2 + [1e30] * 6))
@@ -257,12 +269,17 @@ def gemma4_file(file: Path, theirs: Any, **changes: Any) -> Path:
     }  # fmt: skip
     if config.attention_k_eq_v:
         fields["attention.head_count_kv"] = [2 if each else 1 for each in windowed]
+    if config.enable_moe_block:
+        fields |= {
+            "expert_count": config.num_experts, "expert_used_count": config.top_k_experts,
+            "expert_feed_forward_length": config.moe_intermediate_size,
+        }  # fmt: skip
     if config.final_logit_softcapping:
         fields["final_logit_softcapping"] = config.final_logit_softcapping
     return write_gguf(file, "gemma4", {**fields, **changes}, tensors)
 
 
-@pytest.mark.parametrize("shape", [GEMMA4, GEMMA4_TIED])
+@pytest.mark.parametrize("shape", [GEMMA4, GEMMA4_TIED, GEMMA4_EXPERTS])
 def test_a_gguf_file_of_gemma4_equals_its_reference(tmp_path: Path, shape: dict[str, Any]) -> None:
     theirs = make_reference(tf.Gemma4ForCausalLM, tf.Gemma4TextConfig(**shape, vocab_size=VOCABULARY))
     for layer in theirs.model.layers:
@@ -273,7 +290,7 @@ def test_a_gguf_file_of_gemma4_equals_its_reference(tmp_path: Path, shape: dict[
 @pytest.mark.parametrize(
     ("changes", "sentence"),
     [
-        ({"expert_count": 4}, "expert_count 4 is not known here"),
+        ({"expert_count": 4}, "top_k_experts is None, which should be a whole number"),
         ({"factors": [1.0] * 7 + [8.0]}, "its factors should be 1, and then 1e.30 for features that are not rotated"),
         ({"attention.sliding_window_pattern": [True]}, "sliding_window_pattern has 1 values, which should be 3"),
         ({"attention.value_length_swa": 4}, "attention.value_length_swa 4 differs from the head width 8"),

@@ -180,7 +180,16 @@ def drawn_experts(choice: random.Random, depth: int) -> ExpertConfig:
         clamp=choice.choice((0.0, 0.0, 7.0, 1e-30)),
         shared_width=shared_width,
         shared_gate=bool(shared_width) and flag(),
+        output_scales=flag(),
     )
+
+
+def with_own_norms(config: ModelConfig, choice: random.Random) -> ModelConfig:
+    """The configuration with norms of the parts of its mixture, where it may have them."""
+    mixture = config.experts
+    if mixture is None or not mixture.shared_width or mixture.shared_gate or choice.random() < 0.3:
+        return config
+    return replace(config, norm="rms", norm_order="sandwich", experts=replace(mixture, own_norms=True))
 
 
 def with_recurrent_layers(config: ModelConfig, choice: random.Random) -> ModelConfig:
@@ -252,7 +261,6 @@ def with_layer_sizes(config: ModelConfig, choice: random.Random) -> ModelConfig:
         value_norm=flag(),
         layer_embedding=choice.choice((1, 8, 31, 64)) if is_embedded else 0,
         layer_scale=is_embedded and flag(),
-        experts=None,
         norm_order="sandwich" if is_embedded else config.norm_order,
     )
 
@@ -269,6 +277,8 @@ def made_network(choice: random.Random) -> tuple[Transformer, LanguageHead | Non
         config = with_recurrent_layers(config, choice)
     elif source < 0.55:
         config = with_layer_sizes(config, choice)
+    if not config.is_recurrent and not config.mlps:
+        config = with_own_norms(config, choice)
     assert not unsupported_reason(config)
     assert not [*invalid_fields(config)]
     net = network(config)

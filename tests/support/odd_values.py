@@ -12,6 +12,8 @@ VALUES: tuple[Any, ...] = (
     *("", "odd", "x" * 5000),
     *([], {}, [[]], [{}], [None], ["odd"], {"type": {}}, {"type": []}, {"odd": [{}]}),
 )
+LONG = "y" * 20_000 + "\U0001f600"
+LONG_VALUES: tuple[Any, ...] = (LONG, {LONG: LONG}, [{LONG: "a"}], {"a": {LONG: 1}}, {"type": LONG})
 UNHASHABLE: tuple[Any, ...] = ({}, [[]], {"type": {}})
 TEXT = "a film"
 SAID = [{"role": "user", "content": TEXT}]

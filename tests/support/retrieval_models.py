@@ -13,7 +13,14 @@ import numpy as np
 import torch
 from safetensors.torch import save_file
 from tokenizers import Tokenizer, models, normalizers, pre_tokenizers, processors
-from transformers import BertConfig, BertForMaskedLM, PreTrainedTokenizerFast, XLMRobertaConfig, XLMRobertaModel
+from transformers import (
+    BertConfig,
+    BertForMaskedLM,
+    BertModel,
+    PreTrainedTokenizerFast,
+    XLMRobertaConfig,
+    XLMRobertaModel,
+)
 
 from tests.support.checkpoints import write_json
 from tests.support.places import ROOT
@@ -171,6 +178,39 @@ def routed_splade(folder: Path) -> Path:
     return folder
 
 
+def asymmetric(folder: Path) -> Path:
+    """Documents are read by one network, queries by a smaller one, whose vectors a Dense module makes as wide."""
+    tokenizer = word_tokenizer(roberta=False)
+    settings = {"query": {"hidden_size": 8, "num_hidden_layers": 1, "hidden_act": "relu"}, "document": {}}
+    for seed, (role, own) in enumerate(settings.items()):
+        network = BertModel(BertConfig(**{**sizes(tokenizer), **own}, max_position_embeddings=64))
+        draw_network(network, 11 + seed)
+        network.save_pretrained(folder / f"{role}_0_Transformer")
+        tokenizer.save_pretrained(folder / f"{role}_0_Transformer")
+        write_json(folder / f"{role}_0_Transformer" / "sentence_bert_config.json", {"max_seq_length": 64})
+    pooling = {"embedding_dimension": 8, "pooling_mode": "cls"}
+    write_json(folder / "query_1_Pooling" / "config.json", pooling)
+    write_json(folder / "document_1_Pooling" / "config.json", {"embedding_dimension": WIDTH, "pooling_mode": "mean"})
+    dense = {"in_features": 8, "out_features": WIDTH, "bias": True}
+    write_json(
+        folder / "query_2_Dense" / "config.json", {**dense, "activation_function": "torch.nn.modules.activation.Tanh"}
+    )
+    rng = np.random.default_rng(13)
+    layer = {"linear.weight": draw(rng, WIDTH, 8), "linear.bias": draw(rng, WIDTH)}
+    save_file(layer, folder / "query_2_Dense" / "model.safetensors")
+    write_json(folder / "document_2_Normalize" / "config.json", {})
+    structure = {
+        "query": ["query_0_Transformer", "query_1_Pooling", "query_2_Dense"],
+        "document": ["document_0_Transformer", "document_1_Pooling", "document_2_Normalize"],
+    }
+    names = [name for route in structure.values() for name in route]
+    types = {name: f"sentence_transformers.models.{name.rpartition('_')[2]}" for name in names}
+    parameters = {"default_route": "document", "allow_empty_key": True}
+    write_json(folder / "router_config.json", {"types": types, "structure": structure, "parameters": parameters})
+    write_modules(folder, [("", "Router")])
+    return folder
+
+
 VARIANTS: Mapping[str, Callable[[Path], Path]] = {
     "m3": m3,
     "model2vec": model2vec,
@@ -178,6 +218,7 @@ VARIANTS: Mapping[str, Callable[[Path], Path]] = {
     "static": static,
     "splade": splade,
     "routed-splade": routed_splade,
+    "asymmetric": asymmetric,
 }
 
 

@@ -159,6 +159,9 @@ def build_modules(
     torch.manual_seed(recipe.seed)
     family, network = FAMILIES[base.family], base.network
     spec = head_spec(family, recipe.architecture, task.kind)
+    if spec.global_tokens != base.config.global_tokens:
+        message = f"{recipe.architecture} reads attention with other global tokens than {base.source} computes"
+        raise RecipeError(f"architecture: {message}; name a trunk with this head")
     head = build_head(base, spec, labels)
     if recipe.lora:
         layers = add_adapters(network, recipe.lora)

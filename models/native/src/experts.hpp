@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "gemm.hpp"
+#include "rows.hpp"
 
 // How experts are chosen, the same in all layers (models/network/model_config.py, ExpertConfig).
 struct Routing {
@@ -33,7 +34,15 @@ struct Expert {
 struct Mixture {
     Linear router;             // FLOAT32; its outputs are the scores [E], then the shared expert's gate if it has one
     const float* choice_bias;  // [E], added to scores for the choice only; or null
+    const float* output_scales;  // [E], by which weights are multiplied, or null
+    // [W], by which the inputs of the chosen experts and of the shared one are multiplied, or null; and the norms of the sum
+    // of the former and of the output of the latter, without weights: none.
+    const float *chosen_input, *shared_input;
+    Norm chosen_norm, shared_norm;
     const Expert* experts;     // [E], then the shared expert if there is one
+
+    const float* input_of(bool shared) const { return shared ? shared_input : chosen_input; }
+    bool norms_parts() const { return chosen_norm.weight; }
 };
 
 struct Choice {
@@ -94,8 +103,9 @@ inline void hide_groups(const Routing& r, bool two, RoutingScratch& scratch) {
 }
 
 // The choices of one row from the router's outputs: [chosen], then the shared expert if there is one.
-inline void choose_experts(const Routing& r, const float* choice_bias, const float* logits, RoutingScratch& scratch,
+inline void choose_experts(const Routing& r, const Mixture& mixture, const float* logits, RoutingScratch& scratch,
                            Choice* out) {
+    const float *choice_bias = mixture.choice_bias, *scales = mixture.output_scales;
     scratch.scores.resize(r.count);
     float* scores = scratch.scores.data();
     score_experts(r, logits, scores);
@@ -107,7 +117,7 @@ inline void choose_experts(const Routing& r, const float* choice_bias, const flo
     for (int n : scratch.best) sum += scores[n];
     for (int i = 0; i < r.chosen; ++i) {
         const int n = scratch.best[i];
-        out[i] = {n, (r.normalised ? scores[n] / (sum + r.normalised_eps) : scores[n]) * r.scale};
+        out[i] = {n, (r.normalised ? scores[n] / (sum + r.normalised_eps) : scores[n]) * (scales ? scales[n] : 1.f) * r.scale};
     }
     if (r.shared) out[r.chosen] = {r.count, r.shared_gate ? logistic(logits[r.count]) : 1.f};
 }

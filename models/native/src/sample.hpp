@@ -36,6 +36,7 @@ struct Sample {
 namespace {
 
 constexpr int CHUNK = 64;                  // tokens that share one maximum or sum
+constexpr int DIGITS = 2048, SUMS = 8;     // values of a digit of `select`; sums for each
 constexpr float LARGEST = 3.4028234664e38f;  // a changed logit is at most this: infinite ones have no difference
 constexpr float MIN_TEMPERATURE = 1e-4f;   // the lowest temperature; lower ones are raised to it
 constexpr float LOWEST_EXPONENT = -126.f;  // exponents of two below it give the weight 0
@@ -89,11 +90,7 @@ class RowSampler {  // samples one row; holds scratch for its logits and weights
     void score_token(Sample& d) {
         load_logits(d, false);
         if (d.scored) {
-            nth_largest(d.scored);
-            auto before = [](const Candidate& a, const Candidate& b) {
-                return a.value != b.value ? a.value > b.value : a.index < b.index;
-            };
-            std::partial_sort(candidates_.begin(), candidates_.begin() + d.scored, candidates_.end(), before);
+            list_candidates(d.scored);
         }
         const float most = d.scored ? candidates_[0].value : largest_logit();
         compute_weights(most, LOG2_E, -INFINITY);
@@ -103,6 +100,22 @@ class RowSampler {  // samples one row; holds scratch for its logits and weights
             d.tops[i] = candidates_[i].index;
             d.top_values[i] = candidates_[i].value - sum;
         }
+    }
+
+    // The `count` largest logits, falling; of equal ones the lowest tokens, rising.
+    void list_candidates(int count) {
+        const float least = nth_largest(count);
+        candidates_.clear();
+        int room = count;  // for logits equal to the least
+        for (int b = 0; b < chunks_; ++b)
+            for (int i = b * CHUNK; sums_[b] > least && i < (b + 1) * CHUNK; ++i) room -= logits_[i] > least;
+        for (int b = 0; b < chunks_; ++b) {
+            if (sums_[b] < least || sums_[b] == least && !room) continue;
+            for (int i = b * CHUNK; i < (b + 1) * CHUNK; ++i)
+                if (logits_[i] > least || logits_[i] == least && room-- > 0) candidates_.push_back({logits_[i], i});
+        }
+        std::stable_sort(candidates_.begin(), candidates_.end(),
+                         [](const Candidate& a, const Candidate& b) { return a.value > b.value; });
     }
 
     // Sets logits_ to the row, or to a copy if logits are changed (`otherwise`) or do not fill the last chunks, whose rest
@@ -237,17 +250,16 @@ class RowSampler {  // samples one row; holds scratch for its logits and weights
 
     // The least of the largest weights that together make up the required weight.
     float least_weight_of(double required) {
-        std::vector<float> falling;
-        std::copy_if(weights_, weights_ + padded_vocabulary_, std::back_inserter(falling), [](float w) { return w > 0.f; });
-        if (falling.empty()) return 0.f;
-        std::sort(falling.begin(), falling.end(), std::greater<>());
-        size_t i = 0;
-        for (double before = falling[0]; i + 1 < falling.size() && before < required; before += falling[i]) ++i;
-        return falling[i];
+        selected_ = selected_scratch_.reserve(padded_vocabulary_ + 1);
+        float* end = selected_;
+        for (int b = 0; b < chunks_; ++b)
+            if (sums_[b] > 0.f) end = std::copy_n(weights_ + b * CHUNK, CHUNK, end);  // after top-k most have no weight
+        return select(int(end - selected_), required, [](float weight) { return double(weight); });
     }
 
-    // The `count`th largest logit; all that are at least as large are in candidates_.
+    // The `count`th largest logit; the largest one of each chunk is in sums_.
     float nth_largest(int count) {
+        selected_ = selected_scratch_.reserve(padded_vocabulary_ + 1);
         for (int b = 0; b < chunks_; ++b) {
             Floats top = load(logits_ + b * CHUNK);
             UNROLL(CHUNK / LANES - 1, k, top = largest(top, load(logits_ + b * CHUNK + (k + 1) * LANES)));
@@ -255,28 +267,88 @@ class RowSampler {  // samples one row; holds scratch for its logits and weights
         }
         float least = -INFINITY;
         if (count <= chunks_) {  // `count` chunks have a logit at least as large as the `count`th largest maximum
-            tops_.assign(sums_, sums_ + chunks_);
-            std::nth_element(tops_.begin(), tops_.begin() + count - 1, tops_.end(), std::greater<>());
-            least = tops_[count - 1];
+            std::copy_n(sums_, chunks_, selected_);
+            least = nth_selected(chunks_, count);
         }
-        candidates_.clear();
+        int found = 0;
         for (int b = 0; b < chunks_; ++b) {
             if (sums_[b] < least) continue;
-            for (int i = b * CHUNK; i < (b + 1) * CHUNK; ++i)
-                if (logits_[i] >= least) candidates_.push_back({logits_[i], i});
+            for (int i = b * CHUNK; i < (b + 1) * CHUNK; ++i) {
+                selected_[found] = logits_[i];
+                found += logits_[i] >= least;
+            }
         }
-        auto before = [](const Candidate& a, const Candidate& b) { return a.value > b.value; };
-        std::nth_element(candidates_.begin(), candidates_.begin() + count - 1, candidates_.end(), before);
-        return candidates_[count - 1].value;
+        return nth_selected(found, count);
+    }
+
+    // The `n`th largest of the first `count` numbers in selected_.
+    float nth_selected(int count, int n) {
+        if (count > DIGITS) return select(count, n, [](float) { return 1.; });
+        std::nth_element(selected_, selected_ + n - 1, selected_ + count, std::greater<>());
+        return selected_[n - 1];
+    }
+
+    // The largest of the first `count` numbers in selected_ that has the required mass together with all larger ones; if
+    // all together have less, the least one with a mass.
+    //
+    // Its bits are found as three digits, the highest first: the masses of the numbers are added up by their digit, then
+    // those with the digit of the result are kept, until all are equal.  So a number is read eight times at most, whatever
+    // the numbers are.  The mass of a digit is exact, because its numbers have one exponent.
+    template <class F>
+    float select(int count, double required, F mass) {
+        uint32_t result = 0;
+        double above = 0;  // the mass of the numbers with a higher digit
+        for (int shift : {21, 10, 0}) {
+            int same = 0;
+            while (same < count && selected_[same] == selected_[0]) ++same;
+            if (same == count) return count ? selected_[0] : 0.f;
+            auto digit_of = [shift](float x) INLINED { return int(to_ordered(x) >> shift & (DIGITS - 1)); };
+            memset(masses_, 0, sizeof masses_);
+            int at = 0;
+            for (; at + SUMS <= count; at += SUMS)
+                UNROLL(SUMS, k, masses_[digit_of(selected_[at + k])][k] += mass(selected_[at + k]));
+            for (; at < count; ++at) masses_[digit_of(selected_[at])][0] += mass(selected_[at]);
+            int digit = 0;
+            double last = 0;  // the mass of the numbers with `digit`
+            for (int d = DIGITS; d-- && !(last > 0 && above + last >= required);) {
+                double here = 0;
+                for (double sum : masses_[d]) here += sum;
+                if (here == 0) continue;
+                above += last;
+                last = here;
+                digit = d;
+            }
+            result |= uint32_t(digit) << shift;
+            int kept = 0;
+            for (int i = 0; shift && i < count; ++i) {  // no branch: a wrong guess would cost more than a store
+                const float x = selected_[i];
+                selected_[kept] = x;
+                kept += digit_of(x) == digit;
+            }
+            count = kept;
+        }
+        return from_ordered(result);
+    }
+
+    // The bits of a float as a number with the same order.
+    static INLINE uint32_t to_ordered(float x) {
+        uint32_t bits; memcpy(&bits, &x, 4);
+        return bits ^ (uint32_t(int32_t(bits) >> 31) | 0x80000000);
+    }
+    static INLINE float from_ordered(uint32_t bits) {
+        bits ^= bits >> 31 ? 0x80000000 : 0xffffffff;
+        float x; memcpy(&x, &bits, 4);
+        return x;
     }
 
     int padded_vocabulary_, chunks_;   // of the vocabulary, with the rest of the last chunk
     const float* logits_;   // the caller's row, or buffer_
     float *buffer_, *weights_, *sums_;
     double total_;
-    Scratch<float> buffer_scratch_, weights_scratch_, sums_scratch_;
+    Scratch<float> buffer_scratch_, weights_scratch_, sums_scratch_, selected_scratch_;
+    float* selected_;   // numbers of which one is selected, and room for one more
+    double masses_[DIGITS][SUMS];  // by digit, in several sums: an addition to memory waits for the last to the same place
     std::vector<Candidate> candidates_;
-    std::vector<float> tops_;
 };
 
 class Sampler {

@@ -18,6 +18,9 @@
 
 enum Order : int32_t { PRE = 0, POST = 1, SANDWICH = 2, INNER = 3, PARALLEL = 4 };
 enum HeadNorms : int32_t { SHARED = 0, PER_HEAD = 1, JOINT = 2 };  // weights [D], [H, D], or over all heads [H * D]
+// Which tokens of a sequence see all others, and are seen by all: none, the first, those before the first separator, or
+// those from the second token after it on.
+enum GlobalTokens : int32_t { NO_GLOBAL = 0, FIRST = 1, BEFORE_SEPARATOR = 2, AFTER_SEPARATOR = 3 };
 // What of StepInput is out of range; library.py has the messages.
 enum class Invalid : int {
     NONE = 0, COUNTS, STARTS, TOKENS, POSITIONS, SEGMENTS, BLOCKS, OUTPUT_ROWS, ADAPTERS, CACHE, STATES
@@ -67,6 +70,9 @@ struct Plan {
     int32_t rotary_width;    // R: the most features of a head that are rotated
     int32_t head_norms;
     int32_t layer_embedding; // P: features of a token's embedding for each layer; 0: there is none
+    // GlobalTokens.  Where there are such tokens, each layer has as many query, key and value heads again, behind the
+    // others: the second projections, with which global tokens attend.
+    int32_t global_tokens, separator;
     float eps, embedding_scale;
     float score_cap;         // scores s become cap * tanh(s / cap); 0: they do not
     float residual_scale;    // of the output of each part
@@ -181,6 +187,7 @@ class Model {
             max_inputs_ = std::max({max_inputs_, inner, shared});
             inner_ = std::max(inner_, p.routing.chosen * inner + shared);
             scored_ = p.layers[l].mixture->router.outputs;
+            norms_parts_ |= p.layers[l].mixture->norms_parts();
         }
         for (int l = 0; l < p.depth; ++l) {
             const Layer& layer = p.layers[l];
@@ -363,7 +370,7 @@ class Model {
     // The heads of a layer with attention, and its columns.
     LayerColumns place_heads(int l) {
         const Layer& layer = plan_.layers[l];
-        const int width = layer.head_width, group = plan_.heads / layer.kv_heads;
+        const int width = layer.head_width, group = projected_heads() / layer.kv_heads;
         size_t i = 0;
         while (i < head_shapes_.size() && (head_shapes_[i].kv_heads != layer.kv_heads || head_shapes_[i].width != width)) ++i;
         if (i == head_shapes_.size()) {
@@ -378,12 +385,14 @@ class Model {
         }
         shape_numbers_.resize(plan_.depth);
         shape_numbers_[l] = int(i);
-        const int queries = plan_.heads * width, kept = layer.kv_heads * width;
-        if (layer.key_layer != l) return {queries, queries, 0};
+        const int inner = plan_.heads * width, queries = projected_heads() * width, kept = layer.kv_heads * width;
+        if (layer.key_layer != l) return {inner, queries, 0};
         last_kept_ = l;
-        if (!layer.tied_values) return {queries, queries + 2 * kept, queries + kept};
-        return {queries, queries + kept, queries + kept + (layer.gated ? queries : 0)};
+        if (!layer.tied_values) return {inner, queries + 2 * kept, queries + kept};
+        return {inner, queries + kept, queries + kept + (layer.gated ? queries : 0)};
     }
+    // Query heads of a layer, those of the second projections included.
+    int projected_heads() const { return plan_.heads * (plan_.global_tokens ? 2 : 1); }
 
     // Where the keys and values of the layers are.  Without a cache, layers that no other layer reads share one place.
     void place_keys() {
@@ -424,7 +433,7 @@ class Model {
         scratch.hidden.reserve(size_t(PANEL) * hidden_);
         scratch.sandwich.reserve(size_t(PANEL) * width_);
         scratch.scores.reserve(size_t(MAX_QUERIES) * PART);
-        scratch.mixed.reserve(size_t(2 * MAX_QUERIES) * head_);
+        scratch.mixed.reserve(size_t(3 * MAX_QUERIES) * head_);
         scratch.queries.reserve(size_t(MAX_QUERIES) * head_);
         scratch.query_codes.reserve(size_t(MAX_QUERIES) * head_);
         scratch.query_scales.reserve(size_t(MAX_QUERIES) * head_ / FEATURES);
@@ -435,7 +444,7 @@ class Model {
         normed_ = normed_scratch_.reserve(rows * width_);
         logits_ = logits_scratch_.reserve(rows * scored_);
         choices_ = choices_scratch_.reserve(rows * each_);
-        mixed_ = mixed_scratch_.reserve(slab * width_);
+        mixed_ = mixed_scratch_.reserve((norms_parts_ ? 2 : 1) * slab * width_);
         inner_x_ = {inner_floats_.reserve(inner), inner_codes_.reserve(inner), inner_scales_.reserve(inner / SPAN),
                     inner_offsets_.reserve(inner / GROUP), 0};
         for (auto& scratch : scratch_) {
@@ -461,6 +470,8 @@ class Model {
             for (int which = 0; which < 2; ++which)
                 kept_[which] = kept_scratch_[which].reserve(local_tables_.size() * block_bytes_[0][which]);
         }
+        global_.assign(rows_.sequences, {0, 0});
+        for (int n = 0; plan_.global_tokens && n < rows_.sequences; ++n) global_[n] = find_global(n);
         sequence_of_.resize(rows_.count);
         for (int n = 0; n < rows_.sequences; ++n)
             std::fill(sequence_of_.begin() + rows_.starts[n], sequence_of_.begin() + rows_.starts[n + 1], n);
@@ -482,6 +493,16 @@ class Model {
         if (!most_items) return;
         partial_ = partial_scratch_.reserve(most_numbers);
         outcomes_.resize(most_items);
+    }
+
+    // The places [first, second) of the global tokens of a sequence.  Without a separator there are none.
+    std::pair<int, int> find_global(int n) const {
+        const int count = rows_.starts[n + 1] - rows_.starts[n];
+        if (plan_.global_tokens == FIRST) return {0, 1};
+        const int32_t* tokens = rows_.tokens + rows_.starts[n];
+        const int at = int(std::find(tokens, tokens + count, plan_.separator) - tokens);
+        if (plan_.global_tokens == BEFORE_SEPARATOR) return {0, at == count ? 0 : at};
+        return {std::min(at + 2, count), count};
     }
 
     void plan_tiles(HeadShape& shape) {
@@ -919,11 +940,19 @@ class Model {
         if (parallel) add_mlp();
         add_mixed(group, l, of, adapters, a, b);
         if (!parallel) add_mlp();
+        close_layer(group, l, of, a, b);
+    }
+
+    // x [a, b) after its MLP or experts: the layer's embeddings are added, and the sum is scaled.
+    void close_layer(const ThreadGroup& group, int l, const LayerRows& of, int a, int b) {
+        const Layer& layer = plan_.layers[l];
         if (layer.input_gate.weights) add_layer_input(group, l, of, a, b);
         if (layer.output_scale == 1.f) return;
-        const auto [from, to_row] = group.share(count);
-        for (int r = from; r < to_row; ++r)
-            for (int i = 0; i < width_; i += LANES) store(at(r) + i, mul(load(at(r) + i), all(layer.output_scale)));
+        const auto [from, to_row] = group.share(b - a);
+        for (int r = a + from; r < a + to_row; ++r) {
+            float* x = of.x + size_t(r) * width_;
+            for (int i = 0; i < width_; i += LANES) store(x + i, mul(load(x + i), all(layer.output_scale)));
+        }
         group.meet();
     }
 
@@ -949,16 +978,18 @@ class Model {
 
     // As finish_layer, for all `count` rows of a layer with experts, on all threads.  All rows are ready when this returns.
     void finish_mixed_layer(int thread, int l, const LayerRows& of, const RowAdapters& adapters, int count) {
-        const bool parallel = plan_.layers[l].order == PARALLEL;  // as in finish_layer
+        const Layer& layer = plan_.layers[l];
+        const bool parallel = layer.order == PARALLEL;  // as in finish_layer
         each_panel(thread, count, counters_[COUNTERS * l + SCORED], [&](const ThreadGroup& group, int a, int b) {
             if (!parallel) add_mixed(group, l, of, adapters, a, b);
             multiply_router(group, l, of.x, a, b, count);
         });
         choose_rows_experts(thread, l, count);
         for (int a = 0; a < count; a += SLAB) add_experts(thread, l, of.x, a, std::min(count, a + SLAB), count);
-        if (!parallel) return;
+        if (!parallel && !layer.input_gate.weights && layer.output_scale == 1.f) return;
         each_panel(thread, count, counters_[COUNTERS * l + ATTENDED], [&](const ThreadGroup& group, int a, int b) {
-            add_mixed(group, l, of, adapters, a, b);
+            if (parallel) add_mixed(group, l, of, adapters, a, b);
+            close_layer(group, l, of, a, b);
         });
     }
 
@@ -988,7 +1019,7 @@ class Model {
         const auto [a, b] = few ? std::pair(0, count) : part(count, thread, team_.size());
         Choice* choices = choices_of(thread, count);
         for (int row = a; row < b; ++row)
-            choose_experts(plan_.routing, plan_.layers[l].mixture->choice_bias, logits_ + size_t(row) * scored_,
+            choose_experts(plan_.routing, *plan_.layers[l].mixture, logits_ + size_t(row) * scored_,
                            scratch_[thread].routing, choices + size_t(row) * each_);
         if (!few) team_.wait();
     }
@@ -1013,33 +1044,61 @@ class Model {
     // experts are added in the order of their numbers, so its sum does not depend on other rows.
     void add_experts(int thread, int l, float* x, int from, int to, int count) {
         const Layer& layer = plan_.layers[l];
-        const Expert* all = layer.mixture->experts;
+        const Mixture& mixture = *layer.mixture;
+        const Expert* all = mixture.experts;
         RowsByExpert& sorted = scratch_[thread].sorted;
         sorted.sort(choices_of(thread, count) + size_t(from) * each_, to - from, each_, all,
                     plan_.routing.count + plan_.routing.shared);
-        multiply_up(thread, all, normed_rows(thread, count) + size_t(from) * width_);
+        multiply_up(thread, mixture, normed_rows(thread, count) + size_t(from) * width_);
         const Operand inner = prepare_inner(thread, all);
         float* rows = x + size_t(from) * width_;
-        multiply_down(thread, all, inner, norms_apart(layer) ? nullptr : rows, to - from);
+        multiply_down(thread, mixture, inner, norms_apart(layer) ? nullptr : rows, to - from);
+        if (mixture.norms_parts()) add_normed_parts({*this, thread, true}, mixture, to - from);
         if (is_normed_after(layer)) normalise_sum({*this, thread, true}, l, rows, mixed_, to - from, layer.mlp_norm, layer.mlp_post_norm);
     }
 
+    // The sums [count] in `mixed_`: the norm of the chosen experts' sum, and that of the shared expert's output behind it.
+    // A thread has the same rows as in normalise_sum, which comes next.
+    void add_normed_parts(const ThreadGroup& group, const Mixture& mixture, int count) {
+        const auto [from, to_row] = group.share(count);
+        for (int r = from; r < to_row; ++r) {
+            float *chosen = mixed_ + size_t(r) * width_, *shared = mixed_ + size_t(count + r) * width_;
+            std::fill(chosen + plan_.width, chosen + width_, 0.f);  // a NaN row has made its padding NaN
+            std::fill(shared + plan_.width, shared + width_, 0.f);
+            norm(mixture.chosen_norm, chosen, chosen);
+            norm(mixture.shared_norm, shared, shared);
+            for (int i = 0; i < width_; i += LANES) store(chosen + i, add(load(chosen + i), load(shared + i)));
+        }
+    }
+
     // The first products of all experts; the inner features of their rows are written to `inner_x_`.
-    void multiply_up(int thread, const Expert* all, const float* normed) {
+    void multiply_up(int thread, const Mixture& mixture, const float* normed) {
         ThreadScratch& scratch = scratch_[thread];
+        const Expert* all = mixture.experts;
         const RowsByExpert& sorted = scratch.sorted;
         const std::vector<ExpertPiece>& pieces = cut_up(scratch, all);
         const Routing& r = plan_.routing;
         int row = -1, first = -1, rows = 0, format = -1;  // which rows are prepared
+        const float* weights = nullptr;                   // and by what they are multiplied
+        const auto weighted = [&](int number) {
+            const float* from = normed + size_t(number) * width_;
+            if (!weights) return from;
+            float* out = scratch.row.get();
+            for (int i = 0; i < width_; i += LANES) store(out + i, mul(load(from + i), load(weights + i)));
+            return (const float*)out;
+        };
         share_pieces(thread, int(pieces.size()), [&](int i, int next) {
             const ExpertPiece& piece = pieces[i];
             const ExpertRows& mine = sorted.experts[piece.expert];
             const Linear& up = all[mine.expert].up;
             const Operand x = operand(thread, up.inputs);
             const ExpertRow* members = sorted.rows.data() + piece.first;
-            const bool ready = format == up.format && rows == piece.count && (rows == 1 ? row == members->row : first == piece.first);
+            const float* own = mixture.input_of(mine.expert == r.count);
+            const bool same = rows == 1 ? row == members->row : first == piece.first;
+            const bool ready = format == up.format && weights == own && rows == piece.count && same;
+            weights = own;
             if (!ready)
-                for (int n = 0; n < piece.count; ++n) prepare(x, up.format, n, normed + size_t(members[n].row) * width_);
+                for (int n = 0; n < piece.count; ++n) prepare(x, up.format, n, weighted(members[n].row));
             row = members->row, first = piece.first, rows = piece.count, format = up.format;
             const bool clamped = r.clamp && mine.expert < r.count;
             float* out = inner_x_.floats + mine.offset + size_t(piece.first - mine.first) * mine.inputs;
@@ -1106,9 +1165,10 @@ class Model {
     }
 
     // The second products of all experts and the sums of each row [count] in `mixed_`, which are added to `rows` unless it is
-    // null.  A piece is a range of columns.
-    void multiply_down(int thread, const Expert* all, const Operand& inner, float* rows, int count) {
+    // null.  A piece is a range of columns.  Where its norm is its own, the shared expert's output is behind the sums.
+    void multiply_down(int thread, const Mixture& mixture, const Operand& inner, float* rows, int count) {
         ThreadScratch& scratch = scratch_[thread];
+        const Expert* all = mixture.experts;
         const RowsByExpert& sorted = scratch.sorted;
         const int blocks = all[0].down.outputs / COLUMNS;
         const int pieces = std::min(blocks, (count <= STREAMED ? 2 : GRAINS) * team_.size());
@@ -1116,10 +1176,12 @@ class Model {
         share_pieces(thread, pieces, [&](int i, int) {
             const auto [from, to] = part(blocks, i, pieces);
             const int a = from * COLUMNS, b = to * COLUMNS;
-            for (int row = 0; row < count; ++row) std::fill(mixed_ + size_t(row) * width_ + a, mixed_ + size_t(row) * width_ + b, 0.f);
+            const int sums = mixture.norms_parts() ? 2 * count : count;
+            for (int row = 0; row < sums; ++row) std::fill(mixed_ + size_t(row) * width_ + a, mixed_ + size_t(row) * width_ + b, 0.f);
             for (size_t e = 0; e < sorted.experts.size(); ++e) {
                 const ExpertRows& each = sorted.experts[e];
                 const Linear& down = all[each.expert].down;
+                float* sum = mixed_ + (mixture.norms_parts() && each.expert == plan_.routing.count ? size_t(count) * width_ : 0);
                 const uint8_t* ahead = nullptr;
                 if (e + 1 < sorted.experts.size()) {
                     const Linear& other = all[sorted.experts[e + 1].expert].down;
@@ -1130,7 +1192,7 @@ class Model {
                     gemm(down, operand_at(inner, each, each.first + done), some, from, to, {product, width_, STORE, 0}, ahead);
                     for (int r = 0; r < some; ++r) {
                         const ExpertRow& member = sorted.rows[each.first + done + r];
-                        add_columns(mixed_ + size_t(member.row) * width_, product + size_t(r) * width_, member.weight, a, b);
+                        add_columns(sum + size_t(member.row) * width_, product + size_t(r) * width_, member.weight, a, b);
                     }
                 }
             }
@@ -1240,16 +1302,17 @@ class Model {
         const bool own = layer.key_layer == l;
         const int d = shape.width, kept = own ? shape.kv_heads : 0, position = rows_.positions[row], n = sequence_of_[row];
         float* q = projections_ + size_t(row) * projected_;
-        float* k = q + p.heads * d;
+        const int asking = projected_heads();
+        float* k = q + asking * d;
         float* v = q + columns_[l].values;
         const float* angle = layer.frequencies ? rotation(row, kind_of(layer)) : nullptr;
         if (own && layer.tied_values) std::copy(k, k + kept * d, v);
-        norm_heads(layer.query_norm, q, p.heads, d);
+        norm_heads(layer.query_norm, q, asking, d);
         if (own) norm_heads(layer.key_norm, k, kept, d);
         for (int h = 0; h < kept && layer.value_norm.weight; ++h)
             normalise_features(RMS_NORM, layer.value_norm.weight, nullptr, p.eps, v + h * d, d);
         if (angle)
-            for (int h = 0; h < p.heads + kept; ++h)
+            for (int h = 0; h < asking + kept; ++h)
                 rotate(q + h * d, angle, angle + layer.rotary_width / 2, layer.rotary_width);
         const int block = block_of(l, n, position / BLOCK);
         for (int h = 0; h < kept; ++h)
@@ -1296,9 +1359,10 @@ class Model {
         const Queries q{scratch.queries.get(), scratch.query_codes.get(), scratch.query_scales.get(), head_,
                         changes ? &change : nullptr};
         const float scale = layer.score_scale * EXPONENT;
-        KeyRange<T> range;
+        KeyRange<T> range, apart;  // apart: global tokens that the range does not reach
         const int length = rows_.positions[rows_.starts[tile.sequence + 1] - 1] + 1;
-        int low = length, high = 0;
+        const auto [global, global_end] = global_[tile.sequence];
+        int low = length, high = 0, apart_low = length, apart_high = 0;
         for (int r = 0; r < queries; ++r) {
             const int row = tile.row + r / heads, position = rows_.positions[row];
             const int64_t window = layer.window;  // a sum with a position may need 32 bits
@@ -1313,37 +1377,70 @@ class Model {
             }
             range.to[r] = p.causal ? position + 1 : window ? int(std::min<int64_t>(length, position + window)) : length;
             range.from[r] = window ? int(std::max<int64_t>(0, position - window + 1)) : 0;
+            apart.from[r] = apart.to[r] = 0;
+            if (!is_mixed(row, first)) { range.from[r] = range.to[r] = 0; continue; }
+            if (first >= p.heads) {
+                range.from[r] = 0; range.to[r] = length;
+            } else if (global <= range.to[r] && global_end >= range.from[r]) {
+                range.from[r] = std::min(range.from[r], global);
+                range.to[r] = std::max(range.to[r], global_end);
+            } else if (global < global_end) {
+                apart.from[r] = apart_low = global;
+                apart.to[r] = apart_high = global_end;
+            }
             low = std::min(low, range.from[r]);
             high = std::max(high, range.to[r]);
         }
-        const int blocks = (high + BLOCK - 1) / BLOCK;
+        const int least = std::min(low, apart_low), most = std::max(high, apart_high), blocks = (most + BLOCK - 1) / BLOCK;
         const T** keys = (const T**)scratch.blocks.reserve(2 * size_t(blocks + AHEAD));
         const T** values = keys + blocks + AHEAD;
-        for (int b = low / BLOCK; b < blocks + AHEAD; ++b) {
+        for (int b = least / BLOCK; b < blocks + AHEAD && least < most; ++b) {
             const int block = block_of(l, tile.sequence, std::min(b, blocks - 1));
             keys[b] = keys_at<T>(l, block, kv);
             values[b] = values_at<T>(l, block, kv);
         }
-        range.keys = keys;
-        range.values = values;
-        const auto attend_part = ATTEND_PART<T>.of[queries];
-        if (only >= 0) {
-            const size_t at = (size_t(item) * parts_ + only) * MAX_QUERIES;
-            if (only * PART < high && (only + 1) * PART > low)
-                attend_part(q, range, only, scratch.scores.get(), partial_ + at * head_, &outcomes_[at]);
-            else std::fill_n(&outcomes_[at], queries, Outcome{-INFINITY, 0.f});
-            return;
-        }
+        range.keys = apart.keys = keys;
+        range.values = apart.values = values;
+        const auto attend_range = ATTEND_PART<T>.of[queries];
+        const auto merge_rows = [&](Outcome* sums, float* to, const Outcome* others, const float* from) {
+            for (int r = 0; r < queries; ++r) merge(sums[r], to + r * head_, others[r], from + r * head_, head_);
+        };
+        const auto overlaps = [](int part, int from, int to) { return part * PART < to && (part + 1) * PART > from; };
         float* mixed = scratch.mixed.get();
         float* more = mixed + size_t(MAX_QUERIES) * head_;
-        Outcome outcome[MAX_QUERIES], other[MAX_QUERIES];
-        int i = low / PART;
-        attend_part(q, range, i, scratch.scores.get(), mixed, outcome);
-        for (++i; i * PART < high; ++i) {
-            attend_part(q, range, i, scratch.scores.get(), more, other);
-            for (int r = 0; r < queries; ++r) merge(outcome[r], mixed + r * head_, other[r], more + r * head_, head_);
+        float* separate = more + size_t(MAX_QUERIES) * head_;
+        // One part, the tokens of the range before those apart from it.  Returns whether a query sees any token of the part.
+        const auto attend_part = [&](int part, float* to, Outcome* outcomes) {
+            const bool has_apart = overlaps(part, apart_low, apart_high);
+            if (!has_apart && !overlaps(part, low, high)) return false;
+            attend_range(q, range, part, scratch.scores.get(), to, outcomes);
+            if (!has_apart) return true;
+            Outcome others[MAX_QUERIES];
+            attend_range(q, apart, part, scratch.scores.get(), separate, others);
+            merge_rows(outcomes, to, others, separate);
+            return true;
+        };
+        if (only >= 0) {
+            const size_t at = (size_t(item) * parts_ + only) * MAX_QUERIES;
+            if (!attend_part(only, partial_ + at * head_, &outcomes_[at]))
+                std::fill_n(&outcomes_[at], queries, Outcome{-INFINITY, 0.f});
+            return;
         }
+        if (least >= most) return;  // the rows are mixed by other heads
+        Outcome outcome[MAX_QUERIES], other[MAX_QUERIES];
+        int i = least / PART;
+        attend_part(i, mixed, outcome);
+        for (++i; i * PART < most; ++i)
+            if (attend_part(i, more, other)) merge_rows(outcome, mixed, other, more);
         write(l, tile, first, heads, mixed, outcome);
+    }
+
+    // Whether the heads from `first` on mix the values of a row: the second half those of global tokens, the first half the
+    // others.
+    bool is_mixed(int row, int first) const {
+        const auto [global, end] = global_[sequence_of_[row]];
+        const int position = rows_.positions[row];
+        return (global <= position && position < end) == (first >= plan_.heads);
     }
 
     // Merges the parts of one tile, which were computed separately, in order.
@@ -1372,8 +1469,10 @@ class Model {
         const int d = shape_of(l).width, head_ = shape_of(l).head;
         const float* sinks = plan_.layers[l].sinks;
         for (int r = 0; r < tile.count * heads; ++r) {
+            const int row = tile.row + r / heads;
+            if (!is_mixed(row, first)) continue;
             if (sinks) add_sink(outcome[r], mixed + r * head_, sinks[first + r % heads] * EXPONENT, d);
-            float* out = attn_ + size_t(tile.row + r / heads) * attended_ + (first + r % heads) * d;
+            float* out = attn_ + size_t(row) * attended_ + (first + r % heads) % plan_.heads * d;
             const float share = 1.f / outcome[r].sum;
             for (int i = 0; i < d; ++i) out[i] = mixed[r * head_ + i] * share;
         }
@@ -1448,6 +1547,7 @@ class Model {
     std::vector<uint8_t> slot_uses_;  // in the step that is checked
     int max_inputs_;
     int each_ = 0, inner_ = 0, scored_ = 0;  // of a row: experts, their inner features (0: no experts), router's outputs
+    bool norms_parts_ = false;               // whether a mixture does
     const float* frequencies_[KINDS] = {};
     float magnitudes_[KINDS] = {};
     int rotary_widths_[KINDS] = {};
@@ -1477,6 +1577,7 @@ class Model {
     Scratch<uint8_t> kept_scratch_[2];
     std::vector<Outcome> outcomes_;
     std::vector<int32_t> local_tables_, local_starts_, sequence_of_;
+    std::vector<std::pair<int, int>> global_;  // of each sequence: find_global
     RowAdapters row_adapters_, last_row_adapters_;  // of each row, of each output row
 };
 

@@ -59,10 +59,10 @@ class OriginPolicy:
             self._hosts |= {strip_port(name)}
 
     def check_host(self, headers: Headers, scope: Scope) -> None:
-        """Raises MisdirectedRequest for a foreign name.  Requests without Host (HTTP/1.0) pass."""
+        """Raises MisdirectedRequest for a foreign or empty name.  Requests without Host (HTTP/1.0) pass."""
         host = strip_port(headers.get("host", ""))
         if (
-            not host
+            "host" not in headers
             or not self._checks_hosts
             or WILDCARD in self._hosts
             or is_loopback_name(host)
@@ -90,7 +90,7 @@ class OriginPolicy:
             return
         if origin in self._origins or is_own_origin(origin, headers.get("host", "")):
             return
-        what = f"Origin: {origin[:MAX_QUOTED_CHARS]!r}" if origin else f"Sec-Fetch-Site: {site!r}"
+        what = f"Origin: {origin[:MAX_QUOTED_CHARS]!r}" if origin else f"Sec-Fetch-Site: {site[:MAX_QUOTED_CHARS]!r}"
         raise ForeignOrigin(
             f"{what} says that a web page of another origin asks, and this server allows only the origins in its "
             "setting cors_origins; to allow that page, add its origin there (--cors-origins https://app.example.com)",

@@ -13,6 +13,7 @@ READ_BYTES = 1 << 16  # bytes that are read in one call
 SHORT_READ_BYTES = 8 << 10  # the same of a head, and of what comes behind a request
 MAX_BUFFERED_BYTES = 16 << 20  # bytes of all input that waits, of which most are incomplete heads
 MAX_STARTS = 32  # requests that start in one turn of the event loop
+MAX_HANDSHAKES = 4  # of TLS, in one turn: a signature by RSA with 4,096 bits takes five milliseconds
 
 
 class LimitedConnection(Protocol):
@@ -53,14 +54,14 @@ class BufferedInput:
         self.held_bytes -= self._sizes.pop(client, 0)
 
 
-class RequestStartQueue:
-    """A queue of connections whose next request is complete up to its body.
+class StartQueue:
+    """A queue of connections whose next request is complete up to its body, or whose handshake can go on.
 
     At most `most` requests start in one turn of the event loop.  A request that takes a millisecond of the loop then
     delays other events, such as probes, by `most` milliseconds, however many connections have a request ready.
     """
 
-    def __init__(self, most: int = MAX_STARTS) -> None:
+    def __init__(self, most: int) -> None:
         self.max_starts = most
         self._started = 0  # in this turn of the event loop
         self._scheduled = False
@@ -111,7 +112,8 @@ class ConnectionLimits:
     count_refused: Callable[[int], None]
     count_cut_off: Callable[[], None]
     incoming_bodies: IncomingBodies = field(default_factory=IncomingBodies)
-    start_queue: RequestStartQueue = field(default_factory=RequestStartQueue)
+    start_queue: StartQueue = field(default_factory=lambda: StartQueue(MAX_STARTS))
+    handshake_queue: StartQueue = field(default_factory=lambda: StartQueue(MAX_HANDSHAKES))
     buffered_input: BufferedInput = field(default_factory=BufferedInput)
     # The values are times of `time.monotonic`; the oldest first.
     silent_since: dict[LimitedConnection, float] = field(default_factory=dict)  # no request is under way

@@ -106,7 +106,7 @@ class ChunkedBody:
                 return start
             into += buffer[start:at]
             at += 2
-        self.is_paused = True
+        self.is_paused = at < len(buffer)
         return at
 
     def skip_extension(self, extension: bytes) -> None:

@@ -24,7 +24,7 @@ REQUEST_LINE = re.compile(rb"([!#$%&'*+.^_`|~0-9A-Za-z-]+) ([\x21-\x7e]+) HTTP/(
 ABSOLUTE_URI = re.compile(r"https?://([^/?#]+)", re.IGNORECASE)
 MAX_HOST_CHARS = 255  # of a name in DNS (RFC 1035, section 2.3.4)
 HOST_PATTERN = re.compile(
-    rb"([A-Za-z0-9._~!$&'()*+,;=%%-]{0,%d}|\[[0-9A-Fa-f:.]{1,%d}\])(:[0-9]{0,5})?" % (MAX_HOST_CHARS, MAX_HOST_CHARS)
+    rb"([A-Za-z0-9._~!$&'()*+,;=%%-]{1,%d}|\[[0-9A-Fa-f:.]{1,%d}\])(:[0-9]{0,5})?" % (MAX_HOST_CHARS, MAX_HOST_CHARS)
 )
 HOST_FORM = f"the name or address of a host, of at most {MAX_HOST_CHARS} characters, and perhaps a port"
 REQUEST_ID_HEADERS = ("X-Request-Id", "Request-Id")  # response headers; Anthropic's clients read the second

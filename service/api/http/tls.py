@@ -97,8 +97,10 @@ class Handshake(SSLProtocol):
     """The TLS layer of a connection; after the handshake, `connect` creates the protocol of its HTTP requests.
 
     During the handshake it counts as one of the server's connections, may be closed to make room, and has
-    `header_seconds`.  A client that sends more than MAX_CONTROL_RECORDS records without data is disconnected: OpenSSL
-    processes all KeyUpdate messages that it has in one call, and that would hold the event loop.
+    `header_seconds`. In each turn of the event loop a few handshakes go on: their signatures take milliseconds.
+
+    A client that sends more than MAX_CONTROL_RECORDS records without data is disconnected: OpenSSL processes all
+    KeyUpdate messages that it has in one call, and that would hold the event loop.
     """
 
     max_size = RECEIVE_BYTES  # asyncio's default is a buffer of 256 KiB per connection
@@ -119,6 +121,7 @@ class Handshake(SSLProtocol):
         self.connect, self.state, self.limits = connect, state, edge
         self.records = RecordCounter()
         self.tls_transport: asyncio.Transport | None = None  # None during the handshake
+        self.postponed = b""  # bytes of the handshake that wait for their turn
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self.transport = cast(asyncio.Transport, transport)
@@ -141,7 +144,13 @@ class Handshake(SSLProtocol):
         connection.connection_made(transport)
 
     def buffer_updated(self, nbytes: int) -> None:
-        received = bytes(self.get_buffer(nbytes)[:nbytes])
+        self.process_records(bytes(self.get_buffer(nbytes)[:nbytes]))
+
+    def process_records(self, received: bytes) -> None:
+        if self.tls_transport is None and not self.limits.handshake_queue.try_start(self):
+            self.postponed = received
+            self.transport.pause_reading()
+            return
         for piece in self.records.split(received):
             self.get_buffer(len(piece))[: len(piece)] = piece
             super().buffer_updated(len(piece))
@@ -161,6 +170,7 @@ class Handshake(SSLProtocol):
 
     def connection_lost(self, exc: BaseException | None) -> None:
         self.leave_queues()
+        self.limits.handshake_queue.remove(self)
         super().connection_lost(exc)
 
     @property
@@ -174,7 +184,11 @@ class Handshake(SSLProtocol):
         self.transport.abort()
 
     def continue_reading(self) -> None:
-        """Does nothing: no request of it can be queued."""
+        """Go on with a handshake that waited for its turn."""
+        if not self.transport.is_closing():
+            self.transport.resume_reading()
+            received, self.postponed = self.postponed, b""
+            self.process_records(received)
 
     def leave_queues(self) -> None:
         self.limits.silent_since.pop(self, None)

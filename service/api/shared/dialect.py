@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from difflib import get_close_matches
 from functools import cache, partial
+from itertools import islice
 from typing import Annotated, Any, ClassVar, Protocol, Self, TypeVar, cast
 
 import orjson
@@ -33,7 +34,7 @@ from ...concurrency.thread_pool import OwnerThreads, ThreadPool
 from ...concurrency.time_slices import LoopTurns, TakeTurn
 from ...config.keys import MAX_PRIORITY
 from ...config.settings import Settings
-from ...core.errors import BadRequest, EmptyInput, Forbidden, PolyheadError
+from ...core.errors import BadRequest, EmptyInput, Forbidden, PolyheadError, cut_text
 from ...core.model import Model
 from ...core.request import Request as InferenceRequest
 from ...core.request import Terms
@@ -60,7 +61,7 @@ SAME_FIELDS = (  # names that dialects give to one thing
     ("stop", "stop_sequences"),
     ("labels", "candidate_labels"),
 )
-MAX_QUOTED_CHARS = 60  # characters of an offending value that a message repeats
+MAX_QUOTED_CHARS = 60  # characters of an offending value, or of a key on the way to it, that a message repeats
 MAX_TEXTS = 100_000  # in one call; the setting max_batch_texts is smaller
 MAX_IDS = 1 << 18  # of one prompt, or lists of token ids
 
@@ -213,7 +214,8 @@ class Wire(BaseModel):
         try:
             return cls.model_validate(value)
         except ValidationError as error:
-            raise to_bad_request(error) from None
+            refusal = to_bad_request(error)
+        raise refusal  # here it has no context: pydantic's error holds copies of a client's keys
 
 
 W = TypeVar("W", bound=Wire)
@@ -411,6 +413,10 @@ def read_terms(request: Request, wire: "EngineRequest") -> Terms:
 Count = Annotated[int, between(1, (1 << 31) - 1)]  # the default 0 means that it was not given
 Position = Annotated[int, between(0, (1 << 31) - 1)]  # an index, from 0
 TokenId = Position
+ClientName = Annotated[str, Field(max_length=512)]  # of a user or a prefix; answers may repeat it
+MetadataPairs = Annotated[  # OpenAI's rules
+    dict[Annotated[str, Field(max_length=64)], Annotated[str, Field(max_length=512)]], max_items(16)
+]
 Ids = Annotated[list[TokenId], Field(fail_fast=True)]
 TextsOrIds = Annotated[
     str | Ids | Annotated[list[str | Ids], Field(fail_fast=True)],
@@ -450,11 +456,30 @@ def is_neutral(value: Any, neutral: Sequence[Any]) -> bool:
 
 def quote_json(value: Any) -> str:
     """`value` as JSON, shortened for a message."""
+    shown = take_beginning(value, iter(range(MAX_QUOTED_CHARS + 1)))
     try:
-        text = orjson.dumps(value, default=str).decode()
-    except orjson.JSONEncodeError:  # orjson parses deeper nesting than it serializes
-        return "a deeply nested value"
-    return text if len(text) <= MAX_QUOTED_CHARS else text[:MAX_QUOTED_CHARS] + "..."
+        text = orjson.dumps(shown, default=str).decode()
+    except orjson.JSONEncodeError:  # an integer of more than 64 bits, or half of a character
+        text = repr(shown)
+    return cut_text(text, MAX_QUOTED_CHARS)
+
+
+def take_beginning(value: Any, left: Iterator[int]) -> Any:
+    """A copy of as much of `value` as a message may show, of no more values than are `left`: each is a character at
+    least.  So the cost does not grow with the value.
+    """
+    if next(left, None) is None:
+        return None
+    most = MAX_QUOTED_CHARS + 1
+    match value:
+        case str():
+            return value[:most]
+        case dict():
+            return {str(key)[:most]: take_beginning(each, left) for key, each in islice(value.items(), most)}
+        case list():
+            return [take_beginning(each, left) for each in islice(value, most)]
+        case _:
+            return value
 
 
 # pydantic's error type -> the sentence; {placeholders} are filled from the error's context
@@ -492,7 +517,7 @@ def describe_error(first: ErrorDetails) -> BadRequest:
         case "missing":
             problem = "is required"
         case "unknown":
-            param = field_path((*first["loc"], context["field"][:MAX_QUOTED_CHARS]))
+            param = field_path((*first["loc"], context["field"]))
             problem = "is not a known field" + context["hint"]
             if param == "model":
                 problem = "is not a field of this route; the model is named in the path, as in /models/NAME/predict"
@@ -511,9 +536,13 @@ def strip_message(error: ErrorDetails) -> str:
 
 
 def field_path(parts: Sequence[int | str]) -> str:
-    """("messages", 0, "content") -> "messages[0].content"; leaves out the tags of unions (<text>)."""
+    """("messages", 0, "content") -> "messages[0].content"; leaves out the tags of unions (<text>).
+
+    Keys of a client's objects are cut, each of them to MAX_QUOTED_CHARS.
+    """
     named = [part for part in parts if isinstance(part, int) or not part.startswith("<")]
-    return "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in named).removeprefix(".")
+    cut = [part if isinstance(part, int) else cut_text(part, MAX_QUOTED_CHARS) for part in named]
+    return "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in cut).removeprefix(".")
 
 
 def suggest_name(name: str, known: Sequence[str]) -> str:

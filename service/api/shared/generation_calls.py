@@ -272,7 +272,7 @@ def resolve_adapter(registry: ModelLookup, base: str, adapter: str) -> Model:
         names = [model.name for model in registry.models() if model.name.endswith(name)]
         if len(names) != 1:
             problem = f"is an adapter of {', '.join(names)}; say which" if names else "is not a served adapter"
-            raise BadRequest(f"{field}: {adapter!r} {problem}", param=field)
+            raise BadRequest(f"{field}: {adapter[:60]!r} {problem}", param=field)
         [name] = names
     try:
         return registry.resolve(name, ["generate"])

@@ -44,13 +44,17 @@ T = TypeVar("T")
 
 
 async def receive_body(request: Request) -> bytearray:
-    """The raw body.  Raises ClientGone if the client disconnects."""
+    """The raw body.  In each turn of the event loop a key has one: very many may be complete at once.
+
+    Raises ClientGone if the client disconnects.
+    """
     body = bytearray()
     try:
         async for piece in request.stream():
             body += piece
     except ClientDisconnect:
         raise ClientGone("the connection closed before the body was complete") from None
+    await cast(AppState, request.app.state.server).turns.take(request.state.context.owner)
     return body
 
 

@@ -8,7 +8,7 @@ from pydantic_core import PydanticCustomError
 from ...core.errors import BadRequest
 from ...core.request import BeamSearchOptions, Sampling
 from ...text.generation_request import GenerationRequest, Prompt
-from .dialect import Count, NeutralValues, TokenId, Wire, between, max_items
+from .dialect import ClientName, Count, MetadataPairs, NeutralValues, TokenId, Wire, between, max_items
 from .head_options import INT64_LIMIT, StopTexts
 from .open_options import open_options
 from .response_formats import FormattedRequest, read_grammar
@@ -86,11 +86,11 @@ class SampledRequest(FormattedRequest):
     stream: bool = False
     stream_options: StreamOptions = StreamOptions()
     # ignored: the answer does not depend on them
-    user: str = ""
-    metadata: Annotated[dict[str, str], max_items(16)] = Field(default_factory=dict)
+    user: ClientName = ""
+    metadata: MetadataPairs = Field(default_factory=dict)
     service_tier: str = ""
-    safety_identifier: str = ""
-    prompt_cache_key: str = ""
+    safety_identifier: ClientName = ""
+    prompt_cache_key: ClientName = ""
     prompt_cache_retention: str = ""
 
 

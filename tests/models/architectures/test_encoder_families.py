@@ -14,7 +14,8 @@ import torch
 import transformers as tf
 
 from polyhead.models.architectures import FAMILIES
-from polyhead.models.checkpoint import load
+from polyhead.models.checkpoint import describe_source, load
+from polyhead.models.checkpoint.unmerged_adapter import BaseModel
 from polyhead.models.core.errors import CheckpointError, InvarianceError, UnsupportedError
 from polyhead.models.executors.contract import Executor
 from polyhead.models.executors.torch_executor import TorchExecutor
@@ -23,6 +24,7 @@ from polyhead.models.native.library import runnable_targets
 from polyhead.models.native.native_executor import NativeExecutor
 from polyhead.models.native.packed_network import unsupported_reason
 from polyhead.models.network.ragged import RaggedBatch
+from polyhead.models.network.varlen import is_supported
 from polyhead.models.parallel.share import split_problem
 from polyhead.service.config.settings import Settings
 from polyhead.service.engine.engine import Engine
@@ -41,6 +43,8 @@ CASES = {
     "albert": "AlbertForSequenceClassification",
     "mpnet": "MPNetForSequenceClassification",
     "modernbert": "ModernBertForSequenceClassification-mean",
+    "longformer": "LongformerForSequenceClassification",
+    "big_bird": "BigBirdForQuestionAnswering",
     "gpt2": "GPT2ForSequenceClassification",
     "llama": "LlamaForSequenceClassification",
 }
@@ -124,6 +128,8 @@ REFUSED: list[tuple[dict[str, Any], dict[str, Any], str]] = [
         {"attention_window": [4, 4, 8]},
         "attention_window .* only one even window",
     ),
+    (tf.LongformerConfig(**BERT).to_dict(), {"sep_token_id": None}, "sep_token_id is None, which should be the number"),
+    (tf.LongformerConfig(**BERT).to_dict(), {"sep_token_id": 10**6}, "sep_token_id is 1000000, which should be the"),
     (tf.BigBirdConfig(**BERT).to_dict(), {"attention_type": "sliding"}, "attention_type 'sliding' is not one of"),
     (tf.NomicBertConfig(**BERT).to_dict(), {"moe_every_n_layers": 2}, "moe_every_n_layers is 2: only 0"),
     (tf.NomicBertConfig(**BERT).to_dict(), {"activation_function": "gelu"}, "activation_function is 'gelu'"),
@@ -144,7 +150,7 @@ def test_unsupported_configurations_are_refused_by_name(
         family.config({**shape, **change})
 
 
-@pytest.mark.parametrize("name", ["albert", "mpnet", "modernbert", "gpt2"])
+@pytest.mark.parametrize("name", ["albert", "mpnet", "modernbert", "gpt2", "longformer", "big_bird"])
 @torch.inference_mode()
 def test_the_batch_changes_no_answer_in_deterministic_mode(name: str, tmp_path: Path) -> None:
     loaded = load(str(save_checkpoint(ROWS[CASES[name]], tmp_path)))
@@ -154,6 +160,23 @@ def test_the_batch_changes_no_answer_in_deterministic_mode(name: str, tmp_path: 
     batches = [RaggedBatch.of(ids), *(RaggedBatch.of([each]) for each in ids)]
     together, *alone = (head(loaded.network(batch), list(batch.starts)) for batch in batches)
     assert torch.equal(together, torch.cat(alone))
+
+
+def test_global_tokens_are_those_of_the_head(tmp_path: Path) -> None:
+    """A folder that embeds has none, whatever its architecture."""
+    folder = save_checkpoint(ROWS[CASES["longformer"]], tmp_path)
+    config = load(str(folder)).config
+    assert (config.global_tokens, is_supported(config)) == ("first", False)
+    assert "its global tokens have projections" in split_problem(config, 2)
+    reference = tf.LongformerForSequenceClassification.from_pretrained(folder)
+    lora = peft.LoraConfig(task_type="SEQ_CLS", r=2, target_modules=["query"], init_lora_weights=False)
+    peft.get_peft_model(reference, lora).save_pretrained(tmp_path / "adapter")
+    checkpoints.write_json(folder / "modules.json", [{"path": "", "type": "sentence_transformers.models.Transformer"}])
+    embedder = load(str(folder))
+    assert (embedder.task, embedder.config.global_tokens) == ("embed", "")
+    base = BaseModel(describe_source(str(folder)))
+    with pytest.raises(UnsupportedError, match=r"reads attention with other global tokens.*load it merged"):
+        base.plan_adapter(tmp_path / "adapter")
 
 
 def test_sparse_attention_limits_the_length_of_texts(tmp_path: Path) -> None:

@@ -9,11 +9,12 @@ import torch
 from safetensors.torch import save_file
 from torch.nn import functional as F
 
-from polyhead.models.checkpoint import load
-from polyhead.models.checkpoint.sentence_modules import choose_route, read_routes
+from polyhead.models.checkpoint import describe_source, load
+from polyhead.models.checkpoint.sentence_modules import choose_route
 from polyhead.models.core.errors import CheckpointError, UnsupportedError
 from polyhead.models.network.ragged import RaggedBatch
 from tests.support import checkpoints, retrieval_models
+from tests.support.edits import edited
 
 WIDTH, OUTPUTS = 32, 8
 IDENTITY = "torch.nn.modules.linear.Identity"
@@ -109,20 +110,63 @@ def test_routers_that_are_refused(tmp_path: Path, router: dict[str, Any], proble
         load(str(folder))
 
 
-def test_a_network_of_its_own_for_queries_is_refused(tmp_path: Path) -> None:
-    checkpoints.embedder(tmp_path / "document_0_Transformer")
-    checkpoints.embedder(tmp_path / "query_0_Transformer")
-    names = ("query_0_Transformer", "document_0_Transformer")
-    structure = {"query": [names[0]], "document": [names[1]]}
-    checkpoints.write_json(
-        tmp_path / "router_config.json", {"types": dict.fromkeys(names, "a.Transformer"), "structure": structure}
-    )
-    retrieval_models.write_modules(tmp_path, [("", "Router")])
-    assert [module.folder.name for module in read_routes(tmp_path).queries] == ["query_0_Transformer"]
-    with pytest.raises(
-        UnsupportedError, match="leads queries to 'Transformer', a network of their own; known are layers"
-    ):
-        load(str(tmp_path))
+def test_a_network_of_its_own_for_queries(tmp_path: Path) -> None:
+    folder = retrieval_models.asymmetric(tmp_path / "a")
+    described = describe_source(str(folder))
+    assert described.queries is not None
+    assert (described.config.width, described.queries.config.width) == (16, 8)
+    assert described.vector_width == described.queries.vector_width == 16
+    assert described.queries.queries is None
+    assert described.queries.default_precision.precision == "float32"
+    loaded = load(str(folder))
+    assert (loaded.has_queries, loaded.max_tokens, loaded.query_tokens) == (True, 64, 64)
+
+
+@pytest.mark.parametrize(
+    ("file", "changes", "problem"),
+    [
+        (
+            "query_2_Dense/config.json",
+            {"out_features": 5},
+            "vectors of queries: 5 numbers, of documents: 16; known are",
+        ),
+        (
+            "query_0_Transformer/config.json",
+            {"vocab_size": 27},
+            "network of queries: 27 tokens, of documents: 26; known",
+        ),
+        ("query_1_Pooling/config.json", {"include_prompt": False}, "include_prompt: false for one of queries and"),
+        (
+            "query_0_Transformer/tokenizer.json",
+            {"normalizer": None},
+            "tokenizers of queries and of documents have diff",
+        ),
+        ("query_0_Transformer/config.json", {"model_type": "mine"}, "model_type 'mine' is not known here"),
+    ],
+)
+def test_networks_for_queries_that_are_refused(
+    tmp_path: Path, file: str, changes: dict[str, Any], problem: str
+) -> None:
+    folder = retrieval_models.asymmetric(tmp_path / "a")
+    with pytest.raises(UnsupportedError, match=problem):
+        describe_source(str(edited(folder, folder, file, **changes)))
+
+
+def test_further_outputs_of_documents_alone_are_refused(tmp_path: Path) -> None:
+    folder = retrieval_models.asymmetric(tmp_path / "a")
+    layer = {"weight": torch.ones(1, 16), "bias": torch.ones(1)}
+    save_file(layer, folder / "sparse_linear.safetensors")
+    with pytest.raises(UnsupportedError, match=r"further outputs \(words\) of a network that reads documents only"):
+        describe_source(str(folder))
+
+
+def test_what_queries_alone_may_not_be_read_by(tmp_path: Path) -> None:
+    folder = retrieval_models.routed_splade(tmp_path / "s")
+    router = json.loads((folder / "router_config.json").read_text())
+    router["types"]["query_0_SparseStaticEmbedding"] = "a.Transformer"
+    checkpoints.write_json(folder / "router_config.json", router)
+    with pytest.raises(UnsupportedError, match="leads queries to 'Transformer'; known are layers after the same"):
+        load(str(folder))
 
 
 def test_tables_of_queries_that_are_refused(tmp_path: Path) -> None:

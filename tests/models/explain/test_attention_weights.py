@@ -11,9 +11,10 @@ import torch
 from polyhead.models.checkpoint import load
 from polyhead.models.core.errors import UnsupportedError
 from polyhead.models.explain import Explanation, ExplanationRequest, InputTokens, InstrumentedNetwork, explain, max_flow
-from polyhead.models.network.attention import RelativeAttention
+from polyhead.models.network.attention import GlobalAttention, RelativeAttention
+from polyhead.models.network.encoder_decoder import EncoderDecoder
 from polyhead.models.network.heads import LanguageHead
-from polyhead.models.network.model_config import ModelConfig
+from polyhead.models.network.model_config import EncoderDecoderConfig, ModelConfig
 from polyhead.models.network.transformer import Transformer
 from polyhead.models.recurrent import RecurrentConfig, RecurrentTranslator
 from tests.support.explained import KINDS, TOKENS, both, driven, explained
@@ -52,6 +53,16 @@ def test_weights_equal_transformers(kind: str, tmp_path: Path) -> None:
         max_difference(instrumented.scores(InputTokens(TOKENS)), out.logits.detach().view(-1, out.logits.size(-1)))
         < 2e-5
     )
+
+
+def test_a_decoder_with_two_rows_for_each_token_is_refused() -> None:
+    side = ModelConfig(
+        vocab_size=9, width=8, depth=1, heads=2, kv_heads=2, head_width=4, mlp_width=8, max_positions=8, causal=False
+    )
+    decoder = replace(side, causal=True, distances=4, two_streams=True)
+    network = EncoderDecoder(Transformer(side), EncoderDecoderConfig(encoder=side, decoder=decoder, start=0))
+    with pytest.raises(UnsupportedError, match="two rows for each token are not explained"):
+        InstrumentedNetwork(network.encoder, network)
 
 
 @pytest.mark.parametrize("kind", ["t5", "t5-1.1", "bart", "marian"])
@@ -136,6 +147,35 @@ def test_weights_of_relative_attention_give_its_output() -> None:
     kept = values[0].view(9, 2, 4).repeat_interleave(2, dim=1)  # [K, H, D]
     expected = torch.einsum("hqk,khd->qhd", shown, kept) + torch.einsum("hqk,qkd->qhd", shown, by)
     assert max_difference(mixed[0], expected.flatten(1).detach()) < CLOSE
+
+
+@pytest.mark.parametrize(
+    ("kind", "rows"), [("first", range(1)), ("before_separator", range(4)), ("after_separator", range(6, 9))]
+)
+def test_weights_of_global_attention_give_its_output(kind: Any, rows: range) -> None:
+    """Those of global tokens, of the rows in `rows`, are over the values of the second projection."""
+    network, head = random_network(
+        replace(RELATIVE, position="learned", causal=False, window=2, global_tokens=kind, separator=7)
+    )
+    attention = network.blocks[0].attention
+    assert isinstance(attention, GlobalAttention)
+    mixed, values = list[torch.Tensor](), list[torch.Tensor]()
+    attention.output.register_forward_pre_hook(lambda module, inputs: mixed.append(inputs[0]))
+    for part in (attention.value, attention.global_value):
+        part.register_forward_hook(lambda module, inputs, out: values.append(out))
+    (weights,) = explained(
+        explain(InstrumentedNetwork(network, head), ExplanationRequest(InputTokens(tuple(range(3, 12))), "attention"))
+    ).weights
+    shown = torch.tensor(weights.values[0])  # [H, Q, K]
+    own, second = (
+        torch.einsum("hqk,khd->qhd", shown, each.view(9, 2, 4).repeat_interleave(2, dim=1)) for each in values
+    )
+    is_global = torch.tensor([place in rows for place in range(9)])
+    expected = torch.where(is_global[:, None, None], second, own)
+    assert max_difference(mixed[0], expected.flatten(1).detach()) < CLOSE
+    seen = (shown > 0).all(dim=0)
+    near = (torch.arange(9)[:, None] - torch.arange(9)).abs() < 2
+    assert torch.equal(seen, near | is_global | is_global[:, None])
 
 
 @pytest.mark.parametrize("config", [RELATIVE, replace(RELATIVE, position="alibi")])

@@ -312,6 +312,7 @@ SIZES = {
     "distance": replace(SMALL, position="distance", distances=16, farthest=64),
     "relative": replace(SMALL, position="relative", farthest=16),
     "alibi": replace(SMALL, position="alibi"),
+    "global": replace(SMALL, window=20, global_tokens="before_separator", separator=50),
 }  # fmt: skip
 
 

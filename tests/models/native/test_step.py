@@ -202,6 +202,11 @@ ENCODERS = {
         BERT, position="sines-cosines", norm_order="parallel", score_cap=1.5, norm_weight=False, norm_bias=False
     ),
     "norms of parts' outputs": replace(BERT, norm_order="inner", query_key_norm="per_head", query_key_norm_bias=True),
+    "the first token global": replace(BERT, window=9, global_tokens="first"),
+    "a question global": replace(BERT, window=30, global_tokens="before_separator", separator=77, kv_heads=2),
+    "an answer global": replace(
+        BERT, window=30, windowed=(True, False), global_tokens="after_separator", separator=77, norm_order="pre"
+    ),
 }
 MIXTURES = {
     "mixtral, experts": replace(LLAMA, experts=ExpertConfig(count=4, chosen=2, width=100)),
@@ -245,6 +250,16 @@ MIXTURES = {
         mlp_bias=True,
         residual_scale=0.7,
         experts=ExpertConfig(count=3, chosen=3, width=20, shared_width=9, router_bias=True, shared_gate=True),
+    ),
+    "gemma, experts": replace(
+        LLAMA,
+        norm_order="sandwich",
+        activation="gelu_tanh",
+        layer_scale=True,
+        layer_embedding=24,
+        experts=ExpertConfig(
+            count=6, chosen=2, width=33, shared_width=40, layers=(True, False, True), own_norms=True, output_scales=True
+        ),
     ),
     "one expert of many": replace(
         LLAMA, norm_order="inner", gated_mlp=False, experts=ExpertConfig(count=40, chosen=1, width=70, clamp=0.5)

@@ -26,6 +26,7 @@ KINDS = {
     "post, sines": replace(SMALL, norm_order="post", position="sinusoidal", embedding_scale=4.0),
     "pre, bias by distance": replace(SMALL, position="bias", distances=8, farthest=12, norm="rms", score_scale=1.0),
     "grouped, rotary": replace(SMALL, position="rotary", kv_heads=2, gated_mlp=True, activation="silu"),
+    "two streams": replace(SMALL, norm_order="post", embedding_norm=True, distances=8, farthest=12, two_streams=True),
 }
 SOURCES = [[3, 4, 5, 6, 7], [8, 9], [10, 11, 12, 13, 14, 15, 16, 17, 18], [20]]
 TARGETS = [[1, 5, 6, 7], [1, 2, 3, 4, 5, 6, 7, 8], [1, 9], [1, 20, 21]]
@@ -33,6 +34,7 @@ TARGETS = [[1, 5, 6, 7], [1, 2, 3, 4, 5, 6, 7, 8], [1, 9], [1, 20, 21]]
 
 def random_network(half: ModelConfig, **options: object) -> EncoderDecoder:
     decoder = replace(half, causal=True, depth=3)
+    half = replace(half, two_streams=False)
     config = EncoderDecoderConfig(encoder=half, decoder=decoder, start=START, **options)  # type: ignore[arg-type]
     torch.manual_seed(0)
     network = EncoderDecoder(Transformer(half), config).eval()
@@ -173,9 +175,10 @@ def test_attention_weights_are_over_each_source() -> None:
 
 
 def test_every_parameter_has_a_gradient_and_the_output_is_tied_by_default() -> None:
-    tied = random_network(KINDS["pre, bias by distance"], output_scale=0.25, output_bias=True)
-    tied(RaggedBatch.of(SOURCES), RaggedBatch.of(TARGETS)).square().sum().backward()
-    assert {name for name, parameter in tied.named_parameters() if parameter.grad is None} == set()
+    for kind in ("two streams", "pre, bias by distance"):
+        tied = random_network(KINDS[kind], output_scale=0.25, output_bias=True)
+        tied(RaggedBatch.of(SOURCES), RaggedBatch.of(TARGETS)).square().sum().backward()
+        assert {name for name, parameter in tied.named_parameters() if parameter.grad is None} == set()
     assert tied.output.weight is tied.encoder.tokens.weight is tied.decoder.tokens.weight
     untied = random_network(KINDS["pre, bias by distance"], tied=False)
     assert untied.output.weight is not untied.encoder.tokens.weight
@@ -194,10 +197,11 @@ def test_the_first_transformer_has_about_65_million_parameters() -> None:
     assert sum(parameter.numel() for parameter in network.parameters()) == pytest.approx(65e6, rel=0.04)
 
 
+@pytest.mark.parametrize("kind", ["grouped, rotary", "two streams"])
 @pytest.mark.parametrize("beams", [1, 3])
-def test_the_engine_s_answers_equal_those_of_generate(beams: int) -> None:
+def test_the_engine_s_answers_equal_those_of_generate(beams: int, kind: str) -> None:
     """States are selected, joined and kept as requests start and end, in few blocks."""
-    network, stop = NETWORKS["grouped, rotary"], frozenset((0,))
+    network, stop = NETWORKS[kind], frozenset((0,))
     executor = Seq2SeqExecutor(
         network, torch.device("cpu"), vocabulary=network.config.decoder.vocab_size, block_count=24, block_size=4
     )

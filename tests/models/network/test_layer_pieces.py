@@ -38,6 +38,8 @@ CONFIGS: dict[str, ModelConfig] = {
     "alibi": replace(BASE, position="alibi"),
     "bias of layers": replace(BASE, **DISTANCES, position="layer_bias"),
     "bias": replace(BASE, **DISTANCES, position="none"),
+    "a global token": replace(BASE, window=WINDOW, global_tokens="first"),
+    "many global tokens": replace(BASE, window=WINDOW, global_tokens="after_separator", separator=90),
     "bottleneck": replace(BASE, bottleneck=16),
 }
 
@@ -118,7 +120,7 @@ def test_a_long_text_is_many_pieces_of_bounded_work(name: str, small_pieces: int
     torch.testing.assert_close(network(texts), found, rtol=0, atol=0)
     if name != "both sides":
         torch.testing.assert_close(found, whole_states(network, texts), rtol=1e-4, atol=1e-4)
-    assert small_pieces < largest * 8
+    assert largest > small_pieces // 8
 
 
 @torch.inference_mode()
@@ -152,7 +154,7 @@ def test_short_texts_are_computed_as_before() -> None:
     assert len(x) == LENGTH + 30
 
 
-@pytest.mark.parametrize("name", ["full", "windowed", "causal windowed", "some windowed"])
+@pytest.mark.parametrize("name", ["full", "windowed", "causal windowed", "some windowed", "many global tokens"])
 @torch.inference_mode()
 def test_pieces_change_no_bit_where_the_batch_changes_none(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     network = build(name)

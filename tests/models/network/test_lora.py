@@ -158,6 +158,7 @@ TARGETS = {
     "mpnet": ["attn.q", "attn.o"],
     "modernbert": ["Wqkv", "Wi"],  # three fused matrices, and two
     "llama": ["q_proj", "up_proj"],
+    "longformer": ["query", "value", "output.dense"],
 }
 
 

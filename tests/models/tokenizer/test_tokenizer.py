@@ -404,6 +404,21 @@ def test_vocab_txt_equals_the_reference(config: dict[str, Any], tmp_path: Path) 
     assert (ours.pad_id, ours.vocab_size) == (0, len(vocab))
 
 
+@pytest.mark.parametrize("saved", [False, True])
+def test_a_vocabulary_of_prophetnet_equals_the_reference(saved: bool, tmp_path: Path) -> None:
+    """As published, with no other file, and as transformers saves it."""
+    pieces = [*word_pieces(), "[X_SEP]"]
+    (tmp_path / "prophetnet.tokenizer").write_text("".join(f"{piece}\n" for piece in pieces), encoding="utf-8")
+    reference = transformers.ProphetNetTokenizer(str(tmp_path / "prophetnet.tokenizer"))
+    if saved:
+        reference.save_pretrained(tmp_path)
+    ours = Tokenizer.from_folder(tmp_path)
+    texts = [*TEXTS, *PAIRS, "the fox [X_SEP] [CLS] hello[SEP]"]
+    for text, encoding in zip(texts, ours.encode_batch(texts), strict=True):
+        assert encoding.ids == reference(*((text,) if isinstance(text, str) else text)).input_ids, text
+    assert ours.decode(ours.encode("the fox [X_SEP] jumps").ids, skip_special=True) == "the fox jumps"
+
+
 NORMALIZER_TEXTS = ["Hello WORLD caf\u00e9", "\u65e5\u672c \u8a9e", "na\u00efve Fox \u65e5", "the hello\u200bworld"]
 NORMALIZERS: list[dict[str, Any]] = [
     {},

@@ -18,7 +18,7 @@ from polyhead.models.network.transformer import Transformer
 from polyhead.models.network.work_pieces import Pieces
 from polyhead.service.core.errors import BadRequest, Expired, StepFailed
 from polyhead.service.core.request import Done, Encode, Failed, HeadOutput, Terms, TokenOutputs
-from polyhead.service.engine.encoder_worker import EncoderWorker
+from polyhead.service.engine.encoder_worker import EncoderWorker, QueryNetwork
 from tests.support.engine_fakes import FakeEncoder, FakeHead, RecordingTicket, ask, finish, finish_with_failures, turn
 
 
@@ -101,6 +101,22 @@ def test_steps_are_filled_first_come_first_served() -> None:
         [30],
         [1],
     ]
+
+
+def test_queries_are_read_by_a_network_of_their_own_in_steps_of_their_own() -> None:
+    documents, queries = FakeEncoder(), FakeEncoder()
+    worker = encoder(documents)
+    worker.add_query_network(QueryNetwork(queries, FakeHead(), 7))
+    worker.self_test()
+    worker.warm_up()
+    assert [each.tokens for each in queries.seen] == [each.tokens for each in documents.seen]
+    documents.seen.clear()
+    queries.seen.clear()
+    tickets = ask(worker, *[encode([1] * (n + 1), raw=True, is_query=n in (1, 2, 5)) for n in range(6)])
+    finish(worker)
+    assert [each.starts for each in documents.seen] == [[0, 1], [0, 4], [0, 5]], "7 tokens a step"
+    assert [each.starts for each in queries.seen] == [[0, 2, 5], [0, 6]]
+    assert [values(ticket)[0] for ticket in tickets] == [1.0, 2.0, 3.0, 4.0, 5.0, 6.0]
 
 
 def test_an_aborted_text_is_skipped() -> None:

@@ -47,7 +47,7 @@ from polyhead.service.runtime.memory_budget import (
     torch_parts,
 )
 from polyhead.service.runtime.placement import choose_placement
-from tests.support import checkpoints, decision_models, gguf_files
+from tests.support import checkpoints, decision_models, gguf_files, retrieval_models
 from tests.support.places import ROOT
 
 GROWTH = ROOT / "tests" / "support" / "growth.py"
@@ -63,6 +63,18 @@ def described(folder: Path, name: str = "chat") -> ModelSize:
 
 
 # Prediction
+
+
+def test_a_network_of_its_own_for_queries_is_counted(tmp_path: Path) -> None:
+    folder = str(retrieval_models.asymmetric(tmp_path / "a"))
+    what, known = checkpoint.describe_source(folder), settings(models={"a": folder})
+    assert what.queries is not None
+    parts = [smallest_need(measure_model("a", each), known) for each in (what, what.queries)]
+    both = smallest_need(measure_model("a", what, what.queries), known)
+    assert both.weights == parts[0].weights + parts[1].weights
+    assert both.workspace == parts[0].workspace + parts[1].workspace
+    row = run_check(f"a={folder}").stdout.splitlines()[1].split()
+    assert [row[0], row[1], row[4]] == ["a", str(ceil_mib(both.weights)), str(ceil_mib(both.total))]
 
 
 @pytest.fixture(scope="session")

@@ -23,6 +23,8 @@ from polyhead.training.recipes.finetune_run import build_modules
 from polyhead.training.recipes.recipe import read_recipe, split_corpus
 from polyhead.training.tasks.sources import TASK_SOURCES
 from polyhead.training.tasks.task import TaskTraining
+from tests.families.conformance import save_checkpoint
+from tests.families.test_encoders import ROWS
 from tests.support.recipes import RECIPES, command, finetuned, tried
 
 WHOLE = sorted(path.stem for path in RECIPES.glob("*.toml") if '\nrun = "bert"' in path.read_text())
@@ -175,6 +177,14 @@ def test_an_architecture_that_cannot_be_saved_is_refused_before_training(trunk: 
         RecipeError, match="'T5ForConditionalGeneration' is of no family that can be trained here: bert, gpt2"
     ):
         write_tiny_base("T5ForConditionalGeneration", [], trunk, embeds=False)
+
+
+def test_a_head_with_other_global_tokens_than_its_base_is_refused(tmp_path: Path) -> None:
+    """It would be trained on states that it is not served with."""
+    chosen = replace(read_recipe(RECIPES / "bert-single.toml"), architecture="LongformerForSequenceClassification")
+    base = load(str(save_checkpoint(ROWS["LongformerModel"], tmp_path)))
+    with pytest.raises(RecipeError, match=r"architecture: .* reads attention with other global tokens than"):
+        build_modules(chosen, base, TASK_SOURCES["topics"].create_task(("a", "b")), 2)
 
 
 def test_links_of_the_base_model_are_not_copied(tmp_path: Path) -> None:

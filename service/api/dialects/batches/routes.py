@@ -3,6 +3,7 @@
 from collections.abc import Iterator
 from itertools import islice
 from operator import attrgetter
+from pathlib import PurePath
 from typing import Annotated, Any, Literal, Self, TypeVar
 from urllib.parse import quote
 
@@ -56,9 +57,11 @@ class FileStream(EventStream):
     async def open_file(cls, store: FileStore, file: StoredFile) -> Self:
         """Raises InsufficientStorage if the file cannot be read."""
         stream = await cls.open(store.read_pieces(file))
-        name = quote(file.filename)
-        given = f'filename="{name}"' if name == file.filename else f"filename*=utf-8''{name}"
-        stream.init_headers({"content-length": str(file.bytes), "content-disposition": f"attachment; {given}"})
+        given = PurePath(file.filename.replace("\\", "/")).name  # a client may save it under this name
+        given = file.id if given in ("", "..") else given
+        name = quote(given, safe="")
+        named = f'filename="{name}"' if name == given else f"filename*=utf-8''{name}"
+        stream.init_headers({"content-length": str(file.bytes), "content-disposition": f"attachment; {named}"})
         return stream
 
 

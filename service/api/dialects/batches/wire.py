@@ -9,11 +9,10 @@ from pydantic import Field, StringConstraints
 from ....core.errors import BadRequest
 from ...batches.batch import Batch, Endpoint, Status
 from ...batches.file_store import StoredFile
-from ...shared.dialect import Wire, between, max_items
+from ...shared.dialect import MetadataPairs, Wire, between
 from ...shared.json_body import parse_json
 
 MIN_KEPT_S, MAX_KEPT_S = 3600, 30 * 24 * 3600
-MAX_METADATA = 16
 WINDOW = "24h"
 MOMENTS: tuple[Status, ...] = get_args(Status)[1:]  # validating begins when the batch is created
 
@@ -27,13 +26,7 @@ class BatchRequest(Wire):
     input_file_id: str
     endpoint: Endpoint
     completion_window: Literal["24h"]
-    metadata: Annotated[
-        dict[
-            Annotated[str, StringConstraints(max_length=64)],
-            Annotated[str, StringConstraints(max_length=512)],
-        ],
-        max_items(MAX_METADATA),
-    ] = Field(default_factory=dict)
+    metadata: MetadataPairs = Field(default_factory=dict)
     output_expires_after: KeptFor | None = None
 
 

@@ -9,7 +9,7 @@ from typing import Annotated, Any, Literal
 from pydantic import BeforeValidator, Field, StrictBool, StrictStr
 
 from ....decisions.question import MAX_OPTIONS, MAX_QUESTIONS
-from ...shared.dialect import EngineRequest, Wire, between, max_items, must_be
+from ...shared.dialect import ClientName, EngineRequest, Wire, between, max_items, must_be
 from ...shared.question_fields import AskedQuestion, CacheSalt, QuestionName, json_text
 from ...shared.tagged_unions import TaggedUnion, parts_validator
 from ...shared.tool_options import CalledName
@@ -170,6 +170,6 @@ class DecisionsRequest(EngineRequest):
     min_confidence: Annotated[float, between(0, 1)] = 0.0
     cache_salt: CacheSalt = ""
     # no effect: the answer does not depend on them
-    prompt_cache_key: str = ""
+    prompt_cache_key: ClientName = ""
     prompt_cache_options: CacheOptions = CacheOptions()
-    safety_identifier: str = ""
+    safety_identifier: ClientName = ""

@@ -17,6 +17,7 @@ from ....explain.explain_request import ExplainParameters
 from ....text.encoder_inputs import EncodingRequest
 from ....text.generation_request import ChatMessages, FillInMiddle, GenerationRequest, Prompt
 from ...shared.dialect import (
+    ClientName,
     Count,
     EngineRequest,
     NeutralValues,
@@ -129,7 +130,7 @@ class EmbeddingRequest(EngineRequest):
     input: TextsOrIds
     dimensions: Count = 0
     encoding_format: Literal["float", "base64"] = "float"
-    user: str = ""
+    user: ClientName = ""
     input_type: Literal["query", "document", "passage"] | None = None
     return_dense: bool = True
     return_sparse: bool = False

@@ -9,7 +9,7 @@ from typing import Annotated, Any, ClassVar, Literal
 from pydantic import BeforeValidator, Field
 from pydantic_core import PydanticCustomError
 
-from ...shared.dialect import Count, EngineRequest, NeutralValues, Wire, between, max_items
+from ...shared.dialect import ClientName, Count, EngineRequest, MetadataPairs, NeutralValues, Wire, between, max_items
 from ...shared.response_formats import TextFormat
 from ...shared.tagged_unions import TaggedUnion, parts_validator
 from ...shared.tool_options import CalledName
@@ -265,10 +265,10 @@ class ResponseRequest(EngineRequest):
     stream_options: ResponseStreamOptions = ResponseStreamOptions()
     # ignored: the answer does not depend on them
     max_tool_calls: Count = 0  # a limit on built-in tools, of which there are none
-    metadata: Annotated[dict[str, str], max_items(16)] = Field(default_factory=dict)
-    prompt_cache_key: str = ""
+    metadata: MetadataPairs = Field(default_factory=dict)
+    prompt_cache_key: ClientName = ""
     prompt_cache_options: ResponseCacheOptions = ResponseCacheOptions()
     prompt_cache_retention: Literal["", "in_memory", "24h"] = ""
-    safety_identifier: str = ""
+    safety_identifier: ClientName = ""
     service_tier: str = ""
-    user: str = ""
+    user: ClientName = ""

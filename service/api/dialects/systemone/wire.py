@@ -13,6 +13,8 @@ from ...shared.tagged_unions import TaggedUnion
 
 Content = Annotated[str | dict[str, Any] | list[Any], must_be("a text, an object or a list")]
 YES, NO = "yes", "no"
+MAX_ID_CHARS = 1000
+StateId = Annotated[str, Field(max_length=MAX_ID_CHARS)]
 
 
 class NoulCriteria(Wire):
@@ -98,7 +100,7 @@ class StateLine(Wire):
     """A line after the first. `id` names the state in the answer."""
 
     state: Content
-    id: Annotated[str | LineNumber, must_be("a string or a whole number")] = ""
+    id: Annotated[StateId | LineNumber, must_be(f"a string of at most {MAX_ID_CHARS} characters or a number")] = ""
 
 
 def count_options(wire: SystemOneRequest) -> int:

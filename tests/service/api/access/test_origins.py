@@ -121,7 +121,6 @@ def asked(server: Process, *fields: str, first: str = "GET /livez HTTP/1.1", bod
         "127.9.9.9",
         "[::1]",
         "[::1]:80",
-        "",
     ],
 )
 def test_a_server_of_this_machine_answers_to_its_names(local: Process, host: str) -> None:
@@ -181,6 +180,14 @@ def test_a_server_without_origin_checks_logs_a_warning(named: Process) -> None:
 
 def scope(address: str) -> dict[str, Any]:
     return {"type": "http", "server": (address, 8000)}
+
+
+@pytest.mark.parametrize("host", ["", ".", ":80", ".:80", "[]"])
+def test_an_empty_name_is_no_name_of_the_server(host: str) -> None:
+    origins = OriginPolicy(Settings(allowed_hosts=("models.example.com",)))
+    origins.check_host(Headers({}), scope("10.1.2.3"))  # HTTP/1.0
+    with pytest.raises(MisdirectedRequest):
+        origins.check_host(Headers({"host": host}), scope("10.1.2.3"))
 
 
 def test_a_server_of_the_network_answers_to_any_name_unless_some_are_allowed() -> None:

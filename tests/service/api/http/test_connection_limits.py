@@ -22,7 +22,7 @@ from polyhead.service.api.http.connection_limits import (
     READ_BYTES,
     SHORT_READ_BYTES,
     BufferedInput,
-    RequestStartQueue,
+    StartQueue,
 )
 from polyhead.service.api.http.request_cycle import WRITE_BYTES
 from polyhead.service.concurrency import loop_errors
@@ -107,7 +107,7 @@ def test_a_request_that_fails_to_start_leaves_the_queue_to_the_others() -> None:
 
     async def run_queue() -> None:
         asyncio.get_running_loop().set_exception_handler(lambda *_: None)
-        queue = RequestStartQueue(2)
+        queue = StartQueue(2)
         clients = [Waiting(name) for name in ("first", "second", "faulty", "third", "fourth")]
         assert [queue.try_start(client) for client in clients] == [True, True, False, False, False]
         await until(lambda: "faulty" in started)
@@ -247,7 +247,7 @@ def test_input_behind_answers_is_bounded_together() -> None:
 
 def test_requests_that_wait_to_start_keep_little_of_what_follows() -> None:
     async def one() -> None:
-        served = Served(replying(b"here", length=True), start_queue=RequestStartQueue(0))
+        served = Served(replying(b"here", length=True), start_queue=StartQueue(0))
         async with served.listening() as port:
             client = await unread(port, GET)
             await until(lambda: len(connections(served)) == 1 and connections(served)[0] in served.edge.start_queue)

@@ -94,6 +94,10 @@ NO_REQUESTS = {
     "another expectation": (417, get(b"Host: localhost", b"Expect: tea")),
     # host
     "no host": (400, get(b"X: a")),
+    "an empty host": (400, get(b"Host:")),
+    "an empty host in HTTP/1.0": (400, get(b"Host: ", first=b"GET / HTTP/1.0")),
+    "a port without a host": (400, get(b"Host: :80")),
+    "a port without a host in the target": (400, get(b"Host: x", first=b"GET http://:80/ HTTP/1.1")),
     "a host of 256 characters": (400, get(b"Host: " + b"a" * 245 + b".localhost" + b"x")),
     "an address of 256 characters": (400, get(b"Host: [" + b":" * 256 + b"]")),
     "a host of 256 characters in the target": (400, get(b"Host: x", first=b"GET http://%s/ HTTP/1.1" % (b"a" * 256))),
@@ -178,7 +182,6 @@ REQUESTS = {
     "a version to come": get(b"Host: localhost", CLOSE[:-2], first=b"GET /livez HTTP/1.9"),
     "any letters": get(b"hOST: localhost", b"CONNECTION: Close"),
     "an address of numbers": get(b"Host: [::1]:8000", CLOSE[:-2]),
-    "no name": get(b"Host:", CLOSE[:-2]),
     "a host of 255 characters": get(b"Host: " + b"a" * 245 + b".localhost:65535", CLOSE[:-2]),
     "spaces and tabs around": get(b"Host: \t localhost \t", CLOSE[:-2]),
     "bytes beyond ASCII": get(b"Host: localhost", b"X: \xff\xe9", CLOSE[:-2]),

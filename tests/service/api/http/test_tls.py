@@ -6,6 +6,8 @@ import json
 import signal
 import socket
 import ssl
+from asyncio.sslproto import SSLProtocol
+from collections import Counter
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, cast
@@ -18,6 +20,7 @@ from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 from cryptography.hazmat.primitives.kdf.hkdf import HKDFExpand
 
 from polyhead.service.api.http.connection import Connection
+from polyhead.service.api.http.connection_limits import MAX_HANDSHAKES
 from polyhead.service.api.http.tls import MAX_CONTROL_RECORDS, RECEIVE_BYTES, Handshake, RecordCounter, read_certificate
 from polyhead.service.config.settings import Settings, SettingsError
 from polyhead.service.server.process import load_tls_context
@@ -26,6 +29,32 @@ from tests.support.processes import PATIENCE, Process
 from tests.support.scripted import until
 
 TEXT = {"inputs": "a fox"}
+
+
+class OpenTransport(LostTransport):
+    """A transport that keeps what is written."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.written, self._reads = b"", True
+
+    def write(self, data: Any) -> None:
+        self.written += bytes(data)
+
+    def pause_reading(self) -> None:
+        self._reads = False
+
+    def resume_reading(self) -> None:
+        self._reads = True
+
+    def is_reading(self) -> bool:
+        return self._reads
+
+    def is_closing(self) -> bool:
+        return False
+
+    def abort(self) -> None:
+        """Does nothing."""
 
 
 @pytest.fixture(scope="module")
@@ -157,6 +186,43 @@ def test_a_new_handshake_is_counted_and_has_its_timer_whatever_fails(files: tupl
             assert cast(Any, handshake)._handshake_timeout_handle.when() > 0
 
     asyncio.run(connect())
+
+
+def test_few_handshakes_go_on_in_a_turn_of_the_loop(files: tuple[str, str], monkeypatch: pytest.MonkeyPatch) -> None:
+    """However many clients say hello at once. Those that leave while they wait are forgotten."""
+    hello, steps, turn, number = ssl.MemoryBIO(), list[int](), 0, 5 * MAX_HANDSHAKES
+    with contextlib.suppress(ssl.SSLWantReadError):
+        ssl.create_default_context().wrap_bio(ssl.MemoryBIO(), hello, server_hostname="localhost").do_handshake()
+    real = SSLProtocol.buffer_updated
+
+    def step(protocol: Any, count: int) -> None:
+        steps.append(turn)
+        real(protocol, count)
+
+    monkeypatch.setattr(SSLProtocol, "buffer_updated", step)
+
+    async def greet() -> None:
+        nonlocal turn
+        served, context, content = Served(replying()), read_certificate(*files), hello.read()
+        handshakes = [Handshake(context, served.connection, served.state, served.edge) for _ in range(number)]
+        for handshake in handshakes:
+            handshake.connection_made(OpenTransport())
+            handshake.get_buffer(len(content))[: len(content)] = content
+            handshake.buffer_updated(len(content))
+        assert not any(cast(OpenTransport, each.transport).is_reading() for each in handshakes[MAX_HANDSHAKES:])
+        for handshake in handshakes[-2:]:
+            handshake.connection_lost(None)
+        while len(steps) < number - 2:
+            turn += 1
+            await asyncio.sleep(0)
+        assert all(cast(OpenTransport, each.transport).is_reading() for each in handshakes[:-2])
+        assert all(cast(OpenTransport, each.transport).written for each in handshakes[:-2])
+        for handshake in handshakes:
+            handshake.connection_lost(None)
+
+    asyncio.run(greet())
+    assert max(Counter(steps).values()) == MAX_HANDSHAKES
+    assert len(steps) == number - 2
 
 
 def test_a_port_for_probes_stays_plain(

@@ -1,13 +1,17 @@
-"""Bounds of numbers: the OpenAPI description has those that the server checks."""
+"""Bounds of numbers: the OpenAPI description has those that the server checks.  Refusals hold little of long values."""
 
+import tracemalloc
 from collections.abc import Iterator
 from typing import Any
 
+import orjson
 import pytest
 from pydantic import ValidationError
 
 import polyhead.service.api.app  # noqa: F401  all dialects
-from polyhead.service.api.shared.dialect import Wire, inline_schema
+from polyhead.service.api.dialects.batches.wire import BatchRequest
+from polyhead.service.api.dialects.responses.wire import ResponseRequest
+from polyhead.service.api.shared.dialect import MAX_QUOTED_CHARS, Wire, field_path, inline_schema, quote_json
 from polyhead.service.core.errors import BadRequest
 
 # Accepted as any number: they have no effect, or only the model knows their limit (`label`).
@@ -86,3 +90,61 @@ def test_a_number_out_of_bounds_is_named_in_a_bad_request() -> None:
     kind = next(kind for kind in KINDS if kind.__name__ == "CompletionRequest")
     with pytest.raises(BadRequest, match=r"^top_p: must be between 0 and 1, got 1\.5$"):
         kind.read({"model": "m", "prompt": "a", "top_p": 1.5})
+
+
+LONG = "y" * 4_000_000 + "\U0001f600"  # four bytes a character
+
+
+@pytest.mark.parametrize("kind", [BatchRequest, ResponseRequest])
+@pytest.mark.parametrize("place", [("metadata", LONG), ("metadata", "a"), (LONG,)])
+def test_a_refusal_holds_no_copy_of_a_long_key_or_value(kind: type[Wire], place: tuple[str, ...]) -> None:
+    """It lives until the client has read the answer; the memory of its body alone is claimed."""
+    value: Any = LONG
+    for key in reversed(place):
+        value = {key: value}
+    required = {"input_file_id": "f", "endpoint": "/v1/embeddings", "completion_window": "24h"}
+    body = value | (required if kind is BatchRequest else {"model": "m", "input": "a"})
+    tracemalloc.start()
+    with pytest.raises(BadRequest) as caught:
+        kind.read(body)
+    held = tracemalloc.get_traced_memory()[0]
+    tracemalloc.stop()
+    assert held < 2 * len(LONG)  # Python keeps the bytes of a string that a library has read in them
+    assert caught.value.__context__ is None, "pydantic's error holds copies, which are not traced"
+    assert place[0][:MAX_QUOTED_CHARS] in caught.value.message
+    assert len(caught.value.message) < 500
+    assert len(caught.value.param) < 200
+
+
+@pytest.mark.parametrize("value", [LONG, [LONG], {LONG: LONG}, {"a": [{LONG: 1}, LONG]}, [0] * 1_000_000])
+def test_only_what_is_shown_of_a_long_value_becomes_text(value: Any) -> None:
+    tracemalloc.start()
+    shown = quote_json(value)
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert len(shown) == MAX_QUOTED_CHARS + len("...")
+    assert peak < 1 << 16
+
+
+def test_a_value_is_shown_up_to_its_sixtieth_character() -> None:
+    smile = "\U0001f600"
+    values: tuple[Any, ...] = (
+        *("é" * 29 + smile * 29, smile * 60, "", [], {}, None, True, 1.5, 1 << 60, "\n" * 40),
+        *([[]] * 40, [[[]], {"a": {}}] * 9, {"a": [1, {"b": "c" * 60}]}, {str(key): key for key in range(90)}),
+        *(list(range(31)), [{"a" * 61 + "b": 1, "a" * 61 + "c": 2}]),
+    )
+    for value in values:
+        whole = orjson.dumps(value).decode()
+        assert quote_json(value) == (whole if len(whole) <= MAX_QUOTED_CHARS else f"{whole[:MAX_QUOTED_CHARS]}...")
+    deep: list[Any] = []
+    for _ in range(10_000):
+        deep = [deep]
+    assert quote_json(deep) == "[" * MAX_QUOTED_CHARS + "..."
+    assert quote_json({5: 1}) == '{"5":1}'
+    assert quote_json([1 << 70, "\ud800"]) == f"[{1 << 70}, '\\ud800']"
+
+
+def test_each_key_of_a_path_is_cut() -> None:
+    assert field_path(("a", 0, "b")) == "a[0].b"
+    cut = f"{LONG[:MAX_QUOTED_CHARS]}..."
+    assert field_path((LONG, 3, LONG)) == f"{cut}[3].{cut}"

@@ -7,6 +7,8 @@ import re
 import sys
 import threading
 import time
+from collections import Counter
+from collections.abc import AsyncIterator
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -153,6 +155,32 @@ def test_bodies_of_any_size_are_read_in_the_same_way(app: FastAPI) -> None:
             assert small.json() == large.json()
         else:
             assert "x: is not a known field" in large.text
+
+
+def test_bodies_of_one_key_that_are_complete_at_once_are_read_one_in_a_turn(app: FastAPI) -> None:
+    """The work that follows is up to some milliseconds of the event loop, and thousands may be complete."""
+    turns, turn = list[tuple[str, int]](), 0
+
+    async def receive(owner: str) -> None:
+        async def stream() -> AsyncIterator[bytes]:
+            yield b"{}"
+
+        request: Any = SimpleNamespace(
+            stream=stream, app=app, state=SimpleNamespace(context=SimpleNamespace(owner=owner))
+        )
+        assert await body.receive_body(request) == b"{}"
+        turns.append((owner, turn))
+
+    async def receive_all() -> None:
+        nonlocal turn
+        tasks = [asyncio.create_task(receive(owner)) for owner in ["many"] * 40 + ["one"] * 2]
+        while not all(task.done() for task in tasks):
+            await asyncio.sleep(0)
+            turn += 1
+
+    asyncio.run(receive_all())
+    assert max(Counter(turns).values()) == 1
+    assert max(at for owner, at in turns if owner == "one") < 10 < max(at for _, at in turns)
 
 
 def test_a_body_in_pieces_is_one_value() -> None:

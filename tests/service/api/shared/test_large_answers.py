@@ -329,7 +329,12 @@ STREAMS: dict[str, tuple[str, dict[str, Any]]] = {
     ),
     "echoed fields": (
         "/v1/responses",
-        {"input": "The fox", "max_output_tokens": 16, "metadata": {"text": "\0" * stream.INLINE_BYTES}},
+        {
+            "input": "The fox",
+            "max_output_tokens": 16,
+            "tools": [{"type": "function", "name": "f", "parameters": {"description": "\0" * stream.INLINE_BYTES}}],
+            "tool_choice": "none",
+        },
     ),
 }
 

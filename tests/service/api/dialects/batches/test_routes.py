@@ -158,6 +158,10 @@ def test_contents_and_errors_over_http(tmp_path: Path) -> None:
                     "attachment; filename*=utf-8''a%20b.jsonl",
                     "attachment; filename*=utf-8''Gr%C3%B6%C3%9Fe",
                 )
+            for name, own in (("../../x", "x"), ("..\\y", "y"), ("a/z/", "z"), ("..", ""), ("a/..", ""), ("/", "")):
+                named = await store.add("", name, b"x")
+                answer = await client.get(f"/v1/files/{named.id}/content")
+                assert answer.headers["content-disposition"] == f'attachment; filename="{own or named.id}"', name
             store.content_path(file.id).write_bytes(b"")
             answer = await client.get(f"/v1/files/{file.id}/content")
             assert (answer.status_code, "shorter than it was" in answer.text) == (507, True), answer.text

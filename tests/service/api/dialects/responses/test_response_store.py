@@ -357,7 +357,7 @@ def test_a_response_that_is_read_slowly_is_claimed_though_it_was_deleted(
     """A large one has a place in flight, too, of which a key has a share."""
     app, _ = serving(talker, "A", max_requests=1, request_headroom=Headroom(1 << 30))
     state: AppState = app.state.server
-    size = 1000
+    size = 500
     if large:
         monkeypatch.setattr(dialect, "FREE_BYTES", size)
 
