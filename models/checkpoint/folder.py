@@ -194,6 +194,8 @@ def choose_head(parts: FolderParts, config: ModelConfig, tokenizer: Tokenizer) -
     if parts.prompt:
         return answer_head(parts, config, tokenizer)
     head, limit = HEADS[parts.spec.task](parts, config)
+    if parts.spec.reads_decoder:  # it reads the same text
+        limit = min(limit, read_both_sides(parts, config).decoder.max_positions)
     has_outputs = parts.spec.task == "embed" and parts.role == "documents"
     return add_outputs(parts, config, tokenizer, head) if has_outputs else head, limit
 

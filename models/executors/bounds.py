@@ -5,7 +5,7 @@ it indexes, whatever was checked before.
 """
 
 from collections.abc import Container, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import accumulate, chain
 
 import numpy as np
@@ -83,6 +83,11 @@ class Bounds:
             window_blocks,
             config.window,
         )
+
+    def within(self, other: "Bounds") -> "Bounds":
+        """With the positions that another stack, which reads the same texts, has as well."""
+        tables = [count for count in (self.positions, other.positions) if count]
+        return replace(self, positions=min(tables, default=0))
 
     def check(self, rows: StepInput, attached: Container[int]) -> StepArrays:
         """StepInputError for the first number that is out of range; `attached` are the numbers of the attached

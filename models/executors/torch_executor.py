@@ -16,6 +16,7 @@ from ..core.errors import StepInputError, UnsupportedError
 from ..core.turns import YieldTurn, convert_by_parts, keep_turn
 from ..network.attention import count_padding_rows
 from ..network.cache import BlockCounts, CacheView, PagedCache
+from ..network.encoder_decoder import SharedTextTransformer
 from ..network.heads import LanguageHead
 from ..network.lora import AdapterTiles, AdapterUpdates, Lora, LowRank, expand_adapters, name_linears
 from ..network.ragged import RaggedBatch
@@ -53,6 +54,8 @@ class TorchExecutor:
         self.block_count, self.block_size = block_count, block_size
         self.window_blocks, self.window = window_blocks, network.config.window
         self._bounds = Bounds.of(network.config, block_count, block_size, state_count, window_blocks)
+        if isinstance(network, SharedTextTransformer):
+            self._bounds = self._bounds.within(Bounds.of(network.decoder.config, 0, 0))
         self.state_count = self._bounds.state_count
         weight, config = network.tokens.weight, network.config
         self.device, self.dtype = weight.device, weight.dtype
@@ -100,7 +103,7 @@ class TorchExecutor:
 
     @torch.inference_mode()
     def step_in_turns(self, rows: StepInput, turn_s: float) -> Iterator[Tensor | None]:
-        """See models.executors.contract.TurnExecutor; a turn ends after a block."""
+        """See models.executors.contract.TurnExecutor; a turn ends after a piece of a block."""
         assert self.cache is None, "a step with a cache is not interrupted: the next one would change its blocks"
         self.check(rows)
         for states in in_turns(self.network.forward_in_pieces(self._batch(rows, [])), turn_s):

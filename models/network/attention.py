@@ -23,10 +23,23 @@ from .ragged import RaggedBatch
 from .scan_order import ScanOrder
 from .scoring import Scoring
 from .varlen import attention_window
+from .work_pieces import (
+    ATTENDING_ROWS,
+    LAYER_PRODUCTS,
+    LEAST_ROWS,
+    Pieces,
+    finish,
+    map_ranges,
+    rows_per_piece,
+    split_range,
+)
 
 AttentionFunction = Callable[[Tensor, Tensor, Tensor, Tensor | None, Scoring], Tensor]  # as `attend`
+RowFunction = Callable[[Tensor, LinearFunction], Tensor]
+GroupFunction = Callable[["AttentionGroup", slice], AttentionFunction]
 GROUP_COST = 1024  # fixed cost of one more group, in scores; measured on two cores
 EDGE_COST = 2  # reading one more padded row or key, in scores
+KEY_BORDER = 512  # ranges of keys begin and end at multiples of it, as the blocks of kernels do: sums keep their order
 GROUP_KEYS = 8192  # of all members, unless one alone has more: limits the memory that cached keys are gathered into
 
 
@@ -56,8 +69,17 @@ def count_padding_rows(lengths: Sequence[int], key_counts: Sequence[int]) -> int
 
 
 @dataclass(frozen=True)
+class GroupRows:
+    """The rows of a group: of the sequences `members`, numbered in each, from `first` to before `end`."""
+
+    members: list[int]
+    first: int
+    end: int
+
+
+@dataclass(frozen=True)
 class AttentionGroup:
-    """N sequences that attend together, padded to Q rows and K keys.
+    """N sequences, or a range of the rows of each, that attend together, padded to Q rows and K keys.
 
     `rows` are their packed rows [N * Q] (a slice if they are contiguous and need no padding), `keys` the packed rows of
     their keys [N * K] or, with a cache, its pieces [N, KV, B]. Masks are added to the scores; None hides nothing.
@@ -68,10 +90,9 @@ class AttentionGroup:
     keys: Tensor | slice | ByHeads
     mask: Tensor | None  # [N, 1, Q, K], or [N, H, Q, K] with a bias in it
     window_mask: Tensor | None
-    window_keys: Tensor | slice | ByHeads  # as `keys`, of layers that have cache blocks of their own
-    distances: Tensor | None = (
-        None  # [N, Q, K] tokens that a key is before a row, if scores depend on distances; N may be 1
-    )
+    window_keys: Tensor | slice | ByHeads  # as `keys`, of windowed layers
+    # [N, Q, K] tokens that a key is before a row, or the bucket of that distance, if scores depend on it; N may be 1
+    distances: Tensor | None = None
 
     def with_bias(self, bias: DistanceBias | LinearBias, dtype: torch.dtype) -> "AttentionGroup":
         """The group with a bias added to its masks."""
@@ -88,7 +109,7 @@ class AttentionContext:
     There are no groups if one kernel attends for all sequences (`RaggedBatch.spans`) or if no layer attends. `scan` is
     for recurrent layers. `cross` is for cross-attention
     (models.network.cross_attention). `kept` collects the keys and values that later layers read, by layer.
-    `layer_inputs` are the embeddings of each layer.
+    `layer_inputs` are the embeddings of each layer. `in_pieces`: layers are computed in pieces of bounded work.
     """
 
     batch: RaggedBatch
@@ -96,11 +117,12 @@ class AttentionContext:
     order: Tensor | None  # [T] where each packed row stands in the groups' concatenated output; None: in order
     rotation: tuple[Tensor, Tensor] | None  # rotation of full layers
     window_rotation: tuple[Tensor, Tensor] | None
-    distances: tuple[Tensor, Tensor] | None  # the vectors [C, W] of the buckets, and the buckets [K, K] of a text
+    distances: Tensor | None  # the vectors [C, W] of the buckets
     last_layer: int
     scan: ScanOrder | None = None
     cross: "CrossAttentionContext | None" = None
     layer_inputs: Tensor | None = None  # [T, depth, P]
+    in_pieces: bool = False
     global_tokens: tuple[range, ...] = ()  # of each sequence, if there may be such tokens; see GlobalAttention
     kept: dict[int, tuple[Tensor, Tensor]] = field(default_factory=dict)
 
@@ -109,28 +131,34 @@ class AttentionContext:
         cls,
         batch: RaggedBatch,
         config: ModelConfig,
-        rotaries: Sequence[Rotary],
+        encodings: tuple[Sequence[Rotary], nn.Module],
         dtype: torch.dtype,
-        distances: nn.Module,
-    ) -> "AttentionContext":
-        """`rotaries`: none, one for all layers, or those of full and of windowed layers.
+        in_pieces: bool,
+    ) -> Pieces["AttentionContext"]:
+        """`encodings`: of positions, the rotaries, which are none, one for all layers, or those of full and of windowed
+        layers; and one of the distance modules of models.network.positions, or another module if there is none.
 
-        `distances`: one of the distance modules of models.network.positions, or another module if there is none.
+        Each group is a piece.
         """
+        rotaries, distances = encodings
         turns = [rotary.rotation(batch.positions, dtype) for rotary in rotaries]
-        members = _group_batch(batch) if config.attention_layers else []
+        rows, groups = _group_batch(batch, config, in_pieces) if config.attention_layers else [], list[AttentionGroup]()
         global_tokens = find_global_tokens(batch, config)
-        groups = [_build_group(batch, config, group, dtype, global_tokens) for group in members]
-        vectors = None
-        if isinstance(distances, DistanceVectors):
-            vectors = distances(max(batch.lengths))
-        if isinstance(distances, DistanceBias | LinearBias):
-            groups = [group.with_bias(distances, dtype) for group in groups]
+        for some in rows:
+            group = _build_group(batch, config, some, dtype, global_tokens)
+            if isinstance(distances, DistanceVectors):
+                assert group.distances is not None
+                group = replace(group, distances=distances.look_up(group.distances, max(batch.lengths)))
+            elif isinstance(distances, DistanceBias | LinearBias):
+                group = group.with_bias(distances, dtype)
+            groups.append(group)
+            yield
+        vectors = distances() if isinstance(distances, DistanceVectors) else None
         full, windowed = (turns[0], turns[-1]) if turns else (None, None)
-        order = _output_order(batch, members) if members else None
+        order = _output_order(batch, rows) if rows else None
         scan = ScanOrder.of(batch, config.recurrent.kernel) if config.recurrent and config.is_recurrent else None
-        last = config.depth - 1
-        return cls(batch, groups, order, full, windowed, vectors, last, scan, global_tokens=global_tokens)
+        made = cls(batch, groups, order, full, windowed, vectors, config.depth - 1, scan)
+        return replace(made, in_pieces=in_pieces, global_tokens=global_tokens)
 
     def select_output_rows(self, x: Tensor, layer: int) -> Tensor:
         """[T, W] to the output rows [M, W] if no later layer needs the others: after the last attention."""
@@ -143,16 +171,26 @@ class AttentionContext:
         assert self.layer_inputs is not None
         return self.select_output_rows(self.layer_inputs[:, layer], layer)
 
-    def linear_function(self, layer: int = -1) -> LinearFunction:
-        """The function that applies linear layers to rows: before attention, or after it in `layer` (see
-        `select_output_rows`)."""
+    def linear_function(self, layer: int, start: int, end: int) -> LinearFunction:
+        """The function that applies linear layers to rows from `start` to before `end`: before attention, or after it
+        in `layer` (see `select_output_rows`)."""
         additions = self.batch.additions
         if additions is None:
             return apply_linear
         narrowed = self.batch.output_rows is not None and layer == self.last_layer
-        return additions.for_output_rows().apply if narrowed else additions.apply
+        return (additions.for_output_rows() if narrowed else additions).within(start, end).apply
 
-    def attend(self, attention: "Attention", heads: tuple[Tensor, Tensor, Tensor]) -> Tensor:
+    def map_rows(self, function: RowFunction, x: Tensor, products: int, layer: int = -1) -> Pieces[Tensor]:
+        """`function` of rows [M, W], and of what applies linear layers to them, to [M, O]; a row takes so many
+        `products`. `layer` is that of linear_function."""
+
+        def compute(start: int, end: int) -> Tensor:
+            return function(x[start:end], self.linear_function(layer, start, end))
+
+        size = rows_per_piece(products, LAYER_PRODUCTS) if self.in_pieces else len(x)
+        return (yield from map_ranges(compute, len(x), size))
+
+    def attend(self, attention: "Attention", heads: tuple[Tensor, Tensor, Tensor]) -> Pieces[Tensor]:
         """[T, H, D] queries over [T, KV, D] keys and values (and the cached ones): mixed values [T, H * D]."""
         query, key, value = heads
         config, layer, source = attention.config, attention.layer, attention.key_layer
@@ -162,7 +200,7 @@ class AttentionContext:
         if self.batch.spans is not None:
             kept = (key, value) if cache is None else (cache.cache.keys[source], cache.cache.values[source])
             return self.batch.spans.attend(query, kept, attention_window(config, layer), attention.scoring)
-        mixed = []
+        mixed, choose_function = [], attention.attention_function(self)
         for group in self.groups:
             if isinstance(group.keys, Mapping):
                 assert cache is not None
@@ -170,14 +208,32 @@ class AttentionContext:
                 assert isinstance(pieces, Mapping)
                 keys, values = cache.cache.read(source, pieces)
             else:
-                rows = group.keys
+                rows = group.window_keys if windowed else group.keys
+                assert not isinstance(rows, Mapping)
                 keys, values = (_gather_rows(kept, rows, group.size).transpose(1, 2) for kept in (key, value))
             queries = _gather_rows(query, group.rows, group.size)
             mask = group.window_mask if windowed else group.mask
-            mix = attention.attention_function(self, group)
-            mixed.append(mix(queries, keys, values, mask, attention.scoring).flatten(0, 1))
+            parts, shared, ranges = (
+                list[Tensor](),
+                config.heads // keys.size(1),
+                self._split_heads(queries, keys, config),
+            )
+            for first, end in ranges:
+                some, asking = slice(first, end), slice(first * shared, end * shared)
+                if len(ranges) == 1:
+                    some = asking = slice(None)
+                shown = mask if mask is None or mask.size(1) == 1 else mask[:, asking]
+                given = queries[:, :, asking], keys[:, some], values[:, some], shown
+                parts.append(choose_function(group, asking)(*given, attention.scoring.of_heads(asking)).flatten(0, 1))
+                yield
+            mixed.append(parts[0] if len(parts) == 1 else torch.cat(parts, dim=1))
         packed = mixed[0] if len(mixed) == 1 else torch.cat(mixed)
         return packed if self.order is None else packed.index_select(0, self.order)
+
+    def _split_heads(self, query: Tensor, key: Tensor, config: ModelConfig) -> list[tuple[int, int]]:
+        """The ranges of key heads that are a piece each, of [N, Q, H, D] queries and [N, KV, K, D] keys."""
+        products = count_score_products(config, query.numel() // key.size(1), key.size(2))
+        return split_range(key.size(1), max(LAYER_PRODUCTS // products, 1) if self.in_pieces else key.size(1))
 
 
 @dataclass(frozen=True)
@@ -188,6 +244,19 @@ class CrossAttentionContext:
     memory_contexts: list[tuple[SourceMemory, AttentionContext]]
     order: Tensor | None
     view: MemoryView
+
+
+def has_pieces(batch: RaggedBatch) -> bool:
+    """Whether layers compute this batch in pieces of bounded work. Steps with a cache are not interrupted, and on a GPU
+    work is not done when a piece of it ends."""
+    in_groups = batch.cache is None and batch.spans is None
+    return in_groups and batch.tokens.device.type == "cpu" and not torch.is_grad_enabled()
+
+
+def count_score_products(config: ModelConfig, numbers: int, keys: int) -> int:
+    """Products of attention of queries that have so many `numbers` over `keys`. Selecting a score by its distance
+    takes about as long as computing it."""
+    return (6 if config.position == "distance" else 2) * numbers * keys
 
 
 def attend(query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, scoring: Scoring) -> Tensor:
@@ -267,6 +336,7 @@ class Attention(nn.Module):
         self.key_norm = HeadNorm(config, config.kv_heads) if normed and has_keys else nn.Identity()
         self.sinks = nn.Parameter(torch.zeros(config.heads)) if config.sinks else None
         self.gate = nn.Linear(config.width, inner, bias=False) if config.attention_gate else None
+        self.products = config.width * inner  # of a row and its widest matrix
 
     @property
     def scoring(self) -> Scoring:
@@ -275,21 +345,29 @@ class Attention(nn.Module):
 
     def forward(self, x: Tensor, frame: AttentionContext) -> Tensor:
         """[T, W] to [T, W]."""
-        through = frame.linear_function()
-        query = self.turn(through(self.query, x), self.query_norm, frame)
-        key, value = self.keys_and_values(x, frame)
-        mixed = frame.attend(self, (query, key, value))
-        if self.gate is not None:
-            mixed = mixed * logistic(self.gate(x))
-        return through(self.output, mixed)
+        return finish(self.read(x, frame))
 
-    def keys_and_values(self, x: Tensor, frame: AttentionContext) -> tuple[Tensor, Tensor]:
+    def read(self, x: Tensor, frame: AttentionContext) -> Pieces[Tensor]:
+        """As `forward`, in pieces."""
+        query = self.turn((yield from self.project(self.query, x, frame)), self.query_norm, frame)
+        key, value = yield from self.keys_and_values(x, frame)
+        mixed = yield from frame.attend(self, (query, key, value))
+        if self.gate is not None:
+            gate = self.gate
+            mixed = mixed * (yield from frame.map_rows(lambda rows, _: logistic(gate(rows)), x, self.products))
+        return (yield from self.project(self.output, mixed, frame))
+
+    def project(self, linear: nn.Linear, x: Tensor, frame: AttentionContext) -> Pieces[Tensor]:
+        """Rows [T, in] to [T, out]."""
+        return (yield from frame.map_rows(lambda rows, through: through(linear, rows), x, self.products))
+
+    def keys_and_values(self, x: Tensor, frame: AttentionContext) -> Pieces[tuple[Tensor, Tensor]]:
         """[T, KV, D] of the rows [T, W], or of the layer that this one reads."""
         if self.key is None:
             return frame.kept[self.key_layer]
-        through, config = frame.linear_function(), self.config
-        projected = through(self.key, x)
-        value = self.limit(projected if self.value is None else through(self.value, x))
+        config = self.config
+        projected = yield from self.project(self.key, x, frame)
+        value = self.limit(projected if self.value is None else (yield from self.project(self.value, x, frame)))
         if config.value_norm:
             value = F.rms_norm(value, value.shape[-1:], None, config.norm_eps)
         kept = self.turn(projected, self.key_norm, frame), value
@@ -316,9 +394,10 @@ class Attention(nn.Module):
         turns = frame.window_rotation if self.config.is_windowed(self.layer) else frame.rotation
         return x if turns is None or not self.config.is_rotated(self.layer) else rotate(x, turns)
 
-    def attention_function(self, frame: AttentionContext, group: AttentionGroup) -> AttentionFunction:  # noqa: ARG002
-        """The function that mixes values for a group in this forward pass."""
-        return self.mix
+    def attention_function(self, frame: AttentionContext) -> GroupFunction:  # noqa: ARG002
+        """The function of a group, and of some of the query heads, to what mixes values for them in this forward
+        pass."""
+        return lambda _group, _heads: self.mix
 
 
 class DisentangledAttention(Attention):
@@ -338,22 +417,28 @@ class DisentangledAttention(Attention):
         has_own = self.config.has_distance_projections
         return (self.distance_query, self.distance_key) if has_own else (self.query, self.key)
 
-    def attention_function(self, frame: AttentionContext, group: AttentionGroup) -> AttentionFunction:  # noqa: ARG002
-        assert frame.distances is not None
-        vectors, kinds = frame.distances
+    def attention_function(self, frame: AttentionContext) -> GroupFunction:
+        vectors = frame.distances
+        assert vectors is not None
         position_queries, position_keys = (
             made(vectors).unflatten(-1, (-1, self.config.head_width)) for made in self.distance_projections
         )
 
-        def mix(query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, scoring: Scoring) -> Tensor:
-            of = kinds[: query.size(1), : key.size(2)].expand(query.size(0), query.size(2), -1, -1)
-            bias = distance_scores(
-                query.transpose(1, 2), position_keys, of
-            )  # [N, H, Q, K], as large as all scores, so it is changed in place
-            bias.add_(distance_scores(key, position_queries, of.mT).mT).mul_(scoring.scale)
-            return self.mix(query, key, value, bias if mask is None else bias.add_(mask), scoring)
+        def choose(group: AttentionGroup, heads: slice) -> AttentionFunction:
+            kinds = group.distances
+            assert kinds is not None
 
-        return mix
+            def mix(query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, scoring: Scoring) -> Tensor:
+                of = kinds[:, None].expand(query.size(0), query.size(2), -1, -1)
+                bias = distance_scores(
+                    query.transpose(1, 2), position_keys[:, heads], of
+                )  # [N, H, Q, K], as large as all scores, so it is changed in place
+                bias.add_(distance_scores(key, position_queries[:, heads], of.mT).mT).mul_(scoring.scale)
+                return self.mix(query, key, value, bias if mask is None else bias.add_(mask), scoring)
+
+            return mix
+
+        return choose
 
 
 def distance_scores(tokens: Tensor, distances: Tensor, of: Tensor) -> Tensor:
@@ -369,14 +454,17 @@ class BiasedAttention(Attention):
         super().__init__(config, layer)
         self.distances = DistanceBias(config.distances, config.farthest, config.heads, config.causal)
 
-    def attention_function(self, frame: AttentionContext, group: AttentionGroup) -> AttentionFunction:  # noqa: ARG002
-        bias = self.distances(group.distances)  # [N, H, Q, K]
+    def attention_function(self, frame: AttentionContext) -> GroupFunction:  # noqa: ARG002
+        def choose(group: AttentionGroup, heads: slice) -> AttentionFunction:
+            bias = self.distances(group.distances)[:, heads]  # [N, H, Q, K]
 
-        def mix(query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, scoring: Scoring) -> Tensor:
-            added = bias.to(query.dtype)
-            return self.mix(query, key, value, added if mask is None else added + mask, scoring)
+            def mix(query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, scoring: Scoring) -> Tensor:
+                added = bias.to(query.dtype)
+                return self.mix(query, key, value, added if mask is None else added + mask, scoring)
 
-        return mix
+            return mix
+
+        return choose
 
 
 class TwoStreamAttention(Attention):
@@ -392,19 +480,24 @@ class TwoStreamAttention(Attention):
         super().__init__(config, layer)
         self.distance_bias = nn.Linear(config.width, config.distances * config.heads)
 
-    def forward(self, x: Tensor, frame: AttentionContext) -> Tensor:
-        """[2 T, W] to [2 T, W]."""
+    def read(self, x: Tensor, frame: AttentionContext) -> Pieces[Tensor]:
+        """[2 T, W] to [2 T, W], in one piece or two."""
         assert self.key is not None
         assert self.value is not None
         shape = (-1, 2, self.config.heads, self.config.head_width)
         query, key, value = (made(x).view(shape) for made in (self.query, self.key, self.value))
         bias = self.distance_bias(x).view(*query.shape[:2], -1, self.config.heads).mT  # [T, 2, H, C]
         rows = torch.cat((query, key, value, bias), dim=-1)  # what `mix` needs of a row
-        mixed = frame.attend(self, (rows, key[:, 0], value[:, 0]))  # [T, 2 * H * D]
+        mixed = yield from frame.attend(self, (rows, key[:, 0], value[:, 0]))  # [T, 2 * H * D]
         out: Tensor = self.output(mixed.view(len(x), -1))
         return out
 
-    def attention_function(self, frame: AttentionContext, group: AttentionGroup) -> AttentionFunction:  # noqa: ARG002
+    def attention_function(self, frame: AttentionContext) -> GroupFunction:
+        assert not frame.in_pieces, "all heads of a row are together"
+        return lambda group, _heads: self.mix_group(group)
+
+    def mix_group(self, group: AttentionGroup) -> AttentionFunction:
+        """What mixes values for a group."""
         assert group.distances is not None
         before, width = group.distances, self.config.head_width
         of = self.bucket(torch.stack((before, before + 1), dim=2).flatten(1, 2))[:, None]  # [N, 1, 2 Q, K]
@@ -441,7 +534,11 @@ class RelativeAttention(Attention):
         self.relative = RelativeVectors(config.farthest, config.head_width)
         self.weigh: Callable[[Tensor], Tensor] = partial(torch.softmax, dim=-1)  # used instead of `mix`
 
-    def attention_function(self, frame: AttentionContext, group: AttentionGroup) -> AttentionFunction:  # noqa: ARG002
+    def attention_function(self, frame: AttentionContext) -> GroupFunction:  # noqa: ARG002
+        return lambda group, _heads: self.mix_group(group)
+
+    def mix_group(self, group: AttentionGroup) -> AttentionFunction:
+        """What mixes values for a group, with any of its heads."""
         assert group.distances is not None
         of = self.relative.bucket(group.distances)[:, None]  # [N, 1, Q, K]
 
@@ -490,25 +587,33 @@ class LatentAttention(Attention):
         self.value = nn.Linear(rank, config.heads * self.latent.value_width, bias=False)
         self.output = nn.Linear(config.heads * self.latent.value_width, config.width, bias=config.output_bias)
         self.sinks = None
+        self.products = max(config.width, query_rank, rank) * config.heads * config.head_width
 
-    def forward(self, x: Tensor, frame: AttentionContext) -> Tensor:
-        """[T, W] to [T, W]."""
+    def read(self, x: Tensor, frame: AttentionContext) -> Pieces[Tensor]:
+        """As `forward`, in pieces."""
         heads = self.config.heads
-        asking = self.query_down_norm(self.query_down(x)) if self.latent.query_rank else x
-        query = self.query(asking).view(len(x), heads, -1)
+        asked = yield from frame.map_rows(lambda rows, _: self.ask(rows), x, self.products)
+        query = asked.view(len(x), heads, -1)
         narrow = self.down_norm(self.down(x))  # [T, rank]
         rotated = self.key_rotated(x)[:, None]  # [T, 1, R]
         turns = frame.window_rotation if self.config.is_windowed(self.layer) else frame.rotation
         assert turns is not None, "description.invalid_fields has refused it"
         if self.config.is_rotated(self.layer):
             query, rotated = rotate(query, turns), rotate(rotated, turns)
-        plain = self.key(narrow).view(len(x), heads, -1)
+        plain = (yield from self.project(self.key, narrow, frame)).view(len(x), heads, -1)
         key = torch.cat((rotated.expand(-1, heads, -1), plain), dim=-1)
-        value = self.value(narrow).view(len(x), heads, -1)
+        value = (yield from self.project(self.value, narrow, frame)).view(len(x), heads, -1)
         value = F.pad(value, (0, self.config.head_width - self.latent.value_width))
-        mixed = frame.attend(self, (query, key, value)).view(len(x), heads, -1)
-        out: Tensor = self.output(mixed[:, :, : self.latent.value_width].flatten(1))
-        return out
+        mixed = (yield from frame.attend(self, (query, key, value))).view(len(x), heads, -1)
+        return (yield from self.project(self.output, mixed[:, :, : self.latent.value_width].flatten(1), frame))
+
+    def project(self, linear: nn.Linear, x: Tensor, frame: AttentionContext) -> Pieces[Tensor]:
+        return (yield from frame.map_rows(lambda rows, _: apply_linear(linear, rows), x, self.products))
+
+    def ask(self, x: Tensor) -> Tensor:
+        """Rows [T, W] to their queries [T, H * D]."""
+        asked: Tensor = self.query(self.query_down_norm(self.query_down(x)) if self.latent.query_rank else x)
+        return asked
 
 
 class GlobalAttention(Attention):
@@ -525,28 +630,37 @@ class GlobalAttention(Attention):
             nn.Linear(config.width, outputs, bias=config.qkv_bias) for outputs in (inner, kept, kept)
         )
 
-    def forward(self, x: Tensor, frame: AttentionContext) -> Tensor:
-        """[T, W] to [T, W]."""
-        through = frame.linear_function()
-        query = self.turn(through(self.query, x), self.query_norm, frame)
-        mixed = frame.attend(self, (query, *self.keys_and_values(x, frame)))
-        return through(self.output, self.replace_global(x, mixed, frame))
+    def read(self, x: Tensor, frame: AttentionContext) -> Pieces[Tensor]:
+        """As `forward`, in pieces."""
+        query = self.turn((yield from self.project(self.query, x, frame)), self.query_norm, frame)
+        key, value = yield from self.keys_and_values(x, frame)
+        mixed = yield from frame.attend(self, (query, key, value))
+        mixed = yield from self.replace_global(x, mixed, frame)
+        return (yield from self.project(self.output, mixed, frame))
 
-    def replace_global(self, x: Tensor, mixed: Tensor, frame: AttentionContext) -> Tensor:
+    def project_global(self, linear: nn.Linear, x: Tensor, frame: AttentionContext) -> Pieces[Tensor]:
+        """[T, W] to [T, H, D]."""
+        made = yield from frame.map_rows(lambda rows, _: apply_linear(linear, rows), x, self.products)
+        return made.view(len(x), -1, self.config.head_width)
+
+    def replace_global(self, x: Tensor, mixed: Tensor, frame: AttentionContext) -> Pieces[Tensor]:
         """The mixed values [T, H * D] with those of the global tokens, which are computed sequence by sequence."""
         starts = frame.batch.starts
         rows = [start + place for start, some in zip(starts, frame.global_tokens, strict=False) for place in some]
         if not rows:
             return mixed
         where = torch.tensor(rows, device=x.device)
-        made = self.global_query(x.index_select(0, where)), self.global_key(x), self.global_value(x)
-        query, key, value = (each.view(len(each), -1, self.config.head_width) for each in made)
-        queries = torch.split(query, [len(some) for some in frame.global_tokens])
-        found = [
-            self.mix_global(asking, key[start:end], value[start:end], some.start)
-            for asking, (start, end), some in zip(queries, pairwise(starts), frame.global_tokens, strict=True)
-            if some
-        ]
+        query = yield from self.project_global(self.global_query, x.index_select(0, where), frame)
+        key = yield from self.project_global(self.global_key, x, frame)
+        value = yield from self.project_global(self.global_value, x, frame)
+        queries, found = torch.split(query, [len(some) for some in frame.global_tokens]), list[Tensor]()
+        for asking, (start, end), some in zip(queries, pairwise(starts), frame.global_tokens, strict=True):
+            products = count_score_products(self.config, self.config.heads * self.config.head_width, end - start)
+            size = rows_per_piece(products, LAYER_PRODUCTS) if frame.in_pieces else len(some)
+            for first, last in split_range(len(some), size) if some else ():
+                own = asking[first:last], key[start:end], value[start:end]
+                found.append(self.mix_global(*own, some.start + first))
+                yield
         return mixed.index_copy(0, where, torch.cat(found))
 
     def mix_global(self, query: Tensor, key: Tensor, value: Tensor, first: int) -> Tensor:  # noqa: ARG002
@@ -587,53 +701,89 @@ def build_attention(config: ModelConfig, layer: int) -> Attention:
     return ATTENTION_CLASSES.get(config.attention_kind, Attention)(config.of_layer(layer), layer)
 
 
-def _group_batch(batch: RaggedBatch) -> list[list[int]]:
-    """The groups of sequences that attend together."""
+def _group_batch(batch: RaggedBatch, config: ModelConfig, in_pieces: bool) -> list[GroupRows]:
+    """The groups of sequences that attend together; in pieces, of ranges of the rows of long ones."""
     if batch.spans is not None:
         return []
+    groups = group_sequences(batch.lengths, batch.key_counts)
     if batch.cache is not None and batch.cache.cache.is_contiguous:
-        return [list(range(len(batch.lengths)))]
-    return group_sequences(batch.lengths, batch.key_counts)
+        groups = [list(range(len(batch.lengths)))]
+    found = list[GroupRows]()
+    for members in groups:
+        longest = max(batch.lengths[n] for n in members)
+        size = longest
+        if in_pieces:  # the last range has rows of all members
+            least = longest - min(batch.lengths[n] for n in members) + 1
+            size = max(attending_rows(config, len(members) * longest, longest), least)
+        found += [GroupRows(members, first, end) for first, end in split_range(longest, size)]
+    return found
+
+
+def attending_rows(config: ModelConfig, rows: int, keys: int) -> int:
+    """How many rows of each sequence attend together, if all of them are so many `rows` over `keys`: all, or
+    ATTENDING_ROWS of those that a key head has from its query heads."""
+    if count_score_products(config, rows * config.heads * config.head_width, keys) <= LAYER_PRODUCTS:
+        return keys
+    return max(ATTENDING_ROWS * config.kv_heads // config.heads, LEAST_ROWS)
+
+
+def _seen_keys(batch: RaggedBatch, config: ModelConfig, some: GroupRows, windowed: bool) -> tuple[int, int]:
+    """The first one and the end of the keys that such rows see, without a cache, and some beside them."""
+    count = max(batch.lengths[n] for n in some.members)
+    if config.has_distance_scores or config.global_tokens:  # one bias is for both kinds of layers
+        return 0, count
+    low = max(some.first - config.window + 1, 0) if windowed else 0
+    high = some.end if config.causal else some.end + config.window - 1 if windowed else count
+    return low // KEY_BORDER * KEY_BORDER, min(-(-high // KEY_BORDER) * KEY_BORDER, count)
 
 
 def _build_group(
     batch: RaggedBatch,
     config: ModelConfig,
-    members: list[int],
+    some: GroupRows,
     dtype: torch.dtype,
     global_tokens: Sequence[range] = (),
 ) -> AttentionGroup:
+    members, device = some.members, batch.tokens.device
     lengths, key_counts = [batch.lengths[n] for n in members], [batch.key_counts[n] for n in members]
-    device = batch.tokens.device
     starts = [batch.starts[n] for n in members]
-    rows = _padded_rows(starts, lengths, device)
-    keys: Tensor | slice | ByHeads = rows
+    rows = _pad_range(starts, lengths, (some.first, some.end), device)
+    keys: Tensor | slice | ByHeads
+    window_keys: Tensor | slice | ByHeads
+    window_low = 0
     if batch.cache is None:
-        key_count = max(lengths)
+        high = _seen_keys(batch, config, some, windowed=False)[1]
+        window_low, window_high = _seen_keys(batch, config, some, windowed=bool(config.window))
+        key_count, window_count = high, window_high - window_low
+        keys = _pad_range(starts, lengths, (0, high), device)
+        window_keys = _pad_range(starts, lengths, (window_low, window_high), device)
     else:
         cache = batch.cache.cache
         blocks = _padded_blocks([batch.cache.tables[n] for n in members], max(key_counts), cache.size, device)
         keys, key_count = cache.block_pieces(blocks), blocks.size(1) * cache.size
-    window_keys = keys
+        window_keys, window_count = keys, key_count
     if batch.cache is not None and batch.cache.window_tables:
         own = [batch.cache.window_tables[n] for n in members]
         window_keys = cache.block_pieces(_padded_blocks(own, max(key_counts), cache.size, device))
     # The position of each member's first row.
-    firsts = [total - new for total, new in zip(key_counts, lengths, strict=True)]
+    firsts = [total - new + some.first for total, new in zip(key_counts, lengths, strict=True)]
+    shape = some.end - some.first, key_count
     seen = (
         key_counts
         if batch.hidden is None
         else [count - batch.hidden[n] for n, count in zip(members, key_counts, strict=True)]
     )
     plain = not config.causal and min(seen) == key_count
-    mask = None if plain else _visibility_mask(firsts, seen, (max(lengths), key_count), config.causal, 0)
+    mask = None if plain else _visibility_mask(firsts, seen, shape, config.causal, 0)
     window_mask = mask
     if config.window and max(key_counts) > config.window:
-        window_mask = _visibility_mask(firsts, seen, (max(lengths), key_count), config.causal, config.window)
+        own_firsts, own_seen = ([count - window_low for count in counts] for counts in (firsts, seen))
+        window_shape = shape[0], window_count
+        window_mask = _visibility_mask(own_firsts, own_seen, window_shape, config.causal, config.window)
         if global_tokens:  # all tokens see them
-            for own, n in zip(window_mask, members, strict=True):
-                own[..., global_tokens[n].start : global_tokens[n].stop] = True
-    before = _key_distances(firsts, (max(lengths), key_count)).to(device) if config.has_distance_scores else None
+            for shown, n in zip(window_mask, members, strict=True):
+                shown[..., global_tokens[n].start : global_tokens[n].stop] = True
+    before = _key_distances(firsts, shape).to(device) if config.has_distance_scores else None
     hiding = additive_mask(mask, dtype, device)
     window_hiding = hiding if window_mask is mask else additive_mask(window_mask, dtype, device)
     return AttentionGroup(len(members), rows, keys, hiding, window_hiding, window_keys, before)
@@ -644,6 +794,14 @@ def _key_distances(firsts: list[int], shape: tuple[int, int]) -> Tensor:
     rows, keys = shape
     distinct = firsts if len(set(firsts)) > 1 else firsts[:1]
     return torch.tensor(distinct)[:, None, None] + torch.arange(rows)[:, None] - torch.arange(keys)
+
+
+def _pad_range(starts: list[int], lengths: list[int], some: tuple[int, int], device: torch.device) -> Tensor | slice:
+    """As `_padded_rows`, of the members' rows from the first one of the range `some` to before its end."""
+    first, end = some
+    counts = [min(length, end) - first for length in lengths]
+    assert min(counts) > 0, "lengths of a group differ by less than a range"
+    return _padded_rows([start + first for start in starts], counts, device)
 
 
 def _padded_rows(starts: list[int], lengths: list[int], device: torch.device) -> Tensor | slice:
@@ -690,14 +848,15 @@ def additive_mask(mask: Tensor | None, dtype: torch.dtype, device: torch.device)
     return torch.zeros(mask.shape, dtype=dtype).masked_fill_(~mask, float("-inf")).to(device)
 
 
-def _output_order(batch: RaggedBatch, members: list[list[int]]) -> Tensor | None:
+def _output_order(batch: RaggedBatch, groups: list[GroupRows]) -> Tensor | None:
     """The place of each packed row in the groups' concatenated outputs."""
     lengths, order, base = batch.lengths, [0] * batch.starts[-1], 0
-    for group in members:
-        longest = max(lengths[n] for n in group)
-        for n in group:
-            order[batch.starts[n] : batch.starts[n] + lengths[n]] = range(base, base + lengths[n])
-            base += longest
+    for some in groups:
+        for n in some.members:
+            count = min(lengths[n], some.end) - some.first
+            first = batch.starts[n] + some.first
+            order[first : first + count] = range(base, base + count)
+            base += some.end - some.first
     if order == list(range(base)):
         return None
     return torch.tensor(order, device=batch.tokens.device)

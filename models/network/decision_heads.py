@@ -14,13 +14,10 @@ from torch.nn import functional as F
 from .heads import SCORE_ACTIVATIONS
 from .label_heads import TwoLayers
 from .model_config import ModelConfig
-from .work_pieces import PIECE_PRODUCTS, Pieces, finish, map_rows
+from .work_pieces import ATTENDING_ROWS, PIECE_PRODUCTS, Pieces, finish, map_rows, split_range
 
 KINDS = 3  # of questions
 HEAD_FEATURES = 64  # of an attention head of the layers above the network
-# Rows that attend in one piece of work, at least. Kernels divide rows into blocks, whose size they choose by the number
-# of rows: it must stay large, and a multiple of a block.
-ATTENDING_ROWS = 1024
 
 
 class DecisionHead(nn.Module):
@@ -81,11 +78,10 @@ def attend_in_pieces(query: Tensor, key: Tensor, value: Tensor) -> Pieces[Tensor
     piece of work."""
     heads, count, width = query.shape
     together = max(PIECE_PRODUCTS // (2 * count**2 * width), 1)
-    borders = [0, *range(ATTENDING_ROWS, count - ATTENDING_ROWS + 1, ATTENDING_ROWS), count]
     mixed = torch.empty_like(query)
     for first in range(0, heads, together):
         some = slice(first, first + together)
-        for start, end in pairwise(borders):
+        for start, end in split_range(count, ATTENDING_ROWS):
             rows = query[None, some, start:end]
             mixed[some, start:end] = F.scaled_dot_product_attention(rows, key[None, some], value[None, some])[0]
             yield

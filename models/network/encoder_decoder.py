@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from .attention import AttentionContext, group_sequences
+from .attention import AttentionContext, group_sequences, has_pieces
 from .cache import CacheView, ContiguousCache, MemoryView, SourceMemory
 from .cross_attention import CrossAttention, build_cross_context
 from .model_config import EncoderDecoderConfig, ModelConfig
@@ -31,21 +31,19 @@ class PreDecoderBlock(PreBlock):
         super().__init__(config, layer)
         self.cross, self.cross_norm = CrossAttention(config, layer), build_norm(config)
 
-    def forward(self, x: Tensor, frame: AttentionContext) -> Tensor:
-        """[T, W] to [T, W]; in the last layer to the output rows."""
-        x = x + self.attention(self.attention_norm(x), frame)
-        x = frame.select_output_rows(x + self.cross(self.cross_norm(x), frame), self.layer)
-        return x + self.mlp(self.mlp_norm(x))  # type: ignore[no-any-return]
+    def read(self, x: Tensor, frame: AttentionContext) -> Pieces[Tensor]:
+        x = x + (yield from self.attention.read(self.attention_norm(x), frame))
+        x = frame.select_output_rows(x + (yield from self.cross.read(self.cross_norm(x), frame)), self.layer)
+        return x + (yield from self.transform(self.mlp_norm(x), frame))
 
 
 class PostDecoderBlock(PreDecoderBlock):
     """The same parts with a norm after each residual sum, as in the first Transformer."""
 
-    def forward(self, x: Tensor, frame: AttentionContext) -> Tensor:
-        """[T, W] to [T, W]; in the last layer to the output rows."""
-        x = self.attention_norm(x + self.attention(x, frame))
-        x = self.cross_norm(frame.select_output_rows(x + self.cross(x, frame), self.layer))
-        return self.mlp_norm(x + self.mlp(x))  # type: ignore[no-any-return]
+    def read(self, x: Tensor, frame: AttentionContext) -> Pieces[Tensor]:
+        x = self.attention_norm(x + (yield from self.attention.read(x, frame)))
+        x = self.cross_norm(frame.select_output_rows(x + (yield from self.cross.read(x, frame)), self.layer))
+        return self.mlp_norm(x + (yield from self.transform(x, frame)))  # type: ignore[no-any-return]
 
 
 class SandwichDecoderBlock(PreDecoderBlock):
@@ -55,12 +53,11 @@ class SandwichDecoderBlock(PreDecoderBlock):
         super().__init__(config, layer)
         self.attention_post_norm, self.cross_post_norm, self.mlp_post_norm = (build_norm(config) for _ in range(3))
 
-    def forward(self, x: Tensor, frame: AttentionContext) -> Tensor:
-        """[T, W] to [T, W]; in the last layer to the output rows."""
-        x = x + self.attention_post_norm(self.attention(self.attention_norm(x), frame))
-        crossed = self.cross_post_norm(self.cross(self.cross_norm(x), frame))
+    def read(self, x: Tensor, frame: AttentionContext) -> Pieces[Tensor]:
+        x = x + self.attention_post_norm((yield from self.attention.read(self.attention_norm(x), frame)))
+        crossed = self.cross_post_norm((yield from self.cross.read(self.cross_norm(x), frame)))
         x = frame.select_output_rows(x + crossed, self.layer)
-        return x + self.mlp_post_norm(self.mlp(self.mlp_norm(x)))  # type: ignore[no-any-return]
+        return x + self.mlp_post_norm((yield from self.transform(self.mlp_norm(x), frame)))  # type: ignore[no-any-return]
 
 
 class TransformerDecoder(Transformer):
@@ -82,7 +79,7 @@ class TransformerDecoder(Transformer):
         attend to each at once. What each block reads is a piece."""
         kept = []
         for part in self.cross_attentions:
-            kept.append(part.project_source(states))
+            kept.append((yield from part.project_source(states, in_pieces=has_pieces(sources))))
             yield
         return lay_out_memory(kept, sources, target_rows)
 
@@ -90,13 +87,15 @@ class TransformerDecoder(Transformer):
         self, layer: int, states: Tensor, sources: RaggedBatch, target_rows: Sequence[int]
     ) -> SourceMemory:
         """As `build_memory`, for one layer only: the others must not read it."""
-        memory = lay_out_memory([self.cross_attentions[layer].project_source(states)], sources, target_rows)
+        memory = lay_out_memory([finish(self.cross_attentions[layer].project_source(states))], sources, target_rows)
         return replace(memory, layers=memory.layers * len(self.blocks))
 
-    def embed(self, batch: RaggedBatch) -> tuple[Tensor, AttentionContext]:
-        assert batch.memory is not None
-        x, frame = super().embed(batch)
-        return x, replace(frame, cross=build_cross_context(batch, batch.memory, x.dtype))
+    def embed_in_pieces(self, batch: RaggedBatch, in_pieces: bool) -> Pieces[tuple[Tensor, AttentionContext]]:
+        """As that of a stack alone; with a memory, the context has cross-attention."""
+        x, frame = yield from super().embed_in_pieces(batch, in_pieces)
+        if batch.memory is None:
+            return x, frame
+        return x, replace(frame, cross=build_cross_context(batch, batch.memory, x.dtype, in_pieces=in_pieces))
 
 
 class TwoStreamDecoder(TransformerDecoder):
@@ -107,10 +106,15 @@ class TwoStreamDecoder(TransformerDecoder):
         super().__init__(config)
         self.predicting = nn.Parameter(torch.zeros(1, config.width))  # the embedding of each predicting row
 
-    def embed(self, batch: RaggedBatch) -> tuple[Tensor, AttentionContext]:
-        """The embeddings of both rows [2 T, W], and the context."""
+    def embed_in_pieces(
+        self,
+        batch: RaggedBatch,
+        in_pieces: bool,  # noqa: ARG002
+    ) -> Pieces[tuple[Tensor, AttentionContext]]:
+        """The embeddings of both rows [2 T, W], and the context, which is not for pieces: a step with a cache has
+        none."""
         assert batch.memory is not None
-        own, frame = Transformer.embed(self, batch)
+        own, frame = yield from super().embed_in_pieces(replace(batch, memory=None), in_pieces=False)
         predicting = self.embedding_norm(self.position(self.predicting, batch.positions + 1))
         output_rows = torch.arange(len(own), device=own.device) if batch.output_rows is None else batch.output_rows
         both = replace(batch, starts=tuple(2 * start for start in batch.starts), output_rows=2 * output_rows + 1)
@@ -140,8 +144,10 @@ class SharedTextTransformer(Transformer):
         self.decoder = TransformerDecoder(config.decoder)
         self.decoder.tokens = self.tokens
 
+    def forward(self, batch: RaggedBatch) -> Tensor:
+        return finish(self.forward_in_pieces(batch))
+
     def forward_in_pieces(self, batch: RaggedBatch) -> Pieces[Tensor]:
-        """As `forward`; each block of both stacks is a piece."""
         states = yield from super().forward_in_pieces(replace(batch, output_rows=None))
         memory = yield from self.decoder.build_memory(states, batch, batch.lengths)
         spans = list(zip(batch.starts, batch.lengths, strict=False))
@@ -228,7 +234,7 @@ class EncoderDecoder(nn.Module):
 
     @torch.no_grad()
     def initial_state_in_pieces(self, sources: RaggedBatch) -> Pieces[TransformerState]:
-        """As `initial_state`; each block of the encoder is a piece."""
+        """As `initial_state`; see Transformer.forward_in_pieces."""
         count, config = len(sources.lengths), self.config.decoder
         memory = yield from self.encode(sources, [1] * count)
         nothing = memory.layers[0][0].new_zeros(count, config.heads, config.head_width)

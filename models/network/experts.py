@@ -7,6 +7,7 @@ from torch import Tensor, nn
 from .lora import LinearFunction, apply_linear
 from .mlp import MLP, ClampedMLP, logistic
 from .model_config import ExpertConfig, ModelConfig
+from .work_pieces import LAYER_PRODUCTS, LEAST_ROWS
 
 
 class MixtureOfExperts(nn.Module):
@@ -18,6 +19,10 @@ class MixtureOfExperts(nn.Module):
     def __init__(self, config: ModelConfig, experts: ExpertConfig) -> None:
         super().__init__()
         self.config = experts
+        used = experts.chosen * experts.width + experts.shared_width
+        # Of a row; so that experts have LEAST_ROWS of a piece each.
+        most = LAYER_PRODUCTS * experts.chosen // (LEAST_ROWS * experts.count)
+        self.products = min((3 if config.gated_mlp else 2) * config.width * used, most)
         self.router = nn.Linear(config.width, experts.count, bias=experts.router_bias)
         # Added to scores for the choice only (Wang et al. 2024, arXiv:2408.15664).
         self.choice_bias = nn.Parameter(torch.zeros(experts.count)) if experts.choice_bias else None

@@ -88,6 +88,7 @@ class AdapterTiles:
     rows: Tensor  # [P, L]; a short tile repeats its first row
     real_rows: Tensor  # [K] which of the P * L rows are no repetition
     adapters: tuple[int, ...]  # [P]
+    row_adapters: tuple[int, ...]  # [T] the adapter of each row, 0 for none
 
     @classmethod
     def of(cls, adapters: Sequence[int], device: torch.device) -> "AdapterTiles":
@@ -103,8 +104,17 @@ class AdapterTiles:
         own = [tile * longest + row for tile, (_, first, end) in enumerate(runs) for row in range(end - first)]
         tile_adapters = tuple(adapter for adapter, _, _ in runs)
         return cls(
-            torch.tensor(rows, dtype=torch.int64, device=device), torch.tensor(own, device=device), tile_adapters
+            torch.tensor(rows, dtype=torch.int64, device=device),
+            torch.tensor(own, dtype=torch.int64, device=device),
+            tile_adapters,
+            tuple(adapters),
         )
+
+    def within(self, start: int, end: int) -> "AdapterTiles":
+        """The tiles of the rows from `start` to before `end` alone, which are counted from 0 there."""
+        if end - start == len(self.row_adapters):
+            return self
+        return AdapterTiles.of(self.row_adapters[start:end], self.rows.device)
 
 
 @dataclass(frozen=True)
@@ -119,6 +129,10 @@ class AdapterUpdates:
     def for_output_rows(self) -> "AdapterUpdates":
         """The updates for the output rows alone."""
         return replace(self, rows=self.output_rows)
+
+    def within(self, start: int, end: int) -> "AdapterUpdates":
+        """The updates for some of the rows."""
+        return replace(self, rows=self.rows.within(start, end))
 
     def apply(self, linear: nn.Linear, x: Tensor) -> Tensor:
         """The product of [T, in] rows plus the update of each row's adapter: [T, out]."""

@@ -51,6 +51,7 @@ class MLP(nn.Module):
     def __init__(self, config: ModelConfig, width: int, *, bias: bool | None = None) -> None:
         super().__init__()
         self.width = width
+        self.products = (3 if config.gated_mlp else 2) * config.width * width  # of a row
         has_bias = config.mlp_bias if bias is None else bias
         self.up = nn.Linear(config.width, width, bias=has_bias)
         self.gate = nn.Linear(config.width, width, bias=has_bias) if config.gated_mlp else None

@@ -8,6 +8,7 @@ from torch import Tensor, nn
 from .model_config import ModelConfig, RopeScaling
 
 SINUSOID_ROWS = 1024  # rows of sinusoidal positions that are computed at a time
+WHOLE_VECTORS = 64  # a multiple of what a vector loop computes at once: its rest is rounded in another way
 
 
 class LearnedPositions(nn.Module):
@@ -149,10 +150,15 @@ class DistanceVectors(nn.Module):
         self.norm = nn.LayerNorm(config.width, config.norm_eps) if config.has_distance_norm else nn.Identity()
         self.farthest, self.is_log = config.farthest, config.has_log_distances
 
-    def forward(self, length: int) -> tuple[Tensor, Tensor]:
-        """[buckets, W] vectors, and [K, K] the bucket of each key's distance from a row, row by row."""
-        kinds = self.bucket(token_distances(length, self.table.weight.device))
-        return self.norm(self.table.weight), kinds
+    def forward(self) -> Tensor:
+        """[buckets, W] vectors."""
+        vectors: Tensor = self.norm(self.table.weight)
+        return vectors
+
+    def look_up(self, before: Tensor, longest: int) -> Tensor:
+        """The buckets of distances, all of which are shorter than `longest`."""
+        reach = -(-longest // WHOLE_VECTORS) * WHOLE_VECTORS
+        return self.bucket(torch.arange(-reach, reach, device=before.device))[before + reach]
 
     def bucket(self, before: Tensor) -> Tensor:
         """The bucket of distances, which are positive for keys before the row."""
@@ -163,12 +169,6 @@ class DistanceVectors(nn.Module):
         steps = torch.log(torch.tensor((self.farthest - 1) / near, device=before.device))
         spread = torch.ceil(torch.log(away.clamp(min=near) / near) / steps * (near - 1)).long() + near
         return (torch.where(away <= near, before, spread * before.sign()) + span).clamp(0, 2 * span - 1)
-
-
-def token_distances(length: int, device: torch.device) -> Tensor:
-    """[K, K] how many tokens every key is before every row of a text."""
-    place = torch.arange(length, device=device)
-    return place[:, None] - place
 
 
 class NoPositions(nn.Module):

@@ -15,6 +15,7 @@ from torch.nn import functional as F
 from .attention import Attention, AttentionContext, build_attention
 from .mlp import logistic
 from .model_config import ModelConfig
+from .work_pieces import Pieces
 
 # The states and one token of each sequence, in parts: the next states and the outputs.
 Update = Callable[[Tensor, tuple[Tensor, ...]], tuple[Tensor, Tensor]]
@@ -40,6 +41,12 @@ class RecurrentMixer(nn.Module):
         assert config.recurrent is not None
         self.config, self.layer = config.recurrent, layer
         self.output = nn.Linear(outputs, config.width, bias=self.config.output_bias)
+
+    def read(self, x: Tensor, frame: AttentionContext) -> Pieces[Tensor]:
+        """As `forward`, in one piece: the scan reads token after token."""
+        out: Tensor = self(x, frame)
+        yield
+        return out
 
     def convolve(self, x: Tensor, taps: tuple[Tensor, Tensor | None], frame: AttentionContext) -> Tensor:
         """[T, C] to [T, C] float32: each channel over the row and the rows before it, the oldest first. `taps` are the

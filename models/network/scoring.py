@@ -1,6 +1,6 @@
 """How the scores of attention follow from products of queries and keys."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -14,6 +14,10 @@ class Scoring:
     scale: float
     cap: float = 0.0
     sinks: Tensor | None = None
+
+    def of_heads(self, heads: slice) -> "Scoring":
+        """The scoring of some heads."""
+        return self if self.sinks is None else replace(self, sinks=self.sinks[heads])
 
     def score(self, query: Tensor, key: Tensor, mask: Tensor | None) -> Tensor:
         """[..., Q, D] queries and [..., K, D] keys to masked scores [..., Q, K]."""

@@ -7,7 +7,7 @@ from typing import ClassVar, cast
 import torch
 from torch import Tensor, nn
 
-from .attention import Attention, AttentionContext
+from .attention import Attention, AttentionContext, has_pieces
 from .experts import MixtureOfExperts, build_mlp
 from .mlp import MLP, MLP_ACTIVATIONS
 from .model_config import ModelConfig
@@ -45,8 +45,17 @@ class PreBlock(nn.Module):
 
     def forward(self, x: Tensor, frame: AttentionContext) -> Tensor:
         """[T, W] to [T, W]; in the last layer to the output rows."""
-        x = frame.select_output_rows(self.add(x, self.attention(self.attention_norm(x), frame)), self.layer)
-        return self.add(x, self.mlp(self.mlp_norm(x), frame.linear_function(self.layer)))
+        return finish(self.read(x, frame))
+
+    def read(self, x: Tensor, frame: AttentionContext) -> Pieces[Tensor]:
+        """As `forward`, in pieces."""
+        attended = yield from self.attention.read(self.attention_norm(x), frame)
+        x = frame.select_output_rows(self.add(x, attended), self.layer)
+        return self.add(x, (yield from self.transform(self.mlp_norm(x), frame)))
+
+    def transform(self, x: Tensor, frame: AttentionContext) -> Pieces[Tensor]:
+        """The output [M, W] of the MLP."""
+        return (yield from frame.map_rows(self.mlp, x, self.mlp.products, self.layer))
 
     def add(self, x: Tensor, part: Tensor) -> Tensor:
         """The residual sum [T, W] with the output of a part."""
@@ -56,10 +65,10 @@ class PreBlock(nn.Module):
 class PostBlock(PreBlock):
     """Norm after each residual sum, as in the first Transformer (Vaswani et al. 2017) and BERT."""
 
-    def forward(self, x: Tensor, frame: AttentionContext) -> Tensor:
-        """[T, W] to [T, W]; in the last layer to the output rows."""
-        x = self.attention_norm(frame.select_output_rows(self.add(x, self.attention(x, frame)), self.layer))
-        return self.mlp_norm(self.add(x, self.mlp(x, frame.linear_function(self.layer))))  # type: ignore[no-any-return]
+    def read(self, x: Tensor, frame: AttentionContext) -> Pieces[Tensor]:
+        x = self.add(x, (yield from self.attention.read(x, frame)))
+        x = self.attention_norm(frame.select_output_rows(x, self.layer))
+        return self.mlp_norm(self.add(x, (yield from self.transform(x, frame))))  # type: ignore[no-any-return]
 
 
 class SandwichBlock(PreBlock):
@@ -69,11 +78,10 @@ class SandwichBlock(PreBlock):
         super().__init__(config, layer)
         self.attention_post_norm, self.mlp_post_norm = build_norm(config), build_norm(config)
 
-    def forward(self, x: Tensor, frame: AttentionContext) -> Tensor:
-        """[T, W] to [T, W]; in the last layer to the output rows."""
-        attended = self.attention_post_norm(self.attention(self.attention_norm(x), frame))
+    def read(self, x: Tensor, frame: AttentionContext) -> Pieces[Tensor]:
+        attended = self.attention_post_norm((yield from self.attention.read(self.attention_norm(x), frame)))
         x = frame.select_output_rows(self.add(x, attended), self.layer)
-        return self.add(x, self.mlp_post_norm(self.mlp(self.mlp_norm(x), frame.linear_function(self.layer))))
+        return self.add(x, self.mlp_post_norm((yield from self.transform(self.mlp_norm(x), frame))))
 
 
 class ScaledSandwichBlock(SandwichBlock):
@@ -91,12 +99,12 @@ class ScaledSandwichBlock(SandwichBlock):
             )
             self.input_norm, self.input_activation = build_norm(config), MLP_ACTIVATIONS[config.activation]
 
-    def forward(self, x: Tensor, frame: AttentionContext) -> Tensor:
-        """[T, W] to [T, W]; in the last layer to the output rows."""
-        x = super().forward(x, frame)
+    def read(self, x: Tensor, frame: AttentionContext) -> Pieces[Tensor]:
+        x = yield from super().read(x, frame)
         if self.reads_inputs:
             gate = self.input_activation(self.input_gate(x))
             x = self.add(x, self.input_norm(self.input_up(gate * frame.layer_input(self.layer))))
+            yield
         return x if self.scale is None else x * self.scale
 
 
@@ -132,12 +140,17 @@ class ConvolutionBlock(PostBlock):
         self.convolution_activation = CONVOLUTION_ACTIVATIONS[config.convolution_activation]
         self.convolution_norm = build_norm(config)
 
-    def forward(self, x: Tensor, frame: AttentionContext) -> Tensor:
-        """[T, W] to [T, W]; in the last layer to the output rows."""
-        windows = gather_neighbours(x, frame.batch, self.convolution.kernel_size[0])
-        beside = self.convolution_activation(self.convolution(windows).squeeze(-1))
+    def read(self, x: Tensor, frame: AttentionContext) -> Pieces[Tensor]:
+        neighbours = find_neighbours(frame.batch, self.convolution.kernel_size[0])  # [T, C]
+        padded = torch.cat((x, x.new_zeros(1, x.size(1))))
+        products = self.convolution.weight.numel()
+        beside = yield from frame.map_rows(lambda rows, _: self.convolve(padded[rows].mT), neighbours, products)
         beside = frame.select_output_rows(beside, self.layer)
-        return self.convolution_norm(super().forward(x, frame) + beside)  # type: ignore[no-any-return]
+        return self.convolution_norm((yield from super().read(x, frame)) + beside)  # type: ignore[no-any-return]
+
+    def convolve(self, windows: Tensor) -> Tensor:
+        """[T, W, C] rows and those around each, to [T, W]."""
+        return self.convolution_activation(self.convolution(windows).squeeze(-1))
 
 
 class BottleneckPreBlock(PreBlock):
@@ -148,39 +161,38 @@ class BottleneckPreBlock(PreBlock):
         self.bottleneck = MLP(replace(config, gated_mlp=False), config.bottleneck)
         self.adds_to_norm = config.bottleneck_adds_to_norm
 
-    def forward(self, x: Tensor, frame: AttentionContext) -> Tensor:
-        """[T, W] to [T, W]; in the last layer to the output rows."""
-        return self.pass_bottleneck(super().forward(x, frame))
+    def read(self, x: Tensor, frame: AttentionContext) -> Pieces[Tensor]:
+        return (yield from self.pass_bottleneck((yield from super().read(x, frame)), frame))
 
-    def pass_bottleneck(self, x: Tensor) -> Tensor:
+    def pass_bottleneck(self, x: Tensor, frame: AttentionContext) -> Pieces[Tensor]:
         """[M, W] the residual sum after the MLP, to the sum after the narrow one."""
-        normed: Tensor = self.mlp_norm(x)
-        narrow: Tensor = self.bottleneck(normed)
-        return (normed if self.adds_to_norm else x) + narrow
+        normed, narrow = self.mlp_norm(x), self.bottleneck
+        out = yield from frame.map_rows(lambda rows, _: narrow(rows), normed, narrow.products, self.layer)
+        return (normed if self.adds_to_norm else x) + out
 
 
 class BottleneckPostBlock(BottleneckPreBlock):
     """The same with a norm after each residual sum; that after the MLP is used twice."""
 
-    def forward(self, x: Tensor, frame: AttentionContext) -> Tensor:
-        """[T, W] to [T, W]; in the last layer to the output rows."""
-        x = self.attention_norm(frame.select_output_rows(self.add(x, self.attention(x, frame)), self.layer))
-        x = self.pass_bottleneck(self.add(x, self.mlp(x, frame.linear_function(self.layer))))
+    def read(self, x: Tensor, frame: AttentionContext) -> Pieces[Tensor]:
+        x = self.add(x, (yield from self.attention.read(x, frame)))
+        x = self.attention_norm(frame.select_output_rows(x, self.layer))
+        x = yield from self.pass_bottleneck(self.add(x, (yield from self.transform(x, frame))), frame)
         return self.mlp_norm(x)  # type: ignore[no-any-return]
 
 
 BOTTLENECK_BLOCKS: dict[str, type[PreBlock]] = {"pre": BottleneckPreBlock, "post": BottleneckPostBlock}
 
 
-def gather_neighbours(x: Tensor, batch: RaggedBatch, count: int) -> Tensor:
-    """[T, W] rows to the `count` rows around each one in its sequence [T, W, count]; zeros beyond its ends."""
-    lengths = torch.tensor(batch.lengths, device=x.device)
-    ends = lengths.repeat_interleave(lengths, output_size=len(x))[:, None]  # [T, 1]
-    offsets = torch.arange(count, device=x.device) - count // 2
-    places = batch.positions[:, None] + offsets  # [T, count] in its sequence
-    rows = torch.arange(len(x), device=x.device)[:, None] + offsets
-    rows = torch.where((places >= 0) & (places < ends), rows, len(x))
-    return torch.cat((x, x.new_zeros(1, x.size(1))))[rows].mT
+def find_neighbours(batch: RaggedBatch, count: int) -> Tensor:
+    """[T, count] the rows around each row in its sequence; T, one more than the last row, beyond its ends."""
+    positions, total = batch.positions, batch.starts[-1]
+    lengths = torch.tensor(batch.lengths, device=positions.device)
+    ends = lengths.repeat_interleave(lengths, output_size=total)[:, None]  # [T, 1]
+    offsets = torch.arange(count, device=positions.device) - count // 2
+    places = positions[:, None] + offsets  # [T, count] in its sequence
+    rows = torch.arange(total, device=positions.device)[:, None] + offsets
+    return torch.where((places >= 0) & (places < ends), rows, total)
 
 
 CONVOLUTION_ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {**MLP_ACTIVATIONS, "tanh": torch.tanh}
@@ -189,20 +201,20 @@ CONVOLUTION_ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {**MLP_ACTIVATI
 class InnerBlock(PreBlock):
     """Norm after each part, before the sum, as in OLMo 2 (arXiv:2501.00656)."""
 
-    def forward(self, x: Tensor, frame: AttentionContext) -> Tensor:
-        """[T, W] to [T, W]; in the last layer to the output rows."""
-        x = frame.select_output_rows(self.add(x, self.attention_norm(self.attention(x, frame))), self.layer)
-        return self.add(x, self.mlp_norm(self.mlp(x, frame.linear_function(self.layer))))
+    def read(self, x: Tensor, frame: AttentionContext) -> Pieces[Tensor]:
+        attended = self.attention_norm((yield from self.attention.read(x, frame)))
+        x = frame.select_output_rows(self.add(x, attended), self.layer)
+        return self.add(x, self.mlp_norm((yield from self.transform(x, frame))))
 
 
 class ParallelBlock(PreBlock):
     """Attention and MLP of the same input, each behind its norm, as in GPT-J and GPT-NeoX (arXiv:2204.06745)."""
 
-    def forward(self, x: Tensor, frame: AttentionContext) -> Tensor:
-        """[T, W] to [T, W]; in the last layer to the output rows."""
+    def read(self, x: Tensor, frame: AttentionContext) -> Pieces[Tensor]:
         inner = self.mlp_norm(frame.select_output_rows(x, self.layer))
-        x = frame.select_output_rows(self.add(x, self.attention(self.attention_norm(x), frame)), self.layer)
-        return self.add(x, self.mlp(inner, frame.linear_function(self.layer)))
+        attended = yield from self.attention.read(self.attention_norm(x), frame)
+        x = frame.select_output_rows(self.add(x, attended), self.layer)
+        return self.add(x, (yield from self.transform(inner, frame)))
 
 
 class MixerBlock(PreBlock):
@@ -213,9 +225,9 @@ class MixerBlock(PreBlock):
         self.layer, self.residual_scale = layer, config.residual_scale
         self.attention, self.attention_norm = build_mixer(config, layer), build_norm(config)
 
-    def forward(self, x: Tensor, frame: AttentionContext) -> Tensor:
-        """[T, W] to [T, W]; in the last layer to the output rows."""
-        return frame.select_output_rows(self.add(x, self.attention(self.attention_norm(x), frame)), self.layer)
+    def read(self, x: Tensor, frame: AttentionContext) -> Pieces[Tensor]:
+        attended = yield from self.attention.read(self.attention_norm(x), frame)
+        return frame.select_output_rows(self.add(x, attended), self.layer)
 
 
 class MLPBlock(PreBlock):
@@ -226,10 +238,9 @@ class MLPBlock(PreBlock):
         self.layer, self.residual_scale = layer, config.residual_scale
         self.mlp, self.mlp_norm = build_mlp(config, layer), build_norm(config)
 
-    def forward(self, x: Tensor, frame: AttentionContext) -> Tensor:
-        """[T, W] to [T, W]; in the last layer to the output rows."""
+    def read(self, x: Tensor, frame: AttentionContext) -> Pieces[Tensor]:
         x = frame.select_output_rows(x, self.layer)
-        return self.add(x, self.mlp(self.mlp_norm(x), frame.linear_function(self.layer)))
+        return self.add(x, (yield from self.transform(self.mlp_norm(x), frame)))
 
 
 BLOCKS: dict[str, type[PreBlock]] = {
@@ -294,13 +305,16 @@ class Transformer(nn.Module):
         return nn.ModuleList(part for name, part in self.named_children() if name not in ("tokens", "blocks"))
 
     def forward(self, batch: RaggedBatch) -> Tensor:
-        return finish(self.forward_in_pieces(batch))
-
-    def forward_in_pieces(self, batch: RaggedBatch) -> Pieces[Tensor]:
-        """As `forward`; each block is a piece."""
-        x, frame = self.embed(batch)
+        x, frame = finish(self.embed_in_pieces(batch, has_pieces(batch)))
         for block in self.blocks:
             x = block(x, frame)
+        return self.close(x)
+
+    def forward_in_pieces(self, batch: RaggedBatch) -> Pieces[Tensor]:
+        """As `forward`, with the same numbers; each piece is bounded work if `has_pieces`, or at most a block."""
+        x, frame = yield from self.embed_in_pieces(batch, has_pieces(batch))
+        for block in self.blocks:
+            x = yield from cast(PreBlock, block).read(x, frame)
             yield
         return self.close(x)
 
@@ -310,7 +324,12 @@ class Transformer(nn.Module):
         return out
 
     def embed(self, batch: RaggedBatch) -> tuple[Tensor, AttentionContext]:
-        """The input of the first block: embeddings [T, W], and the context that all blocks share."""
+        """The input of the first block: embeddings [T, W], and the context that all blocks share. Each group of
+        sequences attends at once."""
+        return finish(self.embed_in_pieces(batch, in_pieces=False))
+
+    def embed_in_pieces(self, batch: RaggedBatch, in_pieces: bool) -> Pieces[tuple[Tensor, AttentionContext]]:
+        """As `embed`; `in_pieces`: the context is for layers that are computed in pieces of bounded work."""
         x = self.tokens(batch.tokens) if batch.embedded is None else batch.embedded
         if self.config.embedding_scale != 1.0:
             x = x * self.config.embedding_scale
@@ -320,8 +339,9 @@ class Transformer(nn.Module):
             x = self.position(self.projection(self.embedding_norm(x)), batch.positions)
         else:
             x = self.projection(self.embedding_norm(self.position(x, batch.positions)))
-        rotaries = cast(list[Rotary], list(self.rotaries))
-        frame = AttentionContext.of(batch, self.config, rotaries, x.dtype, self.distances)
+        yield
+        positions = (cast(list[Rotary], list(self.rotaries)), self.distances)
+        frame = yield from AttentionContext.of(batch, self.config, positions, x.dtype, in_pieces)
         return x, frame if self.layer_embedding is None else replace(
             frame, layer_inputs=self.layer_embedding(batch.tokens, x)
         )

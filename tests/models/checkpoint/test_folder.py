@@ -370,3 +370,17 @@ def test_unsupported_sparse_poolings_are_refused(tmp_path: Path) -> None:
         checkpoints.write_json(folder / "1_SpladePooling" / "config.json", config)
         loaded = load(str(folder))
         assert (loaded.task, loaded.head.sparse) == ("fill", SparsePooling(strategy == "sum", activation != "relu"))
+
+
+def test_a_text_is_as_long_as_the_shorter_side_that_reads_it(tmp_path: Path) -> None:
+    tokenizer = checkpoints.roberta_bpe()
+    sizes = dict(encoder_layers=1, decoder_layers=1, encoder_attention_heads=4, decoder_attention_heads=4)
+    led = tf.LEDConfig(
+        **sizes, vocab_size=len(tokenizer), d_model=32, encoder_ffn_dim=48, decoder_ffn_dim=48, attention_window=[4],
+        max_encoder_position_embeddings=64, max_decoder_position_embeddings=16, pad_token_id=1, eos_token_id=2,
+        bos_token_id=0, decoder_start_token_id=2,
+    )  # fmt: skip
+    folder = checkpoints.save(tf.LEDForQuestionAnswering(led), tokenizer, tmp_path)
+    loaded = load(str(folder))
+    assert loaded.max_tokens == 16
+    assert loaded.network.config.max_positions == 64
