@@ -4,13 +4,14 @@ The middleware creates a `RequestContext` before anything is read, and the handl
 one place with all data for the log line and the metrics, however the request ends.
 """
 
+import asyncio
 import math
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Awaitable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field, replace
 from time import perf_counter
-from typing import Any
+from typing import Any, TypeVar
 from urllib.parse import quote
 
 from ...config.keys import ANONYMOUS, MAX_PRIORITY, Key
@@ -19,6 +20,8 @@ from ...core.request import Terms
 from ...engine.worker import RequestTiming
 from ...resources.request_memory import UNBOUNDED_HEADROOM, MemoryClaim
 from .auth import Access
+
+T = TypeVar("T")
 
 MIN_TIMEOUT_S, MAX_TIMEOUT_S = 0.001, 1e9  # limits of a request's timeout
 SECONDS_PATTERN = re.compile(r"[0-9]{1,10}(\.[0-9]{1,9})?")
@@ -91,6 +94,15 @@ class RequestContext:
         """Raises Expired if the deadline has passed."""
         if perf_counter() >= self.deadline:
             raise self.deadline_error()
+
+    async def wait(self, work: Awaitable[T]) -> T:
+        """The result of `work`.  Raises Expired if the deadline passes before, and cancels `work`."""
+        try:
+            async with asyncio.timeout(None if self.deadline == math.inf else self.deadline - perf_counter()):
+                return await work
+        except TimeoutError:
+            self.check_deadline()  # or else it is an error of the work
+            raise
 
     def deadline_error(self) -> Expired:
         allowed = self.deadline - self.arrived

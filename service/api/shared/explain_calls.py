@@ -189,10 +189,12 @@ async def follow_method(
     explain_call: ExplainCall, options: ExplainParameters, subject: ExplainSubject
 ) -> AsyncGenerator[ExplanationProgress | dict[str, Any], None]:
     request_id, model = f"explain-{uuid.uuid4().hex}", explain_call.model
-    layout = await server(explain_call.request).load_explainer(model)  # no await between this and the submission
+    context = request_context(explain_call.request)
+    loading = server(explain_call.request).load_explainer(model)
+    layout = await context.wait(loading)  # no await between this and the submission
     explain_response.check_size(options, subject, layout, server(explain_call.request).settings)
     size = explain_response.memory_of(options, subject, layout)
-    request_context(explain_call.request).claim.grow(size, "the answer")
+    context.claim.grow(size, "the answer")
     [source] = explain_call.submit([build_explain_request(model, options, subject, request_id, explain_call.terms)])
     threads = answer_threads(explain_call.request)
     async with aclosing(read_explanation(source)) as events:
