@@ -11,16 +11,8 @@ from functools import partial
 from torch import Tensor
 
 from ..network.model_config import EncoderDecoderConfig, ModelConfig
-from .family import (
-    SEQ2SEQ_HEAD,
-    Family,
-    HeadSpec,
-    Json,
-    NamedTensors,
-    activation_name,
-    check_required_values,
-    read_sizes,
-)
+from . import bart
+from .family import SEQ2SEQ_HEAD, Family, HeadSpec, Json, NamedTensors, check_required_values, read_sizes
 
 RENAMES = (
     (r"^(encoder|decoder)\.word_embeddings\.", r"head.copied.\1."),
@@ -47,23 +39,10 @@ REQUIRED_VALUES = {"pad_token_id": 0, "add_cross_attention": True}
 
 
 def stack_config(hf: Json, name: str) -> ModelConfig:
-    """The configuration of one stack; `name` is encoder or decoder."""
-    width, heads = hf["hidden_size"], hf[f"num_{name}_attention_heads"]
-    return ModelConfig(
-        vocab_size=hf["vocab_size"],
-        width=width,
-        depth=hf[f"num_{name}_layers"],
-        heads=heads,
-        kv_heads=heads,
-        head_width=width // heads,
-        mlp_width=hf[f"{name}_ffn_dim"],
-        max_positions=hf["max_position_embeddings"] - 1,
-        position_offset=1,
-        causal=name == "decoder",
-        norm_order="post",
-        embedding_norm=True,
-        activation=activation_name(hf.get("activation_function", "gelu")),
-    )
+    """The configuration of one stack, as BART's; `name` is encoder or decoder."""
+    sizes = {f"{name}_{what}": hf[f"num_{name}_{what}"] for what in ("layers", "attention_heads")}
+    shape = bart.stack_config({**hf, **sizes, "d_model": hf["hidden_size"], "scale_embedding": False}, name)
+    return replace(shape, max_positions=shape.max_positions - 1, position_offset=1)
 
 
 def model_config(hf: Json) -> ModelConfig:

@@ -140,6 +140,12 @@ async def bound_async_answer(response: httpx.Response) -> None:
     bound_answer(response)
 
 
+def open_async_client(url: str, key: str, **options: Any) -> httpx.AsyncClient:
+    """A client of the server at `url`, by HTTP unless it says otherwise, with httpx's `options`."""
+    known: dict[str, Any] = {"headers": request_headers(key), "event_hooks": {"response": [bound_async_answer]}}
+    return httpx.AsyncClient(base_url=complete_url(url), **known, **options)
+
+
 @contextmanager
 def expected_form(url: object) -> Iterator[None]:
     """Raises ClientError if what is read of an answer has another form than that of a Polyhead server."""

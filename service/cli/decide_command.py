@@ -20,7 +20,7 @@ import orjson
 from polyhead.models.core.errors import ModelError
 
 from ..core.logs import escape_for_terminal
-from .client import TIMEOUT, bound_async_answer, complete_url, expected_form, request_headers
+from .client import TIMEOUT, expected_form, open_async_client
 from .decision_client import DecisionClient, Line, RowCalls
 from .decision_rows import (
     STANDARD_INPUT,
@@ -137,13 +137,7 @@ class DecideRun:
         rows_per_call = min(-(-arguments.concurrency // 2), ROWS_PER_CALL)
         calls = arguments.concurrency // rows_per_call
         limits = httpx.Limits(max_connections=calls, max_keepalive_connections=calls)
-        async with httpx.AsyncClient(
-            base_url=complete_url(arguments.url),
-            headers=request_headers(arguments.key),
-            timeout=TIMEOUT,
-            limits=limits,
-            event_hooks={"response": [bound_async_answer]},
-        ) as http:
+        async with open_async_client(arguments.url, arguments.key, timeout=TIMEOUT, limits=limits) as http:
             asked = RowCalls(DecisionClient(http, self.fields, asyncio.Semaphore(calls)), rows_per_call)
             try:
                 while asked.start(rows, ROWS_AHEAD * arguments.concurrency) or asked.lines:

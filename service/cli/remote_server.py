@@ -7,7 +7,7 @@ import httpx
 
 from polyhead.models.core.errors import ModelError
 
-from .client import bound_async_answer, complete_url, request_headers
+from .client import complete_url, open_async_client
 from .local_server import CLIENT_TIMEOUT_S
 
 
@@ -16,15 +16,9 @@ async def connect_server(url: str, key: str) -> AsyncIterator[httpx.AsyncClient]
     """A client of the server at `url`, by HTTP unless it says otherwise. If `key` is empty, none is sent. Raises
     ModelError if the server does not answer.
     """
-    address = complete_url(url)
     try:
-        async with httpx.AsyncClient(
-            base_url=address,
-            headers=request_headers(key),
-            timeout=CLIENT_TIMEOUT_S,
-            event_hooks={"response": [bound_async_answer]},
-        ) as client:
+        async with open_async_client(url, key, timeout=CLIENT_TIMEOUT_S) as client:
             yield client
     except (httpx.HTTPError, httpx.InvalidURL) as error:
         reason = str(error) or type(error).__name__
-        raise ModelError(f"{address} does not answer: {reason}; is the server running? See --url") from None
+        raise ModelError(f"{complete_url(url)} does not answer: {reason}; is the server running? See --url") from None

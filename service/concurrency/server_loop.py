@@ -64,10 +64,6 @@ class ServerLoop(asyncio.SelectorEventLoop):
         self.selector = BoundedSelector()
         super().__init__(self.selector)
 
-    def prefer(self, fd: int) -> None:
-        """Handle input of this socket before that of others, until it is closed."""
-        self.selector.prefer(fd)
-
 
 def create_server_loop() -> asyncio.AbstractEventLoop:
     """A ServerLoop, or asyncio's own loop on systems without epoll."""
@@ -75,7 +71,7 @@ def create_server_loop() -> asyncio.AbstractEventLoop:
 
 
 def prefer_socket(fd: int) -> None:
-    """Handle input of this socket before that of others, if the running loop can."""
+    """Handle input of this socket before that of others until it is closed, if the running loop can."""
     loop = asyncio.get_running_loop()
     if isinstance(loop, ServerLoop):
-        loop.prefer(fd)
+        loop.selector.prefer(fd)

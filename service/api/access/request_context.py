@@ -98,10 +98,13 @@ class RequestContext:
     async def wait(self, work: Awaitable[T]) -> T:
         """The result of `work`.  Raises Expired if the deadline passes before, and cancels `work`."""
         try:
-            async with asyncio.timeout(None if self.deadline == math.inf else self.deadline - perf_counter()):
+            async with asyncio.timeout(
+                None if self.deadline == math.inf else self.deadline - perf_counter()
+            ) as timeout:
                 return await work
         except TimeoutError:
-            self.check_deadline()  # or else it is an error of the work
+            if timeout.expired():
+                raise self.deadline_error() from None
             raise
 
     def deadline_error(self) -> Expired:
