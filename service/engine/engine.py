@@ -24,7 +24,7 @@ from ..core.errors import PolyheadError, Stopped, Unavailable
 from ..core.request import Failed, Request, WorkerTask
 from .background_throttle import BackgroundThrottle
 from .delivery import EventDelivery
-from .event_stream import StepCredits, Stream, StreamContext
+from .event_stream import OpenTokens, StepCredits, Stream, StreamContext
 from .inbox import Inbox
 from .pause_detector import PauseDetector
 from .worker import Observer, RequestCounts, RequestEnd, StepResult, Worker, submission_error
@@ -62,7 +62,7 @@ class Engine:
         self._active_workers: set[Worker] = set()  # to be checked when they become idle
         self._contexts: dict[Worker, dict[int, StreamContext]] = {}  # by adapter; loop thread, as all that follow
         self._streams: dict[Stream, Worker] = {}  # open ones
-        self._tokens: Counter[str] = Counter()  # of open ones, by owner
+        self._tokens = OpenTokens()
         self._running: Counter[StreamContext] = Counter()  # as the last step left them
         self._idle_events: dict[
             Worker | StreamContext | None, asyncio.Event
@@ -83,11 +83,11 @@ class Engine:
 
     @property
     def tokens(self) -> int:
-        """Prompt tokens of all open requests."""
-        return self._tokens.total()
+        """Prompt tokens of all open requests that are not paused."""
+        return self._tokens.total
 
     def tokens_of(self, owner: str) -> int:
-        return self._tokens[owner]
+        return self._tokens.of(owner)
 
     def counts(self) -> dict[tuple[str, WorkerTask], RequestCounts]:
         """The open requests of each model, including those on their way to the engine thread."""
@@ -166,15 +166,17 @@ class Engine:
         def send_to_worker(function: Callable[[Stream], None]) -> Callable[[Stream], None]:
             return lambda stream: self._send(partial(function, stream), stream.request.terms.owner)
 
-        resume = partial(self._resume, worker)
-        context = StreamContext(
-            model,
-            task,
-            self._end_stream,
-            send_to_worker(worker.abort),
-            send_to_worker(worker.pause),
-            send_to_worker(resume),
-        )
+        send_pause, send_resume = send_to_worker(worker.pause), send_to_worker(partial(self._resume, worker))
+
+        def pause(stream: Stream) -> None:
+            self._tokens.subtract(stream)
+            send_pause(stream)
+
+        def resume(stream: Stream) -> None:
+            self._tokens.add(stream)
+            send_resume(stream)
+
+        context = StreamContext(model, task, self._end_stream, send_to_worker(worker.abort), pause, resume)
         self._contexts.setdefault(worker, {})[adapter] = context
 
     async def remove_adapter(self, worker: Worker, adapter: int, drain_s: float) -> None:
@@ -216,7 +218,7 @@ class Engine:
             self._work_since = perf_counter()
         for stream in streams:
             self._streams[stream] = worker
-            self._tokens[stream.request.terms.owner] += stream.request.prompt_tokens
+            self._tokens.add(stream)
             stream.start()
         if streams:
             owner = streams[0].request.terms.owner  # a call has one
@@ -251,10 +253,9 @@ class Engine:
         self._wake.set()
 
     def _end_stream(self, stream: Stream, end: RequestEnd) -> None:
-        worker, owner = self._streams.pop(stream), stream.request.terms.owner
-        self._tokens[owner] -= stream.request.prompt_tokens
-        if not self._tokens[owner]:
-            del self._tokens[owner]
+        worker = self._streams.pop(stream)
+        if not stream.is_paused:
+            self._tokens.subtract(stream)
         self._observer.record_end(end)
         for key in (worker, stream.context, None):
             if key in self._idle_events and not self.has_open_streams(key):

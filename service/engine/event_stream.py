@@ -6,7 +6,7 @@ reports its end with `on_end`.  Where its reader falls behind, the request is pa
 
 import asyncio
 import math
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from itertools import islice
@@ -81,6 +81,31 @@ class DeadlineTimers:
             stream.abort(deadline_error(stream, perf_counter()))
 
 
+class OpenTokens:
+    """Counts the prompt tokens of open streams, by owner.  Those of a paused stream do not count."""
+
+    def __init__(self) -> None:
+        self._by_owner: Counter[str] = Counter()
+
+    @property
+    def total(self) -> int:
+        return self._by_owner.total()
+
+    def of(self, owner: str) -> int:
+        return self._by_owner[owner]
+
+    def add(self, stream: "Stream") -> None:
+        """A stream was opened, or is resumed."""
+        self._by_owner[stream.request.terms.owner] += stream.request.prompt_tokens
+
+    def subtract(self, stream: "Stream") -> None:
+        """A stream has ended that was not paused, or is paused."""
+        owner = stream.request.terms.owner
+        self._by_owner[owner] -= stream.request.prompt_tokens
+        if not self._by_owner[owner]:
+            del self._by_owner[owner]
+
+
 @dataclass(frozen=True, eq=False, slots=True)
 class StreamContext:
     """What all streams of one model share: its name and task, and the functions that are called for a stream."""
@@ -128,7 +153,7 @@ class Stream:
         if not self._events:
             return None
         event = self._events.popleft()
-        if self.is_paused and len(self._events) <= MAX_UNREAD_EVENTS // 2:
+        if self.is_paused and self.is_open and len(self._events) <= MAX_UNREAD_EVENTS // 2:
             self.is_paused = False
             self.context.resume(self)
         return event

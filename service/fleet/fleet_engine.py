@@ -37,7 +37,7 @@ from ..core.request import (
     WorkerTask,
 )
 from ..engine.block_allocator import BlockKey, block_keys, root_key
-from ..engine.event_stream import Stream, StreamContext
+from ..engine.event_stream import OpenTokens, Stream, StreamContext
 from ..engine.worker import RequestCounts, RequestEnd
 from ..runtime.operation import ModelOperation
 from ..server.process import Telemetry
@@ -156,7 +156,7 @@ class Fleet:
         self._routed: dict[Stream, RoutedRequest] = {}
         self._by_number: dict[int, RoutedRequest] = {}
         self._contexts: dict[tuple[str, WorkerTask], StreamContext] = {}
-        self._tokens_by_owner: Counter[str] = Counter()  # prompt tokens of open requests, by owner
+        self._tokens = OpenTokens()
         self._answer_lengths: dict[str, AnswerLengths] = {}
         self._explainers: dict[str, ReplicaConnection] = {}  # by model, the replica that has loaded its explainer
         # Kept while no replica has them: to decode a model again holds the interpreter for about a second.
@@ -244,10 +244,10 @@ class Fleet:
 
     @property
     def tokens(self) -> int:
-        return self._tokens_by_owner.total()
+        return self._tokens.total
 
     def tokens_of(self, owner: str) -> int:
-        return self._tokens_by_owner[owner]
+        return self._tokens.of(owner)
 
     def stalled_seconds(self) -> float:
         """Zero: a replica that stalls reports itself as not ready and is sent no requests."""
@@ -351,7 +351,7 @@ class Fleet:
         routing = self._routing_request(prompts, request)
         sent = RoutedRequest(prompts.model, stream, next(self._numbers), routing)
         self._routed[stream] = self._by_number[sent.number] = sent
-        self._tokens_by_owner[request.terms.owner] += request.prompt_tokens
+        self._tokens.add(stream)
         return sent
 
     def _routing_request(self, prompts: "PromptKeys", request: Request) -> RoutingRequest:
@@ -429,19 +429,20 @@ class Fleet:
         return self._contexts[model.name, task]
 
     def _hold(self, stream: Stream) -> None:
+        self._tokens.subtract(stream)
         sent = self._routed[stream]
         sent.connection.send("hold", sent.number)
 
     def _resume(self, stream: Stream) -> None:
-        if sent := self._routed.get(stream):
-            sent.connection.send("resume", sent.number)
+        self._tokens.add(stream)
+        sent = self._routed[stream]
+        sent.connection.send("resume", sent.number)
 
     def _on_ended(self, stream: Stream, ended: RequestEnd) -> None:
-        sent, owner = self._routed.pop(stream), stream.request.terms.owner
+        sent = self._routed.pop(stream)
         del self._by_number[sent.number]
-        self._tokens_by_owner[owner] -= stream.request.prompt_tokens
-        if not self._tokens_by_owner[owner]:
-            del self._tokens_by_owner[owner]
+        if not stream.is_paused:
+            self._tokens.subtract(stream)
         sent.connection.candidate.remove_request(sent.number)
         if not sent.is_over:  # ended on this side: the client left, a stop string was found, or the deadline passed
             sent.connection.send("drop", sent.number, ended.outcome == "done")

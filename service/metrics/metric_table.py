@@ -182,7 +182,7 @@ SECTIONS: Mapping[str, tuple[Metric, ...]] = {
             "tokens_in_flight",
             (),
             "tokens",
-            "Prompt tokens of open requests: the load of a replica.",
+            "Prompt tokens of open requests whose clients read: the load of a replica.",
             "PolyheadReplicaImbalance",
         ),
         size_histogram("batch_sequences", SEQUENCE_BUCKETS, "sequences", "Sequences in a step."),

@@ -83,7 +83,7 @@ class ObservedEngine(Protocol):
 
     @property
     def tokens(self) -> int:
-        """Prompt tokens of open requests."""
+        """Prompt tokens of open requests whose clients read."""
 
     def stalled_seconds(self) -> float:
         """Seconds without progress while requests wait."""

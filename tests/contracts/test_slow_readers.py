@@ -93,6 +93,22 @@ def test_a_client_that_reads_slowly_is_not_disconnected(server: Process) -> None
         assert server.page.total("connections_cut_total") == cut
 
 
+def test_slow_readers_take_no_place_from_others(long_context_generator: Path) -> None:
+    """They hold all requests and, by their prompts, all tokens that may be in flight, then read a little."""
+    flags = ("--max-requests", "2", "--max-tokens-in-flight", "100", "--cache-tokens", "400000")
+    process = Process(f"chat={long_context_generator}", *flags)
+    process.ready()
+    endless = completion([*PROMPT] * 15, 15_000, stream=True, logprobs=20)
+    with ExitStack() as held:
+        readers = [held.enter_context(unread(process, endless)) for _ in range(2)]
+        process.until(lambda: process.page.total("kv_blocks_used") == 0 < process.page.total("requests_waiting"))
+        assert process.page.total("http_requests_in_flight") == 2
+        whole = asyncio.run(ask(process.url, "/v1/completions", completion([*PROMPT] * 20, 20)))
+        assert (whole.status, whole.whole) == (200, True), whole.body
+        assert all(reader.recv(2000) for reader in readers)
+    assert process.stop() == 0, process.log
+
+
 class Pipe(asyncio.Transport):
     """A transport whose buffer size a test sets."""
 

@@ -2,7 +2,8 @@
 
 The limit on requests limits memory; the limit on tokens limits time.  The `Retry-After` of a rejected request is
 computed from the measured rate at which requests and tokens left.  Both limits are checked before a body is read; a
-permit is acquired when the body is complete, so that a slow sender takes no capacity from others.
+permit is acquired when the body is complete, and not counted while a part of the response is being sent: neither who
+sends slowly nor who reads slowly takes capacity from others.
 """
 
 import math
@@ -155,6 +156,17 @@ class Permit:
     def release(self) -> None:
         for counter in self.counters if self.is_acquired else ():
             counter.remove_request()
+
+    @contextmanager
+    def leave_uncounted(self) -> Iterator[None]:
+        """Do not count the request meanwhile.  It is counted again at the end, even if there is no room by then."""
+        for counter in self.counters if self.is_acquired else ():
+            counter.in_flight -= 1
+        try:
+            yield
+        finally:
+            for counter in self.counters if self.is_acquired else ():
+                counter.in_flight += 1
 
 
 class Admission:

@@ -137,7 +137,7 @@ class AccessMiddleware:
                 body = stack.enter_context(self.server.incoming_bodies.open_body(context.owner))
                 receiver = BodyReceiver(self.server, context, body, permit, decoder)
                 context.admitted = time.perf_counter()
-                await self.app(scope, receiver.limit_receive(receive), send)
+                await self.app(scope, receiver.limit_receive(receive), send_uncounted(permit, send))
         except PolyheadError as error:
             await self.error_response(context, scope["path"], error)(scope, receive, send)
 
@@ -174,6 +174,18 @@ def read_request_id(headers: Headers) -> str:
 def check_content_length(announced: str, limit: int) -> None:
     if announced.isdecimal() and int(announced) > limit:
         raise BodyTooLarge(f"the body has {int(announced)} bytes, at most {limit} are taken")
+
+
+def send_uncounted(permit: Permit | None, send: Send) -> Send:
+    """Wrap `send`: the permit is not counted while it waits, which it does only for a client that does not read."""
+    if permit is None:
+        return send
+
+    async def sending(message: Message) -> None:
+        with permit.leave_uncounted():
+            await send(message)
+
+    return sending
 
 
 class BodyReceiver:

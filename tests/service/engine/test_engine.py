@@ -472,8 +472,12 @@ def test_an_unread_answer_is_paused(monkeypatch: pytest.MonkeyPatch) -> None:
         assert 50 <= unread.tokens < 70
         assert stage.engine.counts()["talker", "generate"] == RequestCounts(waiting=1, running=0)
         assert not stage.engine.stalled_seconds()
-        assert token_ids(await events(unread)) == greedy([1], 200), "it continues where it was"
+        assert stage.engine.tokens == 0, "its tokens take no room while it is paused"
+        first = [await anext(unread) for _ in range(40)]
+        assert stage.engine.tokens == 1
+        assert token_ids([*first, *await events(unread)]) == greedy([1], 200), "it continues where it was"
         await stage.wait_until_idle()
+        assert stage.engine.tokens == 0
 
     assert run_scene(scene).observer.outcomes == ["done", "done"]
 
@@ -486,8 +490,23 @@ def test_a_paused_answer_can_be_closed(monkeypatch: pytest.MonkeyPatch) -> None:
         await stage.until(lambda: stage.engine.idle and unread.is_paused)
         unread.close()
         await stage.wait_until_idle()
+        assert stage.engine.tokens == 0
 
     assert run_scene(scene).observer.outcomes == ["aborted"]
+
+
+def test_the_rest_of_an_answer_that_ended_while_paused_can_be_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("polyhead.service.engine.event_stream.MAX_UNREAD_EVENTS", 10)
+
+    async def scene(stage: EngineFixture) -> None:
+        unread = stage.generate_with(generate([1], 200))[0]
+        await stage.until(lambda: stage.engine.idle and unread.is_paused)
+        unread.abort(Stopped("over"))
+        assert len(await events(unread)) >= 10
+        await stage.wait_until_idle()
+        assert stage.engine.tokens == 0
+
+    assert run_scene(scene).observer.outcomes == ["failed"]
 
 
 def test_call_runs_between_steps_on_the_engine_thread() -> None:

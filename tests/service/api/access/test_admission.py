@@ -120,6 +120,22 @@ def test_a_permit_is_returned_after_errors() -> None:
         admission.admit().__enter__()
 
 
+def test_a_request_is_not_counted_while_its_response_waits_for_the_client() -> None:
+    admission = Admission(AdmissionLimits(1, PLENTY), FakeEngine())
+    with admission.open_permit() as permit:
+        with permit.leave_uncounted():
+            assert admission.in_flight == 0, "its body is not complete"
+        permit.acquire()
+        with permit.leave_uncounted(), admission.admit():
+            assert (admission.in_flight, admission.unfinished) == (1, 2)
+        assert admission.in_flight == 1
+        with permit.leave_uncounted(), admission.open_permit() as other:
+            other.acquire()
+        with pytest.raises(Overloaded), admission.admit():
+            pass
+    assert admission.in_flight == 0
+
+
 # Tokens
 
 
