@@ -101,7 +101,8 @@ def test_slow_readers_take_no_place_from_others(long_context_generator: Path) ->
     endless = completion([*PROMPT] * 15, 15_000, stream=True, logprobs=20)
     with ExitStack() as held:
         readers = [held.enter_context(unread(process, endless)) for _ in range(2)]
-        process.until(lambda: process.page.total("kv_blocks_used") == 0 < process.page.total("requests_waiting"))
+        process.until(lambda: process.page.total("requests_waiting") == 2)
+        process.until(lambda: process.page.total("tokens_in_flight") == 0)
         assert process.page.total("http_requests_in_flight") == 2
         whole = asyncio.run(ask(process.url, "/v1/completions", completion([*PROMPT] * 20, 20)))
         assert (whole.status, whole.whole) == (200, True), whole.body
