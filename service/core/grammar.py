@@ -13,12 +13,13 @@ class Grammar:
     """A constraint on the answer.
 
     `source` is a JSON schema as text, a regular expression, a JSON list of strings to choose from, or a grammar in
-    llguidance's variant of Lark; empty for any JSON object.  In a "schema" an object that names its properties has no
+    llguidance's variant of Lark: the client's ("lark"), or one that calls of tools are written in ("calls"); empty for
+    any JSON object.  In a "schema" an object that names its properties has no
     others unless it says so; an "open_schema" is read as JSON Schema defines it.  `field` is the name of the field of
     the request.
     """
 
-    kind: Literal["object", "schema", "open_schema", "regex", "choice", "lark"]
+    kind: Literal["object", "schema", "open_schema", "regex", "choice", "lark", "calls"]
     source: str
     field: str
 

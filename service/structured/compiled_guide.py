@@ -23,7 +23,7 @@ from copy import copy
 from dataclasses import dataclass
 from itertools import islice
 from threading import Lock
-from time import perf_counter
+from time import perf_counter, thread_time
 from typing import Protocol, TypeVar
 from weakref import finalize
 
@@ -48,6 +48,11 @@ COST_CLAIM_BYTES = 1 << 20  # reserved at a time for regular expressions
 MEASURE_S = 0.02  # seconds of masks between two measurements: a lexer derives about 1 MB in them
 MAX_SHARED_LEXERS = 6
 MAX_FORCED_TOKENS = 64  # forced tokens in one step
+# Processor time of one mask.  A mask reads every token that it allows, without the interpreter, so to read one of them
+# with the interpreter takes no longer.  Ambiguous rules take time that grows with the square of an answer's length.
+QUICK_MASK_S = 0.005  # at most, for the engine's thread to read the next token
+MAX_MASK_S = 0.1
+MAX_SLOW_MASKS = 3  # of an answer: a lexer may derive much at once, a machine may be slow for a moment
 TRIAL_STEPS = 3  # that are tried before a guide is used
 TOKENS_PER_MASK = 16  # read again in a shared lexer
 READ_SLICE_S = 0.02
@@ -317,6 +322,8 @@ class CompiledGuide:
     def __init__(self, vocabulary: VocabularyBytes, source: str, grammar: Grammar, memory: LexerMemory) -> None:
         self.vocabulary, self.source, self.memory = vocabulary, source, memory
         self.spec = GuideSpec(grammar, None)
+        # To compute what is forced by the rules of a client can take seconds, and the interpreter.
+        self.forces_tokens = grammar.kind != "lark"
         self.bytes_per_state = BYTES_PER_STATE + BYTES_PER_LEXEME * len(REPETITIONS.findall(grammar.source))
         self._lock = Lock()
         self._is_cached = False
@@ -362,6 +369,9 @@ class GrammarState:
         self._pending_forced = deque[int]()  # tokens that must come next and were not appended yet
         self._owes_forced = False  # they were asked for before the matcher had read all tokens
         self._owes_end = False  # whether the answer is complete was asked for before that
+        self._mask_s = 0.0  # processor time of the last mask
+        self._masked_at = -1  # tokens that the matcher had read then
+        self._slow_masks = 0
         self._lexer_count = 1
         self._has_own_lexer = False
         self._own_next: Future[Lexer] | None = None
@@ -398,7 +408,7 @@ class GrammarState:
         self._tokens.append(token)
         self._drop_forced(token)
         self._owes_forced = False
-        if self._read_count == len(self._tokens) - 1:
+        if self._is_quick and self._read_count == len(self._tokens) - 1:
             with suppress(LexerFull, LexerBusy):
                 self._read(1, waits=False)
 
@@ -422,12 +432,16 @@ class GrammarState:
 
     def forced_tokens(self) -> list[int]:
         """At most MAX_FORCED_TOKENS of a long literal: it is computed once, and no step gets all of it."""
-        if not self._pending_forced:
+        if not self._pending_forced and self._guide.forces_tokens:
             self._owes_forced = True
             if self._has_read_all:
                 with suppress(LexerFull, LexerBusy):
                     self._compute_forced(waits=False)
         return list(islice(self._pending_forced, MAX_FORCED_TOKENS))
+
+    @property
+    def _is_quick(self) -> bool:
+        return self._mask_s < QUICK_MASK_S
 
     @property
     def _has_read_all(self) -> bool:
@@ -450,9 +464,13 @@ class GrammarState:
             self._pending_forced.clear()
 
     def _compute_mask(self, mask: NDArray[np.int32]) -> None:
-        began = perf_counter()
+        began = thread_time()
         self._lexer.use(self._matcher, lambda: self._matcher.unsafe_compute_mask_ptr(mask.ctypes.data, mask.nbytes))
-        self._lexer.measure(self._matcher, perf_counter() - began)
+        self._mask_s, self._masked_at = thread_time() - began, self._read_count
+        self._slow_masks += self._mask_s > MAX_MASK_S
+        if self._slow_masks > MAX_SLOW_MASKS:
+            raise TooComplex(TOO_COMPLEX + "its rules are ambiguous, or too many may apply at one place")
+        self._lexer.measure(self._matcher, self._mask_s)
 
     def _read(self, count: int, *, waits: bool = True) -> None:
         """Let the matcher read `count` tokens."""
@@ -467,15 +485,15 @@ class GrammarState:
         succeeds here if it would have alone.
         """
         while not self._has_read_all:
-            if self._read_count or self._lexer_count > 1:
+            if (self._read_count or self._lexer_count > 1) and self._masked_at != self._read_count:
                 self._compute_mask(mask)
-            self._read(1 if self._has_own_lexer else TOKENS_PER_MASK)
+            self._read(TOKENS_PER_MASK if self._is_quick and not self._has_own_lexer else 1)
             if perf_counter() > until:
                 raise GuideBusy(READY)
 
     def _begin_again(self, lexer: Lexer) -> None:
         self._lexer, self._matcher = lexer, lexer.copy()
-        self._read_count = 0
+        self._read_count, self._masked_at = 0, -1
         self._lexer_count += 1
 
     def _next_lexer(self) -> Lexer:

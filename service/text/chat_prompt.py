@@ -182,7 +182,7 @@ def build_answer_grammar(tools: ToolOptions, format: ChatFormat, document: Gramm
     rules = [f"start: {start}", *calls, *tool_rules(tools.callable, style), gap]
     source = "\n".join(rules) + "\n"
     check_size(tools, source)
-    return Grammar("lark", source, tools.field)
+    return Grammar("calls", source, tools.field)
 
 
 def check_size(tools: ToolOptions, source: str) -> None:

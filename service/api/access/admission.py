@@ -9,7 +9,7 @@ sends slowly nor who reads slowly takes capacity from others.
 import math
 import time
 from collections import deque
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
@@ -19,6 +19,7 @@ from ...core.errors import Overloaded, Unavailable
 
 RATE_SAMPLES = 64  # from which the rates are computed
 MAX_WAIT_S = 60
+NO_PARTS: "Mapping[str, InFlightCounter]" = {}
 
 
 class TokenLoad(Protocol):
@@ -55,13 +56,22 @@ class RateSample:
 class InFlightCounter:
     """Counts what is in flight under one pair of limits, and measures how fast it ends.
 
-    `open_tokens` returns the tokens in flight now.
+    `open_tokens` returns the tokens in flight now.  `parts` are the counters of owners within this one.  What an owner
+    has beyond its own limits takes no room from others: requests that were not counted for a while may return, and a
+    single call may have any number of tokens.
     """
 
     def __init__(
-        self, limits: AdmissionLimits, owner_text: str, open_tokens: Callable[[], int], clock: Callable[[], float]
+        self,
+        limits: AdmissionLimits,
+        open_tokens: Callable[[], int],
+        clock: Callable[[], float],
+        *,
+        owner_text: str = "",
+        parts: "Mapping[str, InFlightCounter]" = NO_PARTS,
     ) -> None:
         self.limits, self.owner_text, self.open_tokens, self.clock = limits, owner_text, open_tokens, clock
+        self.parts = parts
         self.in_flight = 0
         self.reserved_tokens = 0  # tokens of calls that are being submitted in parts
         self._finished_requests = 0  # since the start
@@ -70,7 +80,8 @@ class InFlightCounter:
 
     def check_requests(self) -> None:
         """Raises Overloaded if there is no room for another request, whether or not it has tokens."""
-        if self.in_flight >= self.limits.requests:
+        most = self.limits.requests
+        if self.in_flight >= most and self.in_flight - self._excess_requests() >= most:
             taken = f"{self.limits.requests} requests{self.owner_text} are in flight"
             message = f"{taken}, no more are taken until one is answered"
             raise Overloaded(message, retry_after=self.estimate_wait())
@@ -78,13 +89,22 @@ class InFlightCounter:
     def check_room(self) -> None:
         """Raises Overloaded if there is no room for another request of any size."""
         self.check_requests()
-        if self.committed_tokens >= self.limits.tokens:
+        if self._are_over(self.committed_tokens + 1):
             raise self._token_error(f"no more are taken until some of the {self.limits.tokens} are answered")
 
     def check_tokens(self, tokens: int) -> None:
         """Raises Overloaded if there is no room for `tokens` more.  With no token in flight any number is accepted."""
-        if self.committed_tokens and self.committed_tokens + tokens > self.limits.tokens:
+        if self.committed_tokens and self._are_over(self.committed_tokens + tokens):
             raise self._token_error(f"with {tokens} more they are over {self.limits.tokens}")
+
+    def _are_over(self, tokens: int) -> bool:
+        return tokens > self.limits.tokens and tokens - self._excess_tokens() > self.limits.tokens
+
+    def _excess_requests(self) -> int:
+        return sum(max(part.in_flight - part.limits.requests, 0) for part in self.parts.values())
+
+    def _excess_tokens(self) -> int:
+        return sum(max(part.committed_tokens - part.limits.tokens, 0) for part in self.parts.values())
 
     def add_submitted(self, tokens: int) -> None:
         self._submitted_tokens += tokens
@@ -184,8 +204,8 @@ class Admission:
     ) -> None:
         self._clock, self._closed_at = clock, math.inf
         self._limits, self._load, self._owners = limits, load, owners
-        self._total = InFlightCounter(limits, "", lambda: load.tokens, clock)
         self._by_owner: dict[str, InFlightCounter] = {}
+        self._total = InFlightCounter(limits, lambda: load.tokens, clock, parts=self._by_owner)
         self._permits: set[Permit] = set()
 
     @property
@@ -275,5 +295,7 @@ class Admission:
             return [self._total]
         if owner not in self._by_owner:
             open_tokens = partial(self._load.tokens_of, owner)
-            self._by_owner[owner] = InFlightCounter(self._limits.per_owner, " for this key", open_tokens, self._clock)
+            self._by_owner[owner] = InFlightCounter(
+                self._limits.per_owner, open_tokens, self._clock, owner_text=" for this key"
+            )
         return [self._total, self._by_owner[owner]]

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from polyhead.service.core.errors import Overloaded, PolyheadError
+from polyhead.service.core.errors import Overloaded, PolyheadError, TooComplex
 from polyhead.service.core.grammar import Grammar
 from polyhead.service.core.guide import Guide, GuideBusy, GuideFinished, GuideState
 from polyhead.service.core.model import Model
@@ -290,3 +290,57 @@ def test_an_answer_does_not_wait_while_another_uses_its_lexer(guides: GuideCompi
     assert alone.is_finished
     with pytest.raises(GuideFinished):
         allowed(talker, beside)
+
+
+@pytest.fixture
+def mask_seconds(monkeypatch: pytest.MonkeyPatch) -> list[float]:
+    """The processor time that each mask takes from now on, by the clock that the module reads."""
+    seconds, now = [0.0], [0.0]
+
+    def thread_time() -> float:
+        now[0] += seconds[0]
+        return now[0]
+
+    monkeypatch.setattr(module, "thread_time", thread_time)
+    return seconds
+
+
+def test_an_answer_whose_masks_take_long_again_and_again_is_refused(
+    guides: GuideCompiler, talker: Model, mask_seconds: list[float]
+) -> None:
+    guide = compiled(guides, talker, Grammar("lark", 'start: s\ns: s s s | s s | "a"', "guided_grammar"))
+    state, other = guide.new_state(), guide.new_state()
+    mask_seconds[0] = 2 * module.MAX_MASK_S
+    for _ in range(module.MAX_SLOW_MASKS):
+        state.advance(allowed(talker, state)[-1])
+    with pytest.raises(TooComplex, match="ambiguous"):
+        allowed(talker, state)
+    mask_seconds[0] = module.MAX_MASK_S / 2
+    assert allowed(talker, other), "other answers in the same grammar go on"
+
+
+def test_after_a_mask_that_took_long_the_next_token_is_read_with_the_next_mask(
+    guides: GuideCompiler, talker: Model, mask_seconds: list[float]
+) -> None:
+    """The engine's thread, which advances, is not held up."""
+    state = compiled(guides, talker, Grammar("regex", "[ab]+c", "guided_regex")).new_state()
+    assert isinstance(state, module.GrammarState)
+    state.advance(allowed(talker, state)[0])
+    assert state._has_read_all
+    mask_seconds[0] = 2 * module.QUICK_MASK_S
+    state.advance(allowed(talker, state)[0])
+    assert not state._has_read_all
+    mask_seconds[0] = 0.0
+    allowed(talker, state)
+    assert state._has_read_all
+
+
+def test_a_grammar_of_a_client_forces_no_tokens(guides: GuideCompiler, talker: Model) -> None:
+    """What follows is computed in one call, which takes seconds where the rules are ambiguous."""
+    rules = 'start: "aaaaaaaa"'
+    forced = [
+        compiled(guides, talker, Grammar(kind, rules, "tools")).new_state().forced_tokens()
+        for kind in ("calls", "lark")
+    ]
+    assert forced[0]
+    assert not forced[1]

@@ -182,6 +182,41 @@ def test_one_key_cannot_take_all_places() -> None:
             inside.enter_context(admission.admit("b"))
 
 
+def test_requests_of_a_key_that_are_counted_again_take_no_room_from_other_keys() -> None:
+    admission = Admission(AdmissionLimits(8, PLENTY, share=0.5), FakeEngine(), {"a", "b"})
+    with ExitStack() as inside:
+        with ExitStack() as unread:
+            for _ in range(12):
+                permit = inside.enter_context(admission.open_permit("a"))
+                permit.acquire()
+                unread.enter_context(permit.leave_uncounted())
+            assert admission.in_flight == 0
+        assert admission.in_flight == 12
+        with pytest.raises(Overloaded, match="4 requests for this key"):
+            inside.enter_context(admission.admit("a"))
+        for _ in range(4):
+            inside.enter_context(admission.admit("b"))
+        with pytest.raises(Overloaded, match="8 requests are in flight"):
+            inside.enter_context(admission.admit())
+
+
+def test_one_large_call_takes_no_more_than_its_share_of_the_tokens() -> None:
+    """A key without tokens in flight may send a call of any size."""
+    load = FakeEngine()
+    admission = Admission(AdmissionLimits(8, 100, share=0.5), load, {"a", "b"})
+    with admission.admit("a"):
+        admission.check_tokens("a", 500)
+    load.tokens, load.owned = 500, {"a": 500}
+    with admission.admit("b"):
+        admission.check_tokens("b", 50)
+    load.tokens, load.owned = 520, {"a": 500, "b": 20}
+    with pytest.raises(Overloaded, match="500 tokens for this key"):
+        admission.admit("a").__enter__()
+    load.tokens, load.owned = 550, {"a": 500, "b": 50}
+    with pytest.raises(Overloaded, match="550 tokens are in flight"):
+        admission.admit("b").__enter__()
+
+
 def test_one_key_cannot_take_all_tokens() -> None:
     load = FakeEngine()
     admission = Admission(AdmissionLimits(8, 100, share=0.5), load, {"a", "b"})
