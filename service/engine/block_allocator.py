@@ -6,7 +6,7 @@ allocated again.
 """
 
 from array import array
-from collections import OrderedDict
+from collections import Counter, OrderedDict
 from collections.abc import Iterable, Sequence
 from hashlib import blake2b
 from itertools import takewhile
@@ -71,6 +71,15 @@ class BlockAllocator:
             return False
         held += (self._take_free() for _ in range(missing))
         return True
+
+    def has_room(self, held: Sequence[int], length: int, spare: int, without: Iterable[Sequence[int]]) -> bool:
+        """Whether `held` could be extended to `length` tokens, and `spare` blocks stayed free, if the tables `without`
+        were released.
+        """
+        missing = -(-length // self.size) - len(held)
+        released = Counter(block for table in without for block in table)
+        freed = sum(self.reference_counts[block] == count for block, count in released.items())
+        return missing + spare <= len(self.free_blocks) + freed
 
     def count_cached(self, keys: Iterable[BlockKey]) -> int:
         """How many of the leading keys belong to cached blocks."""

@@ -224,7 +224,7 @@ class GeneratorWorker:
         """Prepare chunks for a turn; return those that are prepared, and their rows.  The parts of a failed step have
         no turn's end, so that each is known to fail or not."""
         rows = self._build_rows(chunks)
-        if not isinstance(self._executor, PreparingExecutor):
+        if not chunks or not isinstance(self._executor, PreparingExecutor):
             return chunks, rows
         unfinished = {*self._executor.prepare(rows, inf if self._is_retry else PREPARING_TURN_S)}
         if not unfinished:

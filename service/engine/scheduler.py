@@ -19,7 +19,12 @@ The queue decides which sequence is admitted next (priority, fair shares of owne
 when the cache has room for all its tokens, so only a decoding one ever needs another block.  Then the last in rank is
 preempted: it releases its blocks and goes back to the head of its line.  The first in rank can take the blocks of all
 others, so it always finishes, and therefore all do.  For the admission of another sequence, a running one is preempted
-in two cases only: it has lower priority, or its owner runs several while the other's owner runs none.
+in three cases only: it has lower priority, its owner runs several while the other's owner runs none, or it has
+overtaken the other.
+
+A sequence that does not fit yet may be overtaken by sequences of other owners with the same priority that do fit.  As
+soon as it would fit without those that have overtaken it, they are preempted for it, so it waits no longer than without
+them.
 
 Sequences with the same beginning can be forked.  They share its blocks, including the last, partly filled one, until
 one of them writes to it and gets a copy (copy on write).
@@ -48,7 +53,7 @@ resumed.
 """
 
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from itertools import count
@@ -61,6 +66,7 @@ from .state_slots import NO_SLOT, HeldSlots, StateSlots, smallest_slot_count
 from .window_blocks import HeldWindow, WindowBlocks
 
 Rank = tuple[int, int]  # smaller goes first
+MAX_PASSED_OWNERS = 16  # in one step: their next sequence does not fit, or may not begin
 
 
 @dataclass(eq=False, slots=True)
@@ -87,6 +93,7 @@ class TokenSequence:
     cached_tokens: int = 0  # prompt tokens found in the cache
     preempted: int = 0
     rank: Rank = (0, 0)
+    overtaken: "TokenSequence | None" = None  # that came before it and did not fit when it was admitted
 
     def copy_uncomputed(self) -> "TokenSequence":
         """Another sequence with the same tokens, none of them computed."""
@@ -260,7 +267,7 @@ class Scheduler:
         if parent not in self.running or len(self.running) >= self.sequence_budget:
             self.add(child)
             return
-        child.rank = -child.priority, next(self._arrivals)
+        child.rank, child.overtaken = (-child.priority, next(self._arrivals)), parent.overtaken
         self._deadlines.add(child, child.deadline)
         self._run(child)
         self._sort_running()
@@ -410,6 +417,7 @@ class Scheduler:
 
     def _preempt(self, sequence: TokenSequence) -> None:
         is_computed = not sequence.uncomputed
+        sequence.overtaken = None
         self._unlist(sequence)
         self._release_cache(sequence)
         if is_computed:
@@ -449,14 +457,20 @@ class Scheduler:
         """
         before = len(self.running), self._preemptions
         self._admit_beams()
-        searching: list[str] = []  # owners whose next search would be too wide beside those that have begun
-        while (sequence := self.waiting.peek(searching)) is not None:
-            if not self._may_begin(sequence):
-                searching.append(sequence.owner)
-            elif self._make_place(sequence):
-                self._start(sequence)
-            else:
+        passed: list[
+            str
+        ] = []  # owners whose next sequence does not fit, or whose next search is too wide beside others
+        head: TokenSequence | None = None  # the first that does not fit
+        while len(passed) < MAX_PASSED_OWNERS and (sequence := self.waiting.peek(passed)) is not None:
+            if head is not None and sequence.priority < head.priority:
                 break
+            if self._may_begin(sequence) and self._find_place(sequence, head):
+                sequence.overtaken = head
+                self._start(sequence)
+                continue
+            if head is None and self._may_begin(sequence):
+                head = sequence
+            passed.append(sequence.owner)
         if (len(self.running), self._preemptions) != before:
             self._sort_running()
 
@@ -492,26 +506,50 @@ class Scheduler:
     def _sort_running(self) -> None:
         self.running = dict.fromkeys(sorted(self.running, key=attrgetter("rank")))
 
-    def _make_place(self, sequence: TokenSequence) -> bool:
-        """Allocate blocks for all tokens of `sequence`, or for its window; return whether there is room.
+    def _find_place(self, sequence: TokenSequence, head: TokenSequence | None) -> bool:
+        """As `_make_place`.  None is preempted for a sequence that would overtake `head`, and no search overtakes."""
+        if head is None:
+            return self._make_place(sequence)
+        return sequence.width == 1 and self._take_place(sequence)
 
-        A free block is left for each running sequence.  Others are preempted where that is allowed.
-        """
-        while True:
-            if len(self.running) < self.sequence_budget:
-                shared = self._reuse_prefix(sequence)
-                spare, length = len(self.running), len(sequence.tokens)
-                if self.blocks.allocate(sequence.blocks, sequence.slot_count, spare) and self.windows.extend(
-                    sequence.window, length, spare
-                ):
-                    self.windows.mark(sequence.window, length // self.blocks.size)
-                    self._count_cached(sequence, shared)
-                    return True
-                self._forget_progress(sequence)
+    def _make_place(self, sequence: TokenSequence) -> bool:
+        """Take a place for `sequence`; others are preempted where that is allowed.  Returns whether there is one."""
+        while not self._take_place(sequence):
             victim = self._find_victim(sequence)
             if victim is None:
                 return False
             self._preempt(victim)
+        return True
+
+    def _take_place(self, sequence: TokenSequence) -> bool:
+        """Allocate blocks for all tokens of `sequence`, or for its window; return whether there is room.
+
+        A free block is left for each running sequence.
+        """
+        if len(self.running) >= self.sequence_budget:
+            return False
+        shared = self._reuse_prefix(sequence)
+        spare, length = len(self.running), len(sequence.tokens)
+        if self.blocks.allocate(sequence.blocks, sequence.slot_count, spare) and self.windows.extend(
+            sequence.window, length, spare
+        ):
+            self.windows.mark(sequence.window, length // self.blocks.size)
+            self._count_cached(sequence, shared)
+            return True
+        self._forget_progress(sequence)
+        return False
+
+    def _fits_without(self, sequence: TokenSequence, others: Collection[TokenSequence]) -> bool:
+        """Whether there would be a place for a waiting sequence if `others`, which run, were preempted."""
+        spare = len(self.running) - len(others)
+        self._reuse_prefix(sequence)
+        fits = (
+            spare < self.sequence_budget
+            and self.blocks.has_room(sequence.blocks, sequence.slot_count, spare, [other.blocks for other in others])
+            and self.windows.has_room(sequence.window, len(sequence.tokens), spare, [other.window for other in others])
+        )
+        self._forget_progress(sequence)
+        return fits
 
     def _find_victim(self, sequence: TokenSequence) -> TokenSequence | None:
         """The sequence that is preempted to admit `sequence`, if any: see the module's docstring."""
@@ -521,6 +559,9 @@ class Scheduler:
         last = max(self.running, key=attrgetter("rank"), default=None)
         if last is None or last.priority < sequence.priority:
             return last
+        behind = self._list_behind(sequence)
+        if behind and self._fits_without(sequence, behind):
+            return max(behind, key=attrgetter("rank"))
         if sequence.owner in self._running_by_owner:
             return None
         shares = Counter(runs.owner for runs in self.running if runs.priority == sequence.priority)
@@ -529,6 +570,14 @@ class Scheduler:
             return None
         candidates = (runs for runs in self.running if runs.owner == owner and runs.priority == sequence.priority)
         return max(candidates, key=attrgetter("rank"))
+
+    def _list_behind(self, sequence: TokenSequence) -> list[TokenSequence]:
+        """The running sequences that have overtaken `sequence`, and those after them in their lines."""
+        first: dict[LineKey, Rank] = {}
+        for runs in self.running:
+            if runs.overtaken is sequence:
+                first[runs.line] = min(runs.rank, first.get(runs.line, runs.rank))
+        return [runs for runs in self.running if runs.line in first and runs.rank >= first[runs.line]]
 
     def _plan_prefills(self, prefilling: list[TokenSequence], budget: int, chunks: list[Chunk]) -> int:
         """Add chunks of prefilling sequences; return what is left of the budget.

@@ -64,10 +64,17 @@ class WindowBlocks:
         """Hold all blocks that the next chunk of a sequence with so many tokens can need, if `spare` blocks stay free;
         otherwise change nothing, return False.
         """
-        if not self.count:
-            return True
+        return not self.count or self._pool.allocate(held.blocks, self._next_length(held, tokens), spare)
+
+    def has_room(self, held: HeldWindow, tokens: int, spare: int, without: Iterable[HeldWindow]) -> bool:
+        """Whether `extend` would succeed if those of `without` were released."""
+        tables = (other.blocks for other in without)
+        return not self.count or self._pool.has_room(held.blocks, self._next_length(held, tokens), spare, tables)
+
+    def _next_length(self, held: HeldWindow, tokens: int) -> int:
+        """The tokens in the blocks that `held` has when it is extended."""
         end = min(-(-tokens // self._size), held.first + self.limit)
-        return self._pool.allocate(held.blocks, (end - held.first) * self._size, spare)
+        return (end - held.first) * self._size
 
     def extend_partly(self, held: HeldWindow, tokens: int) -> None:
         """The same, with as many blocks as are free."""

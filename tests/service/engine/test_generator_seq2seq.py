@@ -368,3 +368,18 @@ def test_an_answer_that_waits_for_its_mask_is_not_computed_again_meanwhile(monke
         assert network.steps - before <= 62
     finally:
         filled.release(100)
+
+
+def test_a_step_in_which_all_answers_wait_for_their_masks_fails_none(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(generator_worker, "MASK_WAIT_S", 0.001)
+    filled = Semaphore(0)
+    worker = translator(FakeSeq2Seq(), blocks=256)
+    guided = ask(worker, *(request_of([3, n], 6, sampling=LONG, guide=SlowGuide(6, filled)) for n in range(3)))
+    try:
+        for _ in range(20):
+            turn(worker)
+    finally:
+        filled.release(100)
+    finish(worker)
+    assert [ticket.events[-1] for ticket in guided if isinstance(ticket.events[-1], Failed)] == []
+    assert all(len(ticket.tokens) == 6 for ticket in guided)

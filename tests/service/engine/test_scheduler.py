@@ -413,6 +413,47 @@ def test_owners_share_by_tokens_not_by_requests() -> None:
     assert tokens["short"] == pytest.approx(tokens["long"], rel=0.2), "five times as many requests"
 
 
+def full_cache() -> tuple[SimulatedRun, TokenSequence]:
+    """A cache of 8 blocks.  Two owners hold one each for 10 steps, which are too many for a prompt of a third one."""
+    play = SimulatedRun.of(8, 16, token_budget=64, sequence_budget=8, chunk=64)
+    play.stop = NEVER
+    for index, owner in enumerate(("a", "b")):
+        play.add([index] * 3, 10, owner=owner)
+    play.step()
+    return play, play.add([3] * 75, 2, owner="large")
+
+
+def waits(play: SimulatedRun, head: TokenSequence) -> int:
+    """Steps until a sequence runs; before the last one none is preempted."""
+    steps = 0
+    while head not in play.scheduler.running:
+        assert not play.preemptions
+        play.step()
+        steps += 1
+    return steps
+
+
+def test_a_prompt_that_does_not_fit_is_overtaken_by_those_of_other_owners() -> None:
+    play, head = full_cache()
+    small = play.add([4, 4], 2, owner="small")
+    second = play.add([5], 2, owner="large")
+    assert served(play, small) <= 3
+    assert {head, second} <= {*play.scheduler.waiting}, "of one owner the order is strict"
+    play.run()
+
+
+def test_a_prompt_is_not_delayed_by_those_that_overtake_it() -> None:
+    """They are preempted for it, and not before it would fit."""
+    alone = waits(*full_cache())
+    assert alone > 5
+    play, head = full_cache()
+    for index in range(40):
+        play.add([index % 11, 1], 6, owner=f"small {index}")
+    assert waits(play, head) == alone
+    assert play.preemptions
+    play.run()
+
+
 def test_an_urgent_sequence_goes_first_and_preempts_another() -> None:
     play = SimulatedRun.of(100, 4, token_budget=16, sequence_budget=2, chunk=16)
     play.stop = NEVER
