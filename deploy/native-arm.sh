@@ -17,15 +17,15 @@ mkdir -p "$here"
 if [ ! -e "$here/.root" ]; then  # Python for ARM
   own=(-o APT::Architecture=arm64 -o APT::Architectures=arm64 -o Dir::State="$here/apt" -o Dir::Cache="$here/apt"
        -o Dir::State::status="$here/apt/status" -o APT::Sandbox::User=root)
-  mkdir -p "$here/apt/lists/partial" "$here/apt/archives/partial" "$here/debs" "$here/root"
+  mkdir -p "$here/apt/lists/partial" "$here/apt/archives/partial" "$here/debs" "$here/system"
   touch "$here/apt/status"
   apt-get "${own[@]}" -qq update
   mapfile -t names < <(apt-get "${own[@]}" install -y --no-install-recommends --print-uris "python$version" libgomp1 libstdc++6 |
     sed -n "s/^'[^']*' \([^_]*\)_.*/\1/p")
   (cd "$here/debs" && apt-get "${own[@]}" -qq download "${names[@]}")
-  for package in "$here"/debs/*.deb; do dpkg-deb -x "$package" "$here/root"; done
-  mkdir -p "$here/root/proc"  # what the emulated processor has
-  printf 'Features\t: fp asimd asimdhp asimddp i8mm\n' >"$here/root/proc/cpuinfo"
+  for package in "$here"/debs/*.deb; do dpkg-deb -x "$package" "$here/system"; done
+  mkdir -p "$here/system/proc"  # what the emulated processor has
+  printf 'Features\t: fp asimd asimdhp asimddp i8mm\n' >"$here/system/proc/cpuinfo"
   touch "$here/.root"
 fi
 
@@ -56,7 +56,7 @@ with ThreadPoolExecutor() as pool:
     print("compiled:", *(library.stem for library in made))
 PYTHON
 
-emulate() { qemu-aarch64 -L "$here/root" -cpu max "$@"; }
+emulate() { qemu-aarch64 -L "$here/system" -cpu max "$@"; }
 for flags in "-march=armv8.2-a+dotprod+i8mm" "-march=armv8.2-a+dotprod" ""; do  # the sampler's test is a program
   # shellcheck disable=SC2086
   $compiler -std=c++20 -O1 -pthread $flags -Imodels/native/src -o "$here/selecting" tests/support/selecting.cpp
@@ -65,5 +65,5 @@ done
 cd "$here/tree"
 [ $# -gt 0 ] || set -- tests/models/native --ignore tests/models/native/test_build.py \
   --ignore tests/models/native/test_sanitized.py --ignore tests/models/native/test_sample.py
-OMP_NUM_THREADS=1 PYTHONPATH=$here/tree:$here/site emulate "$here/root/usr/bin/python$version" \
+OMP_NUM_THREADS=1 PYTHONPATH=$here/tree:$here/site emulate "$here/system/usr/bin/python$version" \
   -m pytest -q -p no:cacheprovider -o addopts= --timeout 3600 "$@"
