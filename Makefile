@@ -19,7 +19,7 @@ PINS = pyproject.toml constraints.txt
 TOOLS = .venv/.prometheus .venv/.helm
 
 .DEFAULT_GOAL = help
-.PHONY: docs docs-check families thorough help setup models serve test lint types layers tests browser cluster format bench soak fuzz conformance lengths image manifests release clean
+.PHONY: docs docs-check families thorough help setup models serve test lint types layers tests browser cluster format bench soak fuzz native-arm conformance lengths image manifests release clean
 
 help:  ## list the targets
 	@sed -n 's/^\([a-z-]*\):.*  ## \(.*\)/\1\t\2/p' $(MAKEFILE_LIST) | expand -t 12
@@ -86,6 +86,9 @@ soak: .venv/.dev .venv/.native  ## mixed load for MINUTES=5, then a check for le
 
 fuzz: .venv/.dev .venv/.native  ## random rows for the compiled step under sanitizers, SECONDS=60 for each instruction set
 	$(BIN)/pytest tests/models/native/test_sanitized.py -m 'thorough or not thorough' -k 'random_rows or portable' --fuzz $(SECONDS) -rP
+
+native-arm: .venv/.dev  ## the compiled step for 64-bit ARM: its tests under qemu, an hour; ARGS="tests/models/native/test_int8.py"
+	deploy/native-arm.sh $(ARGS)
 
 conformance: .venv/.dev .venv/.native  ## official and other clients; lm-eval's log-probabilities beside transformers'; TRITON=CHECKOUT: Triton's tests, too
 	$(BIN)/pytest tests/contracts/test_clients.py tests/contracts/test_messages_clients.py tests/contracts/test_tools_served.py tests/contracts/test_hf_clients.py tests/contracts/test_model_paths.py

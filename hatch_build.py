@@ -3,7 +3,7 @@
 Without a compiler the package is complete but for that: models run on torch.  With POLYHEAD_NATIVE=aside nothing is
 compiled here: `make` sets it and compiles in a process of its own, because pip builds this package before it
 downloads anything else.  With POLYHEAD_NATIVE=aarch64 the wheel is for 64-bit ARM: aarch64-linux-gnu-g++ compiles
-its portable step (deploy/release.sh).
+its steps (deploy/release.sh).
 """
 
 import importlib.util
@@ -32,9 +32,10 @@ class NativeBuildHook(BuildHookInterface):
         spec.loader.exec_module(native)  # by its path: nothing else of the package can be imported yet
         if os.environ.get("POLYHEAD_NATIVE") == "aarch64":
             self.crossed = TemporaryDirectory()
-            library = native.compile_target("aarch64-linux-gnu-g++", "portable", out=Path(self.crossed.name))
             build_data["pure_python"], build_data["tag"] = False, "py3-none-linux_aarch64"
-            build_data["force_include"][str(library)] = f"polyhead/models/native/lib/{library.name}"
+            for name in native.ARM:
+                library = native.compile_target("aarch64-linux-gnu-g++", name, out=Path(self.crossed.name))
+                build_data["force_include"][str(library)] = f"polyhead/models/native/lib/{library.name}"
             return
         built = native.build()
         self.app.display_info(f"native step compiled for: {', '.join(built) or 'nothing'}")

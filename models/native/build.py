@@ -44,7 +44,13 @@ X86: dict[str, tuple[str, ...]] = {
     "avx2": AVX2,
     "portable": (),
 }
-TARGETS: dict[str, tuple[str, ...]] = X86 if platform.machine() in ("x86_64", "AMD64") else {"portable": ()}
+ARM: dict[str, tuple[str, ...]] = {
+    "i8mm": ("-march=armv8.2-a+dotprod+i8mm",),
+    "dotprod": ("-march=armv8.2-a+dotprod",),
+    "portable": (),
+}
+BY_MACHINE = {"x86_64": X86, "AMD64": X86, "aarch64": ARM, "arm64": ARM}
+TARGETS = BY_MACHINE.get(platform.machine(), {"portable": ()})
 
 log = logging.getLogger(__name__)
 
@@ -60,9 +66,14 @@ def compiler_flags(command: str) -> list[str]:
     return [flag for flag in COMMON_FLAGS if flag not in unknown]
 
 
+def target_flags(name: str) -> tuple[str, ...]:
+    """The flags of one instruction set, also of another processor family."""
+    return (X86 | ARM | TARGETS)[name]
+
+
 def source_hash(name: str) -> str:
     """A hash of the sources and of the flags they are compiled with."""
-    digest = hashlib.sha256("\0".join((*COMMON_FLAGS, *TARGETS[name])).encode())
+    digest = hashlib.sha256("\0".join((*COMMON_FLAGS, *target_flags(name))).encode())
     for path in SOURCES:
         digest.update(path.read_bytes())
     return digest.hexdigest()
@@ -84,7 +95,7 @@ def compile_target(command: str, name: str, *more: str, out: Path = LIBRARIES) -
         [
             command,
             *compiler_flags(command),
-            *TARGETS[name],
+            *target_flags(name),
             *more,
             f'-DMADE_OF="{source_hash(name)}"',
             "-o",

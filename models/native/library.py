@@ -13,11 +13,14 @@ from typing import NamedTuple
 from . import build
 
 LIBRARIES = Path(__file__).parent / "lib"
+CPU_INFO = Path("/proc/cpuinfo")
 # Fastest first: the name, and the CPU flags that Linux must report for it.
 CPU_FLAGS: dict[str, tuple[str, ...]] = {
     "avx512vnni": ("avx512f", "avx512bw", "avx512vl", "avx512dq", "avx512_vnni", "avx2", "fma", "f16c"),
     "avxvnni": ("avx2", "fma", "f16c", "avx_vnni"),
     "avx2": ("avx2", "fma", "f16c"),
+    "i8mm": ("asimd", "asimddp", "i8mm"),
+    "dotprod": ("asimd", "asimddp"),
     "portable": (),
 }
 UNFINISHED = -1  # what polyhead_step and polyhead_resume return
@@ -208,10 +211,10 @@ class SampleStruct(Structure):
 def processor_flags() -> set[str]:
     """The features of this processor by Linux's names; empty where the system does not tell."""
     try:
-        lines = Path("/proc/cpuinfo").read_text().splitlines()
+        lines = CPU_INFO.read_text().splitlines()
     except OSError:
         lines = []
-    return set(next((line for line in lines if line.startswith("flags")), "").split())
+    return set(next((line for line in lines if line.startswith(("flags", "Features"))), "").split())
 
 
 def runnable_targets() -> list[str]:

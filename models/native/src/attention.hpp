@@ -23,7 +23,7 @@
 constexpr int BLOCK = 16;   // tokens
 constexpr int PART = 256;   // tokens
 constexpr int PART_BLOCKS = PART / BLOCK;
-constexpr int MAX_QUERIES = LANES == 16 ? 12 : 4;  // of a tile: rows times heads
+constexpr int MAX_QUERIES = REGISTERS == 32 ? 12 : 4;  // of a tile: rows times heads
 constexpr int FEATURES = 32;           // of a key or a query that share a scale
 constexpr float MAX_KEY_CODE = 8191;       // of 14 bits and a sign: FEATURES products of two still fit 32 bits
 constexpr float MAX_WEIGHT_CODE = 16383;   // of 14 bits
@@ -238,7 +238,7 @@ INLINE void mix(float* scores, const float* const* blocks, const Span<R>& span, 
         std::fill(row + span.low, row + std::max(span.low, span.from[r]), 0.f);
         std::fill(row + std::min(span.to[r], span.high), row + span.high, 0.f);
     }
-    constexpr int Z = R <= 4 && LANES == 16 ? 4 : 2;
+    constexpr int Z = R <= 4 && REGISTERS == 32 ? 4 : 2;
     int d = 0;
     for (; d + Z * LANES <= width; d += Z * LANES) mix_floats<R, Z>(scores, blocks, span, width, d, out);
     for (; d < width; d += 2 * LANES) mix_floats<R, 2>(scores, blocks, span, width, d, out);
@@ -291,7 +291,7 @@ INLINE void mix(float* scores, const Codes* const* blocks, const Span<R>& span, 
         w.sum[r] = finite ? sum_ints(sum) : 0;  // the sum of NaN codes may overflow
         w.unit[r] = finite ? most / MAX_WEIGHT_CODE : NAN;
     }
-    constexpr int Z = LANES < 16 ? (R <= 3 ? 2 : 1) : R <= 3 ? 4 : R <= 6 ? 2 : 1;
+    constexpr int Z = REGISTERS < 32 ? (R <= 3 ? 2 : 1) : R <= 3 ? 4 : R <= 6 ? 2 : 1;
     int d = 0;
     for (; d + Z * LANES <= width; d += Z * LANES) mix_codes<R, Z>(w, blocks, span, width, d, out);
     if constexpr (Z > 2)
@@ -301,7 +301,8 @@ INLINE void mix(float* scores, const Codes* const* blocks, const Span<R>& span, 
 // Attention of R queries [R][D] over one part, to mixed [R][D] and outcomes [R].  `scores` is scratch for [R][PART].
 template <int R, class T>
 void attend_part(const Queries& q, const KeyRange<T>& range, int part, float* scores, float* mixed, Outcome* outcomes) {
-    constexpr int B = R * 4 * (BLOCK / LANES) <= 12 ? 4 : R * 2 * (BLOCK / LANES) <= 12 ? 2 : 1;
+    constexpr int SUMS = REGISTERS == 32 ? 12 : 6;  // that the registers hold
+    constexpr int B = R * 4 <= SUMS ? 4 : R * 2 <= SUMS ? 2 : 1;
     const int start = part * PART;
     Span<R> span;
     for (int r = 0; r < R; ++r) {

@@ -22,7 +22,7 @@ constexpr int COLUMNS = 32, HALF = 16;
 constexpr int PADDING = 64;       // the length of a row, padded with zeros, is a multiple of it
 constexpr int GROUP = 32;         // inputs whose weights share a scale, of one output
 constexpr int SPAN = 16;          // inputs of a row that share a scale
-constexpr int MAX_ROWS = LANES == 16 ? 12 : 4;   // of a tile: what the registers hold
+constexpr int MAX_ROWS = REGISTERS == 32 ? 12 : 4;   // of a tile: what the registers hold
 constexpr int NARROW_ROWS = LANES == 16 ? 6 : 4;  // of a tile of narrow weights, which has two more sums a row
 
 enum Format : int32_t { FLOAT32 = 0, INT8 = 1, INT4 = 2, INT4_SHIFTED = 3, INT8_SHIFTED = 4 };
@@ -172,7 +172,7 @@ template <int R, int FORMAT>
 INLINE void multiply_narrow(const Linear& l, const uint8_t* w, int lane, const Operand& x, int row, Floats (&f)[R][2],
                             Ahead ahead) {
     constexpr int BYTES = group_bytes(FORMAT);
-    constexpr int CHAINS = LANES < 16 || R > 3 ? 1 : R == 1 ? 4 : 2;  // of sums, since a product takes several cycles
+    constexpr int CHAINS = REGISTERS < 32 || R > 3 ? 1 : R == 1 ? 4 : 2;  // of sums, since a product takes several cycles
     const int groups = l.inputs / GROUP;
     const float* scales = x.scales + size_t(row) * 2 * groups;
     const float* offsets = x.offsets + size_t(row) * groups;
@@ -239,7 +239,7 @@ INLINE void prefetch_all(const void* p, int bytes) {
 // A x for rows [a, b) of x, whose floats are at rows[a .. b); neighbouring rows with the same adapter are computed a few at
 // a time.  `next`: there is a product after this one.  What it and this one read of an adapter is prefetched meanwhile.
 inline void project_low(const Operand& x, const float* const* rows, int a, int b, bool next) {
-    constexpr int FEW = LANES == 16 ? 4 : 2;  // what the registers hold
+    constexpr int FEW = REGISTERS == 32 ? 4 : 2;  // what the registers hold
     const LowRank* before = nullptr;
     while (a < b) {
         int end = a + 1;

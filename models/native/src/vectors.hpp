@@ -17,6 +17,8 @@
 #elif defined(__AVX2__) && defined(__FMA__) && defined(__F16C__)
 #define POLYHEAD_AVX2 1
 #include <immintrin.h>
+#elif defined(__aarch64__)
+#include <arm_neon.h>
 #endif
 
 #define INLINE inline __attribute__((always_inline))
@@ -48,7 +50,7 @@ INLINE bf16 narrow(float x) {  // to the nearest, ties to even; a NaN stays one
 
 #if defined(POLYHEAD_AVX512)
 
-constexpr int LANES = 16;
+constexpr int LANES = 16, REGISTERS = 32;
 constexpr bool FUSED_DOT = true;  // four products are added by one instruction; otherwise gcc keeps all of a loop for later
 using Floats = __m512;
 using Ints = __m512i;
@@ -160,7 +162,7 @@ INLINE Ints of_digits(Ints high, Ints low) { return _mm512_add_epi32(_mm512_slli
 
 #elif defined(POLYHEAD_AVX2)
 
-constexpr int LANES = 8;
+constexpr int LANES = 8, REGISTERS = 16;
 using Floats = __m256;
 using Ints = __m256i;
 
@@ -289,9 +291,130 @@ INLINE void store_wide_codes(int16_t* p, Floats x) {
     _mm_storeu_si128((__m128i*)p, _mm_packs_epi32(_mm256_castsi256_si128(n), _mm256_extracti128_si256(n, 1)));
 }
 
+#elif defined(__aarch64__)
+
+constexpr int LANES = 4, REGISTERS = 32;
+using Floats = float32x4_t;
+using Ints = int32x4_t;
+
+INLINE Floats zero() { return vdupq_n_f32(0.f); }
+INLINE Floats all(float x) { return vdupq_n_f32(x); }
+INLINE Floats load(const float* p) { return vld1q_f32(p); }
+INLINE void store(float* p, Floats x) { vst1q_f32(p, x); }
+INLINE void store_past_cache(float* p, Floats x) { store(p, x); }
+INLINE Floats add(Floats a, Floats b) { return vaddq_f32(a, b); }
+INLINE Floats sub(Floats a, Floats b) { return vsubq_f32(a, b); }
+INLINE Floats mul(Floats a, Floats b) { return vmulq_f32(a, b); }
+INLINE Floats quotient(Floats a, Floats b) { return vdivq_f32(a, b); }
+INLINE Floats fma(Floats a, Floats b, Floats c) { return vfmaq_f32(c, a, b); }
+INLINE Floats largest(Floats a, Floats b) { return vbslq_f32(vcgtq_f32(a, b), a, b); }  // fmax would keep another NaN
+INLINE Floats least(Floats a, Floats b) { return vbslq_f32(vcltq_f32(a, b), a, b); }
+INLINE Floats magnitude(Floats a) { return vabsq_f32(a); }
+INLINE Floats nearest(Floats a) { return vrndnq_f32(a); }
+INLINE Floats shifted(Floats x, Floats n) {
+    return vmulq_f32(x, vreinterpretq_f32_s32(vshlq_n_s32(vaddq_s32(vcvtnq_s32_f32(n), vdupq_n_s32(127)), 23)));
+}
+INLINE Floats signed_as(Floats a, Floats sign) {
+    const uint32x4_t bit = vandq_u32(vreinterpretq_u32_f32(sign), vdupq_n_u32(0x80000000));
+    return vreinterpretq_f32_u32(vorrq_u32(vreinterpretq_u32_f32(a), bit));
+}
+INLINE float sum(Floats a) { return vaddvq_f32(a); }
+INLINE void store_sums(float* out, Floats a, Floats b, Floats c, Floats d) {
+    store(out, vpaddq_f32(vpaddq_f32(a, b), vpaddq_f32(c, d)));
+}
+INLINE float highest(Floats a) {
+    const float x = a[0] > a[1] ? a[0] : a[1], y = a[2] > a[3] ? a[2] : a[3];
+    return x > y ? x : y;
+}
+INLINE void store_peaks(float* out, Floats a, Floats b, Floats c, Floats d) {
+    const Floats ab = largest(vuzp1q_f32(a, b), vuzp2q_f32(a, b)), cd = largest(vuzp1q_f32(c, d), vuzp2q_f32(c, d));
+    store(out, largest(vuzp1q_f32(ab, cd), vuzp2q_f32(ab, cd)));
+}
+INLINE bool is_nan(Floats a) { return !vminvq_u32(vceqq_f32(a, a)); }
+INLINE uint32x4_t below(int n) { return vcltq_s32(Ints{0, 1, 2, 3}, vdupq_n_s32(n)); }
+INLINE Floats first(Floats a, int n, float rest) { return vbslq_f32(below(n), a, all(rest)); }
+INLINE Floats past(Floats a, int n, float rest) { return vbslq_f32(below(n), all(rest), a); }
+INLINE Floats where(uint32_t bits, Floats a, float rest) {
+    return vbslq_f32(vtstq_s32(vdupq_n_s32(int(bits)), Ints{1, 2, 4, 8}), a, all(rest));
+}
+INLINE Floats if_at_least(Floats a, Floats b, Floats c) {
+    return vreinterpretq_f32_u32(vandq_u32(vreinterpretq_u32_f32(a), vcgeq_f32(b, c)));
+}
+INLINE bool any_at_least(Floats a, Floats b) { return vmaxvq_u32(vcgeq_f32(a, b)); }
+INLINE Floats load_halves(const fp16* p) { return vcvt_f32_f16(vreinterpret_f16_u16(vld1_u16(p))); }
+
+INLINE Ints all_ints(int x) { return vdupq_n_s32(x); }
+INLINE Ints load_codes(const uint8_t* p) { return vreinterpretq_s32_u8(vld1q_u8(p)); }
+INLINE Ints low_codes(Ints x) { return vandq_s32(x, vdupq_n_s32(0x0f0f0f0f)); }
+INLINE Ints high_codes(Ints x) { return vreinterpretq_s32_u8(vshrq_n_u8(vreinterpretq_u8_s32(x), 4)); }
+INLINE Ints add_ints(Ints a, Ints b) { return vaddq_s32(a, b); }
+INLINE Floats to_floats(Ints a) { return vcvtq_f32_s32(a); }
+INLINE int8x8_t four_bytes(const int8_t* p) { int32_t x; memcpy(&x, p, 4); return vreinterpret_s8_s32(int32x2_t{x, 0}); }
+#if defined(__ARM_FEATURE_MATMUL_INT8)
+constexpr bool FUSED_DOT = true;
+struct Four { int8x8_t x; };
+INLINE Four four(const int8_t* p) { return {four_bytes(p)}; }
+INLINE Ints dot(Ints sum, Ints codes, Four x) { return vusdotq_lane_s32(sum, vreinterpretq_u8_s32(codes), x.x, 0); }
+#elif defined(__ARM_FEATURE_DOTPROD)
+constexpr bool FUSED_DOT = true;
+// There are no products of unsigned with signed bytes: codes are taken less 128, and what that takes off is added again.
+struct Four { int8x8_t x; Ints taken; };  // taken: -128 times the sum of the bytes
+INLINE Four four(const int8_t* p) {
+    const int8x8_t x = four_bytes(p);
+    return {x, vdotq_lane_s32(vdupq_n_s32(0), vdupq_n_s8(-128), x, 0)};
+}
+INLINE Ints dot(Ints sum, Ints codes, Four x) {
+    const int8x16_t less = vreinterpretq_s8_s32(veorq_s32(codes, vdupq_n_s32(int(0x80808080))));
+    return vdotq_lane_s32(vsubq_s32(sum, x.taken), less, x.x, 0);
+}
+#else
+constexpr bool FUSED_DOT = false;
+struct Four { int16x8_t x; };  // the four, twice
+INLINE Four four(const int8_t* p) {
+    const int16x4_t x = vget_low_s16(vmovl_s8(four_bytes(p)));
+    return {vcombine_s16(x, x)};
+}
+INLINE Ints dot(Ints sum, Ints codes, Four x) {
+    const uint8x16_t bytes = vreinterpretq_u8_s32(codes);
+    const int16x8_t low = vreinterpretq_s16_u16(vmovl_u8(vget_low_u8(bytes)));
+    const int16x8_t high = vreinterpretq_s16_u16(vmovl_high_u8(bytes));
+    const Ints a = vpaddq_s32(vmull_s16(vget_low_s16(low), vget_low_s16(x.x)), vmull_high_s16(low, x.x));
+    const Ints b = vpaddq_s32(vmull_s16(vget_low_s16(high), vget_low_s16(x.x)), vmull_high_s16(high, x.x));
+    return vaddq_s32(sum, vpaddq_s32(a, b));
+}
+#endif
+INLINE void store_bytes(int8_t* p, Ints n) {  // as 127 or -128 where they do not fit
+    const int16x4_t words = vqmovn_s32(n);
+    const int32_t bytes = vget_lane_s32(vreinterpret_s32_s8(vqmovn_s16(vcombine_s16(words, words))), 0);
+    memcpy(p, &bytes, 4);
+}
+INLINE void store_codes(int8_t* p, Floats x, Ints& sum) {
+    const Ints n = vcvtnq_s32_f32(x);
+    store_bytes(p, n);
+    sum = vaddq_s32(sum, n);
+}
+INLINE int sum_ints(Ints a) { return vaddvq_s32(a); }
+INLINE void store_int_sums(int32_t* out, Ints a, Ints b, Ints c, Ints d) {
+    vst1q_s32(out, vpaddq_s32(vpaddq_s32(a, b), vpaddq_s32(c, d)));
+}
+struct Two { int16x8_t x; };  // the two, four times
+INLINE Two two(const int16_t* p) { int x; memcpy(&x, p, 4); return {vreinterpretq_s16_s32(vdupq_n_s32(x))}; }
+INLINE Ints dot(Ints sum, Ints codes, Two x) {
+    const int16x8_t c = vreinterpretq_s16_s32(codes);
+    return vaddq_s32(sum, vpaddq_s32(vmull_s16(vget_low_s16(c), vget_low_s16(x.x)), vmull_high_s16(c, x.x)));
+}
+INLINE void store_wide_codes(int16_t* p, Floats x) { vst1_s16(p, vqmovn_s32(vcvtnq_s32_f32(x))); }
+INLINE void store_digits(int8_t* high, int8_t* low, Floats x, Ints& sum) {
+    const Ints n = vcvtnq_s32_f32(x);
+    store_bytes(high, vshrq_n_s32(n, 7));
+    store_bytes(low, vandq_s32(n, vdupq_n_s32(127)));
+    sum = vaddq_s32(sum, n);
+}
+INLINE Ints of_digits(Ints high, Ints low) { return vaddq_s32(vshlq_n_s32(high, 7), low); }
+
 #else  // any processor: four lanes, as the compiler will have them
 
-constexpr int LANES = 4;
+constexpr int LANES = 4, REGISTERS = 16;
 constexpr bool FUSED_DOT = false;
 using Floats = float __attribute__((vector_size(16)));
 using Ints = int32_t __attribute__((vector_size(16)));

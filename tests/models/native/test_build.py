@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from polyhead.models.native import build
+from polyhead.models.native import build, library
 from polyhead.models.native.library import load_library, runnable_targets
 
 needs_compiler = pytest.mark.skipif(not runnable_targets(), reason="nothing is compiled here")
@@ -43,6 +43,25 @@ def test_a_library_of_other_sources_is_refused(sources: list[Path]) -> None:
         OSError, match=re.escape("other sources; compile it again: python -m polyhead.models.native.build")
     ):
         load_library(runnable_targets()[0])
+
+
+@pytest.mark.parametrize(
+    ("features", "wanted"),
+    [
+        ("fp asimd asimddp i8mm", ["i8mm", "dotprod", "portable"]),
+        ("fp asimd asimddp", ["dotprod", "portable"]),
+        ("fp asimd", ["portable"]),
+    ],
+)
+def test_a_processor_of_64_bit_arm_runs_what_it_has(
+    features: str, wanted: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "cpuinfo").write_text(f"processor\t: 0\nFeatures\t: {features}\n")
+    for name in build.ARM:
+        (tmp_path / f"{name}.so").touch()
+    monkeypatch.setattr(library, "CPU_INFO", tmp_path / "cpuinfo")
+    monkeypatch.setattr(library, "LIBRARIES", tmp_path)
+    assert library.runnable_targets() == wanted
 
 
 @needs_compiler
