@@ -91,15 +91,20 @@ class RoutedRequest:
             case ExplanationProgress(share):
                 has_grown, self.progress = self.progress < share <= 1, share
                 return isinstance(request, ExplainTextRequest) and request.reports_progress and has_grown
-        self.result_events += 1
-        match request, event:
-            case Encode(), _:
-                forms = request.forms[self.result_events - 1 : self.result_events]
-                return any(event_sizes.has_output_size(self.model, request, form, event) for form in forms)
-            case Generate(), PromptScores():
-                return self.result_events == 1 and event_sizes.has_score_size(self.model, request, event)
-            case ExplainTextRequest(), ExplanationResult():
-                return self.result_events == 1 and event_sizes.has_explanation_size(request, self.layout, event)
+        is_right = self._is_result(event)
+        self.result_events += is_right  # what is refused may be computed again by another replica
+        return is_right
+
+    def _is_result(self, event: object) -> bool:
+        """Whether it is the result that is due, with as many values as were asked for."""
+        match self.stream.request, event:
+            case Encode() as request, _:
+                due = request.forms[self.result_events : self.result_events + 1]
+                return any(event_sizes.has_output_size(self.model, request, form, event) for form in due)
+            case Generate() as request, PromptScores():
+                return not self.result_events and event_sizes.has_score_size(self.model, request, event)
+            case ExplainTextRequest() as request, ExplanationResult():
+                return not self.result_events and event_sizes.has_explanation_size(request, self.layout, event)
         return False
 
     @property

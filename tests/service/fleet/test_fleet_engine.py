@@ -192,3 +192,11 @@ def test_other_events_and_other_numbers_of_values_are_refused(number: int) -> No
     *before, last = events
     assert all(map(sent.accepts, before))
     assert not sent.accepts(last)
+
+
+def test_what_is_refused_is_not_counted_as_answered() -> None:
+    """Another replica may compute it."""
+    sent = routed("generate", SCORED)
+    assert not sent.accepts(PromptScores(PROMPT.scores * 2))
+    assert sent.accepts(PROMPT)
+    assert not sent.accepts(PROMPT)
