@@ -17,6 +17,7 @@ from ..concurrency.outcome import attempt, unwrap
 from ..config.settings import Settings
 from ..core.errors import InsufficientMemory, PolyheadError
 from ..core.names import base_model_name, is_name
+from ..resources.connection_memory import limit_connections
 from ..runtime.draft_choice import choose_draft_model
 from ..runtime.explain_cost import explainer_memory_need
 from ..runtime.memory_budget import (
@@ -70,6 +71,7 @@ def check_models(settings: Settings) -> CheckResult:
     """Check all models of the settings.  A source that cannot be loaded takes no memory, and the others are still
     checked.
     """
+    settings = limit_connections(settings)
     checker = TokenizerCheck()
     described, models, adapters, errors = dict[str, Description](), list[ModelSize](), list[MemoryNeed](), list[str]()
     explained = dict[str, MemoryNeed]()  # by model, if explanations are enabled

@@ -6,6 +6,7 @@ alignment.
 """
 
 import base64
+import math
 import textwrap
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -14,6 +15,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from polyhead.models.core.errors import ModelError
 from polyhead.models.tokenizer.token_text import byte_alphabet
 
 from . import plotting as canvas
@@ -28,6 +30,8 @@ BARS_PER_ROW = 60  # bars in a row
 MIN_MAP_SIDE = 0.6  # inches, smallest side of a map
 BAR_ROW_HEIGHT = 1.5  # inches, height of a row of bars
 MAX_QUOTE = 40  # characters
+MAX_TOKEN = 128  # characters that are shown of a token
+MAX_WEIGHTS = 1 << 28  # attention weights of an answer whose missing ones are filled up
 END_LABEL = "(end)"  # the label of the end of the text
 SPACE_MARK = "␣"
 BYTE_ALPHABET = byte_alphabet()
@@ -66,8 +70,10 @@ def token_labels(answer: JsonObject, indexes: Sequence[int]) -> list[AxisLabel]:
 
 
 def token_texts(answer: JsonObject) -> list[str]:
-    """Return the tokens' texts.  Byte-level pieces are decoded, with a mark for a space."""
-    pieces = [str(token["token"]) for token in answer["tokens"]]
+    """Return the tokens' texts, or their beginnings: an answer repeats them for each row.  Byte-level pieces are
+    decoded, with a mark for a space.
+    """
+    pieces = [str(token["token"])[:MAX_TOKEN] for token in answer["tokens"]]
     if not any(mark in piece for piece in pieces for mark in BYTE_LEVEL_MARKS):
         return pieces
     return [decode_piece(piece) if BYTE_ALPHABET.keys() >= set(piece) else piece for piece in pieces]
@@ -78,7 +84,14 @@ def decode_piece(piece: str) -> str:
 
 
 def attention_weights(entry: JsonObject) -> FloatArray:
-    """Return attention weights [L, H, Q, K] from any of the answer's encodings.  With `top`, missing weights are 0."""
+    """Return attention weights [L, H, Q, K] from any of the answer's encodings.  With `top`, missing weights are 0.
+
+    Raises ModelError if the shape is not that of its layers, heads, rows and columns, or too large.
+    """
+    shape = [len(entry[name]) for name in ("layers", "heads", "rows", "columns")]
+    if [*entry["shape"]] != shape or math.prod(shape) > MAX_WEIGHTS:
+        stated = f"{str(entry['shape'])[:MAX_QUOTE]!r}"
+        raise ModelError(f"the answer states weights of the shape {stated}, and has {shape}; {MAX_WEIGHTS} are read")
     if "top" not in entry:
         values = entry["values"]
         if isinstance(values, Mapping):

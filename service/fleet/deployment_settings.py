@@ -33,6 +33,8 @@ def build_deployment_settings(settings: Settings, name: str, base_models: Collec
             "weights": weights,
             "calibrations": calibrations,
             "pools": pools,
+            "tls_cert": "",  # clients connect to the ingress
+            "tls_key": "",
         }
     )
 

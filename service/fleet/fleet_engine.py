@@ -28,12 +28,9 @@ from ..core.request import (
     Failed,
     Generate,
     GeneratedToken,
-    HeadOutput,
     PromptScores,
     Request,
     Task,
-    TokenCandidates,
-    TokenOutputs,
     WorkerTask,
 )
 from ..engine.block_allocator import BlockKey, block_keys, root_key
@@ -41,6 +38,8 @@ from ..engine.event_stream import OpenTokens, Stream, StreamContext
 from ..engine.worker import RequestCounts, RequestEnd
 from ..runtime.operation import ModelOperation
 from ..server.process import Telemetry
+from . import event_sizes
+from .event_sizes import Layout
 from .frames import FrameError, RequestStarted, SimilarRequest
 from .messages import REQUESTS_PER_FRAME, PackedRows, fill_frames, pack_rows
 from .replica_connection import Address, ConnectionContext, ReplicaConnection
@@ -49,13 +48,7 @@ from .routing import AnswerLengths, CreatePolicy, PrefixAffinity, RoutingRequest
 
 # Tokens that were read from a cache; a request that is preempted counts its own again.
 MAX_CACHED_TOKENS = 1 << 32
-FORM_OUTPUTS: Mapping[str, type] = {"tokens": TokenOutputs, "words": TokenCandidates}
-TASK_OUTPUTS: Mapping[Task, type] = {  # of other tasks: HeadOutput
-    "tag": TokenOutputs,
-    "span": TokenOutputs,
-    "label_spans": TokenOutputs,
-    "fill": TokenCandidates,
-}
+LAYOUT_ATTEMPTS = 2  # replicas that are asked to load an explainer, one after the other if they do not answer
 
 log = logging.getLogger("polyhead.fleet")
 
@@ -75,6 +68,7 @@ class RoutedRequest:
     result_events: int = 0  # events so far that are neither a token nor an end
     progress: float = 0.0  # the share of an explanation that is done
     is_over: bool = False  # the last event of it was received
+    layout: Layout = field(default_factory=dict)  # of the model's attention, for explanations
 
     def accepts(self, event: object) -> bool:
         """Whether a correct replica can send `event` next for this request."""
@@ -90,52 +84,33 @@ class RoutedRequest:
                 limits = (request.prompt_tokens, most, MAX_CACHED_TOKENS)
                 return all(0 <= given <= limit for given, limit in zip(counts, limits, strict=True))
             case GeneratedToken():
-                due = isinstance(request, Generate) and self.stream.tokens < request.max_tokens
-                return due and 0 <= event.id < self.model.vocab_size and 0 <= event.cached_tokens <= MAX_CACHED_TOKENS
+                if not isinstance(request, Generate) or self.stream.tokens >= request.max_tokens:
+                    return False
+                has_size = event_sizes.has_token_size(self.model, request, event)
+                return has_size and 0 <= event.cached_tokens <= MAX_CACHED_TOKENS
             case ExplanationProgress(share):
                 has_grown, self.progress = self.progress < share <= 1, share
                 return isinstance(request, ExplainTextRequest) and request.reports_progress and has_grown
-        self.result_events += 1
-        if isinstance(request, Encode):
-            return self.result_events <= len(request.forms) and self._is_output(request, event)
-        expected = PromptScores if isinstance(request, Generate) else ExplanationResult
-        return isinstance(event, expected) and self.result_events == 1
+        is_right = self._is_result(event)
+        self.result_events += is_right  # what is refused may be computed again by another replica
+        return is_right
 
-    def _is_output(self, request: Encode, event: object) -> bool:
-        """Whether `event` has the form of the output that is due, and as many values."""
-        model, form = self.model, request.forms[self.result_events - 1]
-        expected = FORM_OUTPUTS[form] if form else TASK_OUTPUTS.get(model.task, HeadOutput)
-        match event:
-            case HeadOutput(values):
-                has_size = len(values) == output_width(model, request)
-            case TokenOutputs(scores):
-                columns = len(model.labels) if model.task == "tag" and not form else 0  # 0: any number
-                shape = scores.shape or ()
-                has_size = len(shape) == 2 and shape[0] <= len(request.tokens) and columns in (0, shape[1])
-            case TokenCandidates(candidates):
-                has_size = len(candidates) <= len(request.tokens)
-                has_size = has_size and all(0 <= token < model.vocab_size for some in candidates for token, _ in some)
-            case _:
-                has_size = False
-        return has_size and isinstance(event, expected)
+    def _is_result(self, event: object) -> bool:
+        """Whether it is the result that is due, with as many values as were asked for."""
+        match self.stream.request, event:
+            case Encode() as request, _:
+                due = request.forms[self.result_events : self.result_events + 1]
+                return any(event_sizes.has_output_size(self.model, request, form, event) for form in due)
+            case Generate() as request, PromptScores():
+                return not self.result_events and event_sizes.has_score_size(self.model, request, event)
+            case ExplainTextRequest() as request, ExplanationResult():
+                return not self.result_events and event_sizes.has_explanation_size(request, self.layout, event)
+        return False
 
     @property
     def can_reroute(self) -> bool:
         """Whether another replica can compute it instead."""
         return self.is_unanswered and not self.was_rerouted and not isinstance(self.stream.request, ExplainTextRequest)
-
-
-def output_width(model: Model, request: Encode) -> int:
-    """The number of values that a head answers with."""
-    match model.task:
-        case "embed":
-            return min(request.dimensions or model.width, model.width)
-        case "label_texts" | "decide":
-            return len(request.label_rows) or 1
-        case "classify":
-            return len(model.labels)
-        case _:
-            return 1  # the score of a pair, or of a choice
 
 
 class Fleet:
@@ -159,6 +134,7 @@ class Fleet:
         self._tokens = OpenTokens()
         self._answer_lengths: dict[str, AnswerLengths] = {}
         self._explainers: dict[str, ReplicaConnection] = {}  # by model, the replica that has loaded its explainer
+        self._layouts: dict[str, Layout] = {}  # by model, what that replica has stated
         # Kept while no replica has them: to decode a model again holds the interpreter for about a second.
         self._newest_models: dict[str, Model] = {}
         self._is_closing = False
@@ -222,19 +198,30 @@ class Fleet:
     async def load_explainer(self, model: Model) -> Mapping[str, tuple[int, int]]:
         """Load the explainer of a model on one replica and return its layout: layers and heads by kind of attention.
 
-        The same replica explains the model as long as it is connected.  Raises Unavailable if there is none.
+        The same replica explains the model as long as it is connected and answers.  Raises Unavailable if there is
+        none, or none answers.
         """
         with name_model_in_errors(model):
-            connections = self.replicas.eligible_for(model)
-            if self._explainers.get(model.name) not in self.replicas.connections_for(model.name):
-                self._explainers[model.name] = min(connections, key=lambda each: each.name)
-            try:
-                layout = await self._explainers[model.name].call("watch", model.name)
-            except ConnectionError as error:
-                raise Unavailable(f"{error}; send it again", retry_after=1) from None
-            if isinstance(layout, PolyheadError):
-                raise layout
-            return dict(layout)
+            known, serving = self._explainers.get(model.name), self.replicas.connections_for(model.name)
+            others = [each for each in self.replicas.eligible_for(model) if each is not known]
+            others.sort(key=lambda each: each.name)
+            connections = [known, *others] if known is not None and known in serving else others
+            error: Exception = ConnectionError("its replica was lost")
+            for connection in connections[:LAYOUT_ATTEMPTS]:
+                self._explainers[model.name] = connection
+                try:
+                    layout = await connection.call("watch", model.name)
+                except TimeoutError as slow:
+                    error = slow
+                    continue
+                except ConnectionError as lost:
+                    error = lost
+                    break
+                if isinstance(layout, PolyheadError):
+                    raise layout
+                self._layouts[model.name] = dict(layout)
+                return dict(layout)
+            raise Unavailable(f"{error}; send it again", retry_after=1) from None
 
     # The engine's interface
 
@@ -275,7 +262,9 @@ class Fleet:
     # Calls of connections (ConnectionListener)
 
     def on_connected(self, connection: ReplicaConnection) -> None:
-        connection.models = {name: model for name, model in connection.models.items() if name in self.replicas.names()}
+        served = {*self.replicas.names()}
+        connection.models = {name: model for name, model in connection.models.items() if name in served}
+        connection.broken = {name: why for name, why in connection.broken.items() if name in served}
         self._newest_models.update(connection.models)
         for name, model in connection.models.items():
             log.info("%s has a replica: %s at %s:%d", name, connection.name, *connection.address)
@@ -350,6 +339,7 @@ class Fleet:
         request = stream.request
         routing = self._routing_request(prompts, request)
         sent = RoutedRequest(prompts.model, stream, next(self._numbers), routing)
+        sent.layout = self._layouts.get(prompts.model.name, sent.layout)
         self._routed[stream] = self._by_number[sent.number] = sent
         self._tokens.add(stream)
         return sent

@@ -27,6 +27,7 @@ from ..api.access.access_log import NO_TRACING, RequestTracer
 from ..concurrency.outcome import run_on_thread
 from ..config.settings import LIBRARY_DEFAULTS, Settings, SettingsError, read_settings
 from ..core import logs
+from ..resources.connection_memory import limit_connections
 from ..resources.process_info import process_age
 from ..runtime import quickstart
 from ..server.process import EXIT_SECONDS, ServerProcess, StartTimes, bind_socket, tune_interpreter
@@ -256,7 +257,7 @@ def serve_on_ray(settings: Settings, traces: RequestTracer = NO_TRACING) -> int:
     """
     imported = process_age()
     listener = bind_socket(settings.host, settings.port)
-    settings = quickstart.with_sources(settings)
+    settings = limit_connections(quickstart.with_sources(settings))
     clock = StartTimes(imported, process_age())
     join_cluster(settings)
     secret = cluster_secret(settings)

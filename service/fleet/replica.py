@@ -51,6 +51,7 @@ from .frames import (
 )
 from .messages import (
     EVENTS_PER_FRAME,
+    MAX_TEXT,
     REQUESTS_PER_FRAME,
     MessageRoute,
     PackedRows,
@@ -201,7 +202,8 @@ class Replica:
         """Return the hello message: models with their digests, failures, port and cache size."""
         models = tuple([await self._pack_model(model) for model in self.models])
         block_count, size = self.registry.cache_size()
-        return ("hello", PROTOCOL_VERSION, self.name, self._http_port, models, dict(self.broken), block_count, size)
+        broken = {name: why[:MAX_TEXT] for name, why in self.broken.items()}
+        return ("hello", PROTOCOL_VERSION, self.name, self._http_port, models, broken, block_count, size)
 
     async def _pack_model(self, model: Model) -> PackedModel:
         """Encode a model on a thread, once for all connections."""
@@ -238,7 +240,8 @@ class Replica:
     async def _send_load(self) -> None:
         while True:
             await asyncio.sleep(LOAD_INTERVAL_S)
-            reasons, loaded = tuple(self.server.unready_reasons()), self.pool.loaded_names if self.pool else None
+            reasons = tuple(why[:MAX_TEXT] for why in self.server.unready_reasons())
+            loaded = self.pool.loaded_names if self.pool else None
             for visitor in self._connections:
                 visitor.send("load", self.queued_tokens - visitor.load.queued_tokens, reasons, loaded)
 

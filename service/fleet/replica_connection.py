@@ -33,7 +33,7 @@ from .frames import (
     row_validator,
     unpack_model,
 )
-from .messages import EVENTS_PER_FRAME, MODELS_PER_FRAME, MessageRoute, read_message
+from .messages import EVENTS_PER_FRAME, MAX_TEXT, MODELS_PER_FRAME, MessageRoute, read_message
 from .routing import Candidate
 
 CONNECT_TIMEOUT_S = 5.0
@@ -41,7 +41,9 @@ CONNECT_TIMEOUT_S = 5.0
 WAIT_S, SILENT_WAITS = 5.0, 3
 MAX_UNREAD_BYTES = 1 << 26  # that a replica leaves unread when more is sent to it; then it counts as lost
 MAX_BLOCKS = 1 << 20  # of a replica's cache whose keys are remembered, at most
+MAX_LAYERS = 1 << 14  # or heads, that a layout states
 PORT_COUNT = 1 << 16
+CALL_SECONDS = 120.0  # in which a replica loads an explainer, which is a second network of the model, and answers
 MIN_RETRY_S, MAX_RETRY_S = 0.1, 2.0  # between two attempts to connect
 # The same after a frame that the protocol does not allow: each attempt may cost this process as much again.
 MIN_FAULT_RETRY_S, MAX_FAULT_RETRY_S = 0.5, 30.0
@@ -50,12 +52,14 @@ FAULTLESS_S = 120.0  # after a connection of this length, the pause begins at it
 Address = tuple[str, int]
 
 # The fields of each message that a replica may send.
-HELLO_FIELDS = row_validator(
-    int, str, int, Annotated[tuple[PackedModel, ...], Field(max_length=MODELS_PER_FRAME)], dict[str, str], int, int
-)
+Text = Annotated[str, Field(max_length=MAX_TEXT)]
+Number = Annotated[int, Field(ge=0, le=MAX_LAYERS)]
+Models = Annotated[tuple[PackedModel, ...], Field(max_length=MODELS_PER_FRAME)]
+Failures = Annotated[dict[Text, Text], Field(max_length=MODELS_PER_FRAME)]
+HELLO_FIELDS = row_validator(int, Text, int, Models, Failures, int, int)
 EVENT_FIELDS = row_validator(Annotated[tuple[tuple[int, Any], ...], Field(max_length=EVENTS_PER_FRAME)])
-LOAD_FIELDS = row_validator(int, tuple[str, ...], tuple[str, ...] | None)
-WATCHED_FIELDS = row_validator(int, PolyheadError | dict[str, tuple[int, int]])
+LOAD_FIELDS = row_validator(int, tuple[Text, ...], tuple[Text, ...] | None)
+WATCHED_FIELDS = row_validator(int, PolyheadError | Annotated[dict[Text, tuple[Number, Number]], Field(max_length=4)])
 NO_FIELDS = row_validator()
 
 log = logging.getLogger("polyhead.fleet")
@@ -176,7 +180,7 @@ class ReplicaConnection:
 
     async def call(self, message: str, *fields: Any) -> Any:
         """Send a message and return its answer.  Raises ConnectionError if the replica is not connected or is lost
-        meanwhile.
+        meanwhile, and TimeoutError if it does not answer within CALL_SECONDS.
         """
         if self._writer is None:
             raise ConnectionError(f"replica {self.name} is not connected")
@@ -184,7 +188,10 @@ class ReplicaConnection:
         self._pending_calls[number] = asyncio.get_running_loop().create_future()
         self.send(message, number, *fields)
         try:
-            return await self._pending_calls[number]
+            async with asyncio.timeout(CALL_SECONDS):
+                return await self._pending_calls[number]
+        except TimeoutError:
+            raise TimeoutError(f"replica {self.name} has not answered in {CALL_SECONDS:.0f} s") from None
         finally:
             del self._pending_calls[number]
 

@@ -45,6 +45,7 @@ from ..engine.sampler import sampling_bytes
 from ..engine.state_slots import smallest_slot_count
 from ..engine.window_blocks import held_limit
 from ..resources import machine
+from ..resources.connection_memory import connection_bytes
 from .executor_choice import choose_kernel, encoder_step_tokens, sampling_instructions
 from .placement import Placement, choose_placement
 from .self_test import precision_test_bytes
@@ -478,9 +479,11 @@ def largest_step(model: ModelSize, settings: Settings, placement: Placement, pla
 
 def memory_limit(settings: Settings, device: torch.device) -> int:
     """Return the bytes for the models of this process: the setting `memory_mib`, or the free memory. Processes on CPUs
-    share that equally.
+    share that equally, without what connections take.
     """
-    free = machine.spendable_memory(device) // (1 if device.type == "cuda" else settings.tensor_parallel)
+    free = machine.spendable_memory(device)
+    if device.type != "cuda":
+        free = max(free - connection_bytes(settings), 0) // settings.tensor_parallel
     return settings.memory_mib * MIB or free
 
 

@@ -15,6 +15,7 @@ from ..api.access.access_log import NO_TRACING, RequestTracer
 from ..api.app import background_works, build_app
 from ..config.settings import Settings
 from ..engine.engine import Engine
+from ..resources.connection_memory import limit_connections
 from ..resources.process_info import process_age, start_background_task
 from ..runtime import follower, quickstart
 from ..runtime.loader import ExecutorHook
@@ -43,7 +44,7 @@ def serve(settings: Settings, executor_hook: ExecutorHook = keep_executor, trace
         return follower.run_follower(rank_config)
     imported = process_age()
     listener = bind_socket(settings.host, settings.port)
-    settings = quickstart.with_sources(settings)
+    settings = limit_connections(quickstart.with_sources(settings))
     times = StartTimes(imported, process_age())
     app = assemble(settings, lambda registry: process.on_models_settled(registry, times), executor_hook, traces)
     process = ServerProcess(settings, app, listener)

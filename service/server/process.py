@@ -39,7 +39,7 @@ from ..api.access.rate_limit import Quotas
 from ..api.http.body_limits import FULL_BODIES, IncomingBodies
 from ..api.http.connection import Connection
 from ..api.http.connection_limits import ConnectionLimits
-from ..api.http.tls import Handshake, read_certificate
+from ..api.http.tls import TlsClient, read_certificate
 from ..api.probe_app import ProbeApp
 from ..api.shared.openai_errors import write_openai_error
 from ..concurrency.loop_errors import LoopErrors
@@ -50,6 +50,7 @@ from ..core.request import WorkerTask
 from ..engine.worker import RequestEnd, StepReport
 from ..metrics import Metrics
 from ..resources import capacity
+from ..resources.connection_memory import connection_bytes
 from ..resources.key_share import KeyShare
 from ..resources.process_info import allow_connections, process_age
 from ..resources.request_memory import BYTES_PER_BODY_BYTE, BYTES_PER_TOKEN, Headroom
@@ -106,7 +107,7 @@ class Telemetry:
         model_bytes: Callable[[], int] = lambda: 0,
     ) -> AppState:
         """Build what the routes use, around `registry` and `engine`; models hold `model_bytes()` bytes of memory."""
-        free = min(capacity.available_memory(), default=math.inf)
+        free = min(capacity.available_memory(), default=math.inf) - connection_bytes(settings)
         share = KeyShare(self.keys.owners, settings.key_share)
         headroom = Headroom(free, lambda: model_bytes() + BYTES_PER_TOKEN * engine.tokens, share)
         text = TextProcessor(
@@ -370,7 +371,7 @@ def build_uvicorn_config(
         _loop: asyncio.AbstractEventLoop | None = None,
     ) -> asyncio.BaseProtocol:
         connection = partial(Connection, config, server_state, app_state, _loop, edge=limits)
-        return connection() if tls is None else Handshake(tls, connection, server_state, limits)
+        return connection() if tls is None else TlsClient(tls, connection, server_state, limits)
 
     return uvicorn.Config(
         app,

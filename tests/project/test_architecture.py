@@ -73,6 +73,7 @@ GET_PREFIXES = {
     "service/api/shared/dialect.py:__get_pydantic_json_schema__": "pydantic asks for a method of this name",
     "service/api/shared/tagged_unions.py:__get_pydantic_core_schema__": "pydantic asks for a method of this name",
     "service/api/http/connection.py:get_buffer": "asyncio asks for a method of this name",
+    "service/api/http/tls.py:get_buffer": "asyncio asks for a method of this name",
     "service/config/settings.py:get_field_value": "pydantic-settings asks for a method of this name",
 }
 BROAD_EXCEPTS = {

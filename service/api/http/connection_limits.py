@@ -14,6 +14,7 @@ SHORT_READ_BYTES = 8 << 10  # the same of a head, and of what comes behind a req
 MAX_BUFFERED_BYTES = 16 << 20  # bytes of all input that waits, of which most are incomplete heads
 MAX_STARTS = 32  # requests that start in one turn of the event loop
 MAX_HANDSHAKES = 4  # of TLS, in one turn: a signature by RSA with 4,096 bits takes five milliseconds
+HANDSHAKE_PART = 4  # handshakes that are begun and not complete are at most one in so many connections
 
 
 class LimitedConnection(Protocol):
@@ -119,8 +120,22 @@ class ConnectionLimits:
     silent_since: dict[LimitedConnection, float] = field(default_factory=dict)  # no request is under way
     blocked_since: dict[LimitedConnection, float] = field(default_factory=dict)  # the client does not read its answer
     lingering: dict[LimitedConnection, None] = field(default_factory=dict)  # answered; further input is discarded
+    handshakes: dict[LimitedConnection, None] = field(default_factory=dict)  # of TLS, begun and not complete
     # Shared: it is filled and emptied in one turn of the event loop.  A view: with TLS, asyncio fills it by slices.
     read_buffer: memoryview = field(default_factory=lambda: memoryview(bytearray(READ_BYTES)))
+
+    @property
+    def max_handshakes(self) -> int:
+        """How many handshakes of TLS may be begun and not complete: each takes more than an idle connection."""
+        return max(self.max_connections // HANDSHAKE_PART, MAX_HANDSHAKES)
+
+    def add_handshake(self, client: LimitedConnection) -> None:
+        """Its first bytes came: it counts as new again, and the handshake that was begun first makes room for it."""
+        self.silent_since.pop(client, None)
+        self.silent_since[client] = time.monotonic()
+        self.handshakes[client] = None
+        while len(self.handshakes) > self.max_handshakes:
+            next(iter(self.handshakes)).drop()
 
     def make_room(self, connections: Collection[Any]) -> bool:
         """Whether there is room for all of `connections`, the last of which is new; closes others if needed.

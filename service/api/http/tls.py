@@ -93,66 +93,141 @@ class NewConnection(asyncio.Protocol):
         self.start(cast(asyncio.Transport, transport))
 
 
-class Handshake(SSLProtocol):
-    """The TLS layer of a connection; after the handshake, `connect` creates the protocol of its HTTP requests.
+class TlsClient(asyncio.BufferedProtocol):
+    """A client that connects over TLS, until its handshake is complete; then `connect` creates the protocol of its
+    HTTP requests.
 
-    During the handshake it counts as one of the server's connections, may be closed to make room, and has
-    `header_seconds`. In each turn of the event loop a few handshakes go on: their signatures take milliseconds.
-
-    A client that sends more than MAX_CONTROL_RECORDS records without data is disconnected: OpenSSL processes all
-    KeyUpdate messages that it has in one call, and that would hold the event loop.
+    It counts as one of the server's connections, may be closed to make room, and has `header_seconds`.  Until its first
+    bytes came and it is their turn it costs a few kilobytes; its Handshake costs more, and there are few of them.  In
+    each turn of the event loop a few handshakes go on: their signatures take milliseconds.
     """
-
-    max_size = RECEIVE_BYTES  # asyncio's default is a buffer of 256 KiB per connection
 
     def __init__(
         self, context: ssl.SSLContext, connect: Callable[[], Connection], state: ServerState, edge: ConnectionLimits
     ) -> None:
-        super().__init__(
-            asyncio.get_running_loop(),
-            NewConnection(self.start_connection),
-            context,
-            cast(Any, None),  # no future waits for the end of the handshake
-            server_side=True,
-            ssl_handshake_timeout=cast(Any, edge.header_seconds),  # seconds, may be a fraction
-            # The connection closes earlier, unless bytes of an answer are still unsent.
-            ssl_shutdown_timeout=cast(Any, edge.write_seconds + LINGER_SECONDS),
-        )
-        self.connect, self.state, self.limits = connect, state, edge
-        self.records = RecordCounter()
-        self.tls_transport: asyncio.Transport | None = None  # None during the handshake
-        self.postponed = b""  # bytes of the handshake that wait for their turn
+        self.context, self.connect, self.state, self.limits = context, connect, state, edge
+        self.handshake: Handshake | None = None
+        self.postponed = b""  # bytes that wait for their turn
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self.transport = cast(asyncio.Transport, transport)
         # First of all, so that the connection is counted and has its timer whatever follows.
         self.state.connections.add(cast(Any, self))
-        super().connection_made(self.transport)
-        self.transport.set_write_buffer_limits(0)  # so that bytes a client does not read are counted
+        self.timer = asyncio.get_running_loop().call_later(self.limits.header_seconds, self.drop)
         if self.limits.make_room(self.state.connections):
             self.limits.silent_since[self] = time.monotonic()
         else:
             self.drop()
 
+    def get_buffer(self, sizehint: int) -> memoryview:  # noqa: ARG002
+        return self.limits.read_buffer[:RECEIVE_BYTES]
+
+    def buffer_updated(self, count: int) -> None:
+        self.receive(bytes(self.limits.read_buffer[:count]))
+
+    def receive(self, received: bytes) -> None:
+        """Go on with the handshake if it is its turn; otherwise nothing more is read until it is."""
+        if self.limits.handshake_queue.try_start(self):
+            (self.handshake or self.begin_handshake()).process_records(received)
+        else:
+            self.postponed = received
+            self.transport.pause_reading()
+
+    def begin_handshake(self) -> "Handshake":
+        self.handshake = Handshake(self)
+        self.limits.add_handshake(self)
+        self.transport.set_protocol(self.handshake)
+        self.handshake.connection_made(self.transport)
+        return self.handshake
+
+    def continue_reading(self) -> None:
+        """Go on with a handshake that waited for its turn."""
+        if not self.transport.is_closing():
+            self.transport.resume_reading()
+            received, self.postponed = self.postponed, b""
+            self.receive(received)
+
     def start_connection(self, transport: asyncio.Transport) -> None:
         """The handshake is complete: hand over to a connection."""
         self.leave_queues()
-        self.tls_transport = transport
-        cast(Any, transport).set_read_buffer_limits(RECEIVE_BYTES)
         connection = self.connect()
         transport.set_protocol(connection)
         connection.connection_made(transport)
 
+    def connection_lost(self, exc: BaseException | None) -> None:  # noqa: ARG002
+        self.leave_queues()
+        self.limits.handshake_queue.remove(self)
+        self.handshake = None  # so that its buffers are freed now: garbage is collected seldom
+
+    def leave_queues(self) -> None:
+        self.timer.cancel()
+        self.limits.silent_since.pop(self, None)
+        self.limits.handshakes.pop(self, None)
+        self.state.connections.discard(cast(Any, self))
+
+    def drop(self) -> None:
+        """Close at once: another connection needs the room, or the time is over."""
+        self.leave_queues()
+        self.transport.abort()
+
+    def stop_keep_alive(self) -> None:
+        """Close: no request has begun."""
+        self.drop()
+
+    def shutdown(self) -> None:
+        self.drop()
+
+
+class Handshake(SSLProtocol):
+    """The TLS layer of a connection, from the first bytes of `client` to the end of the connection.
+
+    A client that sends more than MAX_CONTROL_RECORDS records without data is disconnected: OpenSSL processes all
+    KeyUpdate messages that it has in one call, and that would hold the event loop.
+    """
+
+    max_size = 0  # asyncio's default is a buffer of 256 KiB per connection; all share one instead
+
+    def __init__(self, client: TlsClient) -> None:
+        edge = client.limits
+        super().__init__(
+            asyncio.get_running_loop(),
+            NewConnection(self.start_connection),
+            client.context,
+            cast(Any, None),  # no future waits for the end of the handshake
+            server_side=True,
+            ssl_handshake_timeout=cast(Any, edge.header_seconds),  # seconds, may be a fraction; the client's ends first
+            # The connection closes earlier, unless bytes of an answer are still unsent.
+            ssl_shutdown_timeout=cast(Any, edge.write_seconds + LINGER_SECONDS),
+        )
+        # asyncio copies what was read from here before it reads anything else.
+        self._ssl_buffer_view = edge.read_buffer[:RECEIVE_BYTES]
+        self.client = client
+        self.records = RecordCounter()
+        self.tls_transport: asyncio.Transport | None = None  # None during the handshake
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self.transport = cast(asyncio.Transport, transport)
+        super().connection_made(self.transport)
+        self.transport.set_write_buffer_limits(0)  # so that bytes a client does not read are counted
+
+    def start_connection(self, transport: asyncio.Transport) -> None:
+        self.tls_transport = transport
+        cast(Any, transport).set_read_buffer_limits(RECEIVE_BYTES)
+        self.client.start_connection(transport)
+
+    def get_buffer(self, n: int) -> memoryview:  # noqa: ARG002
+        return self._ssl_buffer_view
+
     def buffer_updated(self, nbytes: int) -> None:
-        self.process_records(bytes(self.get_buffer(nbytes)[:nbytes]))
+        received = bytes(self._ssl_buffer_view[:nbytes])
+        if self.tls_transport is None:
+            self.client.receive(received)
+        else:
+            self.process_records(received)
 
     def process_records(self, received: bytes) -> None:
-        if self.tls_transport is None and not self.limits.handshake_queue.try_start(self):
-            self.postponed = received
-            self.transport.pause_reading()
-            return
         for piece in self.records.split(received):
-            self.get_buffer(len(piece))[: len(piece)] = piece
+            self._ssl_buffer_view[: len(piece)] = piece
             super().buffer_updated(len(piece))
             if self.count_control_records() > MAX_CONTROL_RECORDS:
                 log.warning("client disconnected, it sent too many TLS records without data: %s", self.address)
@@ -169,34 +244,13 @@ class Handshake(SSLProtocol):
         return self.records.count - cast(CountingSSLObject, transport.get_extra_info("ssl_object")).data_reads
 
     def connection_lost(self, exc: BaseException | None) -> None:
-        self.leave_queues()
-        self.limits.handshake_queue.remove(self)
+        self.client.connection_lost(exc)
         super().connection_lost(exc)
+        if self.tls_transport is not None:
+            self.tls_transport.set_protocol(asyncio.BufferedProtocol())  # asyncio would go on to hold the connection
+            self.tls_transport = None
 
     @property
     def address(self) -> str:
         host, port, *_ = self.transport.get_extra_info("peername") or ("unknown", 0)
         return f"{host}:{port}"
-
-    def drop(self) -> None:
-        """Close at once: another connection needs the room."""
-        self.leave_queues()
-        self.transport.abort()
-
-    def continue_reading(self) -> None:
-        """Go on with a handshake that waited for its turn."""
-        if not self.transport.is_closing():
-            self.transport.resume_reading()
-            received, self.postponed = self.postponed, b""
-            self.process_records(received)
-
-    def leave_queues(self) -> None:
-        self.limits.silent_since.pop(self, None)
-        self.state.connections.discard(cast(Any, self))
-
-    def stop_keep_alive(self) -> None:
-        """Close: no request has begun."""
-        self.drop()
-
-    def shutdown(self) -> None:
-        self.drop()

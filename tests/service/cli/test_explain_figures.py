@@ -16,6 +16,7 @@ import pytest
 from polyhead.models.core.errors import ModelError
 from polyhead.service.cli import explain_figures as figures
 from polyhead.service.cli import plotting as canvas
+from polyhead.service.cli.explain_command import format_answer
 
 Answer = dict[str, Any]
 SVG = "{http://www.w3.org/2000/svg}"
@@ -218,10 +219,37 @@ def test_weights_can_come_packed_or_only_the_largest() -> None:
     packed = {"dtype": "float16", "data": base64.b64encode(whole.astype("<f2").tobytes()).decode()}
     assert np.allclose(figures.attention_weights(entry | {"values": packed}), whole, atol=1e-3)
     largest = [[[[[int(row.argmax()), float(row.max())]] for row in head] for head in layer] for layer in whole]
-    kept = figures.attention_weights({name: entry[name] for name in ("columns", "shape")} | {"top": largest})
+    kept = figures.attention_weights({name: entry[name] for name in entry if name != "values"} | {"top": largest})
     assert np.array_equal(kept.max(-1), whole.max(-1))
     assert np.array_equal(kept.argmax(-1), whole.argmax(-1))
     assert (kept > 0).sum() == 10
+
+
+@pytest.mark.parametrize(
+    ("shape", "columns"), [([1, 1, 1, 3 * 10**8], 3), ([1, 1, 1], 3), ([1, 1, 1, -1], 3), ([1, 2, 1, 3], 3), ([], 3)]
+)
+def test_a_stated_shape_that_the_answer_does_not_have_is_refused(shape: list[int], columns: int) -> None:
+    """Before memory is taken for it: a server may answer anything."""
+    entry = weights("self", [0], [0], range(1), range(columns)) | {"shape": shape}
+    for given in (entry, entry | {"top": [[[[]]]]}):
+        with pytest.raises(ModelError, match="the answer states weights of the shape"):
+            figures.attention_weights(given)
+
+
+def test_an_answer_with_too_many_weights_is_refused() -> None:
+    sides = {"layers": range(1000), "heads": range(1000), "rows": range(1000), "columns": range(1000)}
+    with pytest.raises(ModelError, match=f"{figures.MAX_WEIGHTS} are read"):
+        figures.attention_weights({**sides, "shape": [1000] * 4, "top": []})
+
+
+def test_long_tokens_are_shown_cut() -> None:
+    """An answer repeats them for each row, and fills up the others to the width of the longest."""
+    long = {"token": "w" * 10**6, "special": False, "text": 0}
+    given = gradients()
+    given = given | {"output": "", "tokens": [long, *given["tokens"][1:]]}
+    lines = format_answer(given).splitlines()
+    assert max(map(len, lines)) < 2 * figures.MAX_TOKEN
+    assert any(line.startswith("w" * figures.MAX_TOKEN + " ") for line in lines)
 
 
 @pytest.mark.parametrize(

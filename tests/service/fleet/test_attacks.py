@@ -49,8 +49,13 @@ from polyhead.service.fleet.frames import (
     pack_model,
     unpack,
 )
-from polyhead.service.fleet.messages import SMALL_FRAME_BYTES
-from polyhead.service.fleet.replica_connection import FAULTLESS_S, MAX_FAULT_RETRY_S, ConnectionContext
+from polyhead.service.fleet.messages import MAX_TEXT, SMALL_FRAME_BYTES
+from polyhead.service.fleet.replica_connection import (
+    FAULTLESS_S,
+    MAX_FAULT_RETRY_S,
+    ConnectionContext,
+    ReplicaConnection,
+)
 from tests.service.fleet.test_fleet import (
     GREEDY,
     HOST,
@@ -522,6 +527,10 @@ WRONG_VALUES: list[Any] = [
     ("said", (None,) * 1_000_000),
     ("said", ((1, None),) * 1_000_000),
     ("load", 1, ("x" * SMALL_FRAME_BYTES,), None),
+    ("load", 1, ("x" * (MAX_TEXT + 1),), None),
+    ("watched", 1, {"self": (1 << 40, 1)}),
+    ("watched", 1, {"self": (-1, 1)}),
+    ("watched", 1, {str(number): (1, 1) for number in range(5)}),
     ("hello", 3, "invalid", 1, ((),) * 1_000_000, {}, 1, 16),
 ]
 
@@ -578,6 +587,9 @@ CHANGED: dict[str, Callable[[tuple[Any, ...]], tuple[Any, ...]]] = {
     ),
     "type": lambda hello: (*hello[:4], ((digest_bytes(TOKEN), TOKEN, 0),), *hello[5:]),
     "field": lambda hello: model_of(hello, labels=7),
+    "failure": lambda hello: (*hello[:5], {"chat": "x" * (MAX_TEXT + 1)}, *hello[6:]),
+    "failed name": lambda hello: (*hello[:5], {"x" * (MAX_TEXT + 1): "it is broken"}, *hello[6:]),
+    "long name": lambda hello: (*hello[:2], "x" * (MAX_TEXT + 1), *hello[3:]),
 }
 
 
@@ -590,6 +602,52 @@ def test_a_replica_with_an_invalid_hello_gets_no_requests(run_shared: Callable[[
         await answers(here)
 
     run_with_invalid_replica(run_shared, [], act, changed=CHANGED[change])
+
+
+def test_failures_of_models_that_are_not_in_the_settings_are_ignored(run_shared: Callable[[Act], None]) -> None:
+    failures = {"stranger": "it is broken", "judge": "x" * MAX_TEXT}
+
+    async def act(here: Scene, invalid: InvalidReplica) -> None:
+        [line] = [line for line in here.fleet.replicas if line.name == "invalid"]
+        await here.until(lambda: line.broken)
+        assert line.broken == {"judge": "x" * MAX_TEXT}
+        assert "stranger" not in (await here.http.get("/readyz")).text
+
+    run_with_invalid_replica(run_shared, [], act, changed=lambda hello: (*hello[:5], failures, *hello[6:]))
+
+
+def test_a_replica_that_does_not_load_an_explainer_is_not_waited_for(
+    run_shared: Callable[[Act], None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Another one is asked, and explains the model from then on. Without another one the answer is 503."""
+    asked = list[str]()
+    real = ReplicaConnection.call
+
+    async def call(connection: ReplicaConnection, message: str, *fields: Any) -> Any:
+        asked.append(connection.name)
+        with monkeypatch.context() as patch:
+            if connection.name == "invalid":
+                patch.setattr(replica_connection, "CALL_SECONDS", 0.0)
+            return await real(connection, message, *fields)
+
+    monkeypatch.setattr(ReplicaConnection, "call", call)
+    body = {"model": "judge", "input": "A good film.", "method": "attention"}
+
+    async def act(here: Scene, invalid: InvalidReplica) -> None:
+        await here.until(lambda: here.fleet.replicas.ready_counts()["judge"] == 2)
+        for _ in range(2):
+            assert (await here.http.post("/v1/explain", json=body)).status_code == 200
+        assert asked == ["invalid", "replica-0", "replica-0"]
+        here.list("invalid")
+        await here.until(lambda: here.fleet.replicas.ready_counts()["judge"] == 1)
+        answer = await here.http.post("/v1/explain", json=body)
+        assert answer.status_code == 503
+        assert "replica invalid has not answered in 0 s; send it again" in answer.text
+        assert not any(line._pending_calls for line in here.fleet.replicas)
+        here.list("replica-0")
+        await here.until(lambda: here.fleet.replicas.ready_counts()["judge"] == 1)
+
+    run_with_invalid_replica(run_shared, [], act)
 
 
 def test_models_that_are_not_in_the_settings_are_ignored(run_shared: Callable[[Act], None]) -> None:

@@ -2,10 +2,12 @@
 
 import asyncio
 import contextlib
+import gc
 import json
 import signal
 import socket
 import ssl
+import weakref
 from asyncio.sslproto import SSLProtocol
 from collections import Counter
 from collections.abc import Callable, Iterator
@@ -21,7 +23,7 @@ from cryptography.hazmat.primitives.kdf.hkdf import HKDFExpand
 
 from polyhead.service.api.http.connection import Connection
 from polyhead.service.api.http.connection_limits import MAX_HANDSHAKES
-from polyhead.service.api.http.tls import MAX_CONTROL_RECORDS, RECEIVE_BYTES, Handshake, RecordCounter, read_certificate
+from polyhead.service.api.http.tls import MAX_CONTROL_RECORDS, RECEIVE_BYTES, RecordCounter, TlsClient, read_certificate
 from polyhead.service.config.settings import Settings, SettingsError
 from polyhead.service.server.process import load_tls_context
 from tests.service.api.http.test_connection import FaultyBodies, LostTransport, Served, replying
@@ -32,11 +34,15 @@ TEXT = {"inputs": "a fox"}
 
 
 class OpenTransport(LostTransport):
-    """A transport that keeps what is written."""
+    """A transport that keeps what is written, and its protocol."""
 
     def __init__(self) -> None:
         super().__init__()
         self.written, self._reads = b"", True
+        self.protocol: Any = None
+
+    def set_protocol(self, protocol: asyncio.BaseProtocol) -> None:
+        self.protocol = protocol
 
     def write(self, data: Any) -> None:
         self.written += bytes(data)
@@ -55,6 +61,18 @@ class OpenTransport(LostTransport):
 
     def abort(self) -> None:
         """Does nothing."""
+
+
+class ClosingTransport(OpenTransport):
+    """The same, until it is aborted: then it tells its protocol, and forgets it."""
+
+    def __init__(self, protocol: asyncio.BaseProtocol) -> None:
+        super().__init__()
+        self.protocol = protocol
+
+    def abort(self) -> None:
+        asyncio.get_running_loop().call_soon(self.protocol.connection_lost, None)
+        self.protocol = None
 
 
 @pytest.fixture(scope="module")
@@ -176,23 +194,39 @@ def test_a_new_handshake_is_counted_and_has_its_timer_whatever_fails(files: tupl
     async def connect() -> None:
         served = Served(replying(), max_connections=1, incoming_bodies=FaultyBodies())
         first, second = (
-            Handshake(read_certificate(*files), served.connection, served.state, served.edge) for _ in range(2)
+            TlsClient(read_certificate(*files), served.connection, served.state, served.edge) for _ in range(2)
         )
         first.connection_made(LostTransport())
         with pytest.raises(ZeroDivisionError):
             second.connection_made(LostTransport())
         assert served.state.connections == {first, second}
-        for handshake in (first, second):
-            assert cast(Any, handshake)._handshake_timeout_handle.when() > 0
+        for client in (first, second):
+            assert client.timer.when() > 0
 
     asyncio.run(connect())
 
 
-def test_few_handshakes_go_on_in_a_turn_of_the_loop(files: tuple[str, str], monkeypatch: pytest.MonkeyPatch) -> None:
-    """However many clients say hello at once. Those that leave while they wait are forgotten."""
-    hello, steps, turn, number = ssl.MemoryBIO(), list[int](), 0, 5 * MAX_HANDSHAKES
+@pytest.fixture(scope="module")
+def hello() -> bytes:
+    """What a client sends first."""
+    content = ssl.MemoryBIO()
     with contextlib.suppress(ssl.SSLWantReadError):
-        ssl.create_default_context().wrap_bio(ssl.MemoryBIO(), hello, server_hostname="localhost").do_handshake()
+        ssl.create_default_context().wrap_bio(ssl.MemoryBIO(), content, server_hostname="localhost").do_handshake()
+    return content.read()
+
+
+def greet(client: TlsClient, content: bytes, transport: OpenTransport | None = None) -> None:
+    """The client has connected, and sent `content`."""
+    client.connection_made(transport or OpenTransport())
+    client.get_buffer(-1)[: len(content)] = content
+    client.buffer_updated(len(content))
+
+
+def test_few_handshakes_go_on_in_a_turn_of_the_loop(
+    files: tuple[str, str], hello: bytes, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """However many clients say hello at once. Those that leave while they wait are forgotten."""
+    steps, turn, number = list[int](), 0, 5 * MAX_HANDSHAKES
     real = SSLProtocol.buffer_updated
 
     def step(protocol: Any, count: int) -> None:
@@ -201,28 +235,64 @@ def test_few_handshakes_go_on_in_a_turn_of_the_loop(files: tuple[str, str], monk
 
     monkeypatch.setattr(SSLProtocol, "buffer_updated", step)
 
-    async def greet() -> None:
+    async def run() -> None:
         nonlocal turn
-        served, context, content = Served(replying()), read_certificate(*files), hello.read()
-        handshakes = [Handshake(context, served.connection, served.state, served.edge) for _ in range(number)]
-        for handshake in handshakes:
-            handshake.connection_made(OpenTransport())
-            handshake.get_buffer(len(content))[: len(content)] = content
-            handshake.buffer_updated(len(content))
-        assert not any(cast(OpenTransport, each.transport).is_reading() for each in handshakes[MAX_HANDSHAKES:])
-        for handshake in handshakes[-2:]:
-            handshake.connection_lost(None)
+        served, context = Served(replying()), read_certificate(*files)
+        clients = [TlsClient(context, served.connection, served.state, served.edge) for _ in range(number)]
+        for client in clients:
+            greet(client, hello)
+        assert not any(cast(OpenTransport, each.transport).is_reading() for each in clients[MAX_HANDSHAKES:])
+        for client in clients[-2:]:
+            client.connection_lost(None)
         while len(steps) < number - 2:
             turn += 1
             await asyncio.sleep(0)
-        assert all(cast(OpenTransport, each.transport).is_reading() for each in handshakes[:-2])
-        assert all(cast(OpenTransport, each.transport).written for each in handshakes[:-2])
-        for handshake in handshakes:
-            handshake.connection_lost(None)
+        assert all(cast(OpenTransport, each.transport).is_reading() for each in clients[:-2])
+        assert all(cast(OpenTransport, each.transport).written for each in clients[:-2])
+        for client in clients:
+            client.connection_lost(None)
 
-    asyncio.run(greet())
+    asyncio.run(run())
     assert max(Counter(steps).values()) == MAX_HANDSHAKES
     assert len(steps) == number - 2
+
+
+def test_few_handshakes_are_begun_and_not_complete(files: tuple[str, str], hello: bytes) -> None:
+    """A fourth of the connections: the one that was begun first makes room. Before its first bytes a client has none,
+    and what an ended one had is freed at once, not by a garbage collection.
+    """
+    made = list[weakref.ref[Any]]()
+
+    class CountingContext(ssl.SSLContext):
+        def wrap_bio(self, *args: Any, **named: Any) -> ssl.SSLObject:
+            made.append(weakref.ref(found := super().wrap_bio(*args, **named)))
+            return found
+
+    async def run() -> None:
+        served = Served(replying(), max_connections=80)
+        context = CountingContext(ssl.PROTOCOL_TLS_SERVER)
+        context.load_cert_chain(*files)
+        clients = [TlsClient(context, served.connection, served.state, served.edge) for _ in range(60)]
+        for client in clients[:10]:
+            client.connection_made(ClosingTransport(client))
+        assert not made
+        for client in clients[10:]:
+            greet(client, hello, ClosingTransport(client))
+        while len(made) < 50:
+            await asyncio.sleep(0)
+        assert served.edge.max_handshakes == 20
+        assert list(served.edge.handshakes) == clients[-20:]
+        await asyncio.sleep(0)
+        assert sum(each() is not None for each in made) == 20
+        assert served.state.connections == {*clients[:10], *clients[-20:]}
+        assert not any(client.timer.cancelled() for client in clients[-20:])
+        for client in (*clients[:10], *clients[-20:]):
+            client.drop()
+        assert not served.state.connections
+        assert not served.edge.handshakes
+        assert not served.edge.silent_since
+
+    asyncio.run(run())
 
 
 def test_a_port_for_probes_stays_plain(
@@ -415,11 +485,11 @@ def test_a_client_that_does_not_answer_the_closing_message_makes_room(
 def test_buffers_of_a_tls_connection_are_small(files: tuple[str, str], trusting: ssl.SSLContext) -> None:
     async def one() -> None:
         served = Served(replying(b"one", length=True))
-        handshakes: list[Handshake] = []
+        clients: list[TlsClient] = []
 
-        def accept() -> Handshake:
-            handshakes.append(Handshake(read_certificate(*files), served.connection, served.state, served.edge))
-            return handshakes[-1]
+        def accept() -> TlsClient:
+            clients.append(TlsClient(read_certificate(*files), served.connection, served.state, served.edge))
+            return clients[-1]
 
         server = await asyncio.get_running_loop().create_server(accept, "127.0.0.1", 0)
         async with server:
@@ -429,10 +499,20 @@ def test_buffers_of_a_tls_connection_are_small(files: tuple[str, str], trusting:
             assert await reader.readuntil(b"one")
             [connection] = served.state.connections
             assert isinstance(connection, Connection)
-            assert len(handshakes[0].get_buffer(1 << 20)) == RECEIVE_BYTES
+            handshake = cast(Any, clients[0].handshake)
+            assert len(handshake.get_buffer(1 << 20)) == RECEIVE_BYTES
+            assert not handshake._ssl_buffer  # of its own
             assert cast(Any, connection.transport).get_read_buffer_limits()[1] == RECEIVE_BYTES
-            writer.close()
-            await until(lambda: not served.state.connections)
+            held = weakref.ref(handshake)
+            del handshake, connection
+            clients.clear()
+            gc.disable()
+            try:
+                writer.close()
+                await until(lambda: held() is None)  # freed at once, not by a garbage collection
+            finally:
+                gc.enable()
+            assert not served.state.connections
 
     asyncio.run(one())
 
