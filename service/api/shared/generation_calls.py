@@ -4,7 +4,7 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
-from typing import Any
+from typing import Any, TypeVar
 
 from fastapi import Request
 
@@ -35,6 +35,8 @@ SCORE_BYTES = 700  # bytes of each log-probability: from the engine, as a Python
 TOKEN_TEXT_BYTES = 32  # bytes of each byte of a token: its text with escapes, its number in a list, and both as JSON
 CLAIM_STEP = 4096  # log-probabilities for which memory is claimed at a time
 CLAIM_TOKENS = 256  # tokens whose log-probabilities are counted in one iteration of the event loop
+
+T = TypeVar("T")
 
 
 async def start_answers(
@@ -72,43 +74,56 @@ async def fit_conversation(request: Request, generation: GenerationRequest, mode
     """
     if containers := sum(map(count_argument_containers, generation.prompts)):
         request_context(request).claim.grow_by_containers(containers, 0, "the arguments of tool calls")
-    tools = sum(value_size(tool.parameters) + len(tool.description) for tool in generation.tools.offered)
-    size, fit = tools + sum(map(text_length, generation.prompts)), partial(fit_chat, generation, model)
-    if size > SCAN_BYTES:
-        threads, owner = server(request).request_threads, request_context(request).owner
-        fitted = await threads.run(fit, WorkInfo("reading the conversation", threads, owner, size))
-    else:
-        fitted = fit()
+    size, fit = conversation_size(generation), partial(fit_chat, generation, model)
+    fitted = await run_for_conversation(request, size, fit)
     if ignores_reasoning(generation, model):
         request_context(request).ignored.append(generation.reasoning.field)
     return fitted
+
+
+def conversation_size(generation: GenerationRequest) -> int:
+    """The approximate number of characters of all messages and tools."""
+    tools = sum(value_size(tool.parameters) + len(tool.description) for tool in generation.tools.offered)
+    return tools + sum(map(text_length, generation.prompts))
+
+
+async def run_for_conversation(request: Request, size: int, function: Callable[[], T]) -> T:
+    """Run `function`, which reads a whole conversation of `size` characters: on a thread if they are many."""
+    if size <= SCAN_BYTES:
+        return function()
+    threads, owner = server(request).request_threads, request_context(request).owner
+    return await threads.run(function, WorkInfo("reading the conversation", threads, owner, size))
 
 
 async def drop_oldest(
     request: Request, model: Model, generation: GenerationRequest, prepared: GenerationRequest, terms: Terms
 ) -> GenerationRequest:
     """`prepared`, which is `generation` made for the model, without the oldest messages: the longest form that leaves
-    room for the answer, else the shortest one; all of it if nothing may be left out.  The forms are rendered one after
-    another, as few as a bisection needs.
+    room for the answer, else the shortest one; all of it if nothing may be left out.  The forms are made and rendered
+    one after another, as few as a bisection needs.
     """
     [chat], [fitted] = generation.prompts, prepared.prompts
     assert isinstance(chat, ChatMessages), "a conversation"
     assert isinstance(fitted, ChatMessages), "a conversation"
-    room, text = answer_room(model, prepared), server(request).text
+    room, text, size = answer_room(model, prepared), server(request).text, conversation_size(generation)
 
-    def cut(place: int) -> ChatMessages:
+    def make_shorter(place: int) -> ChatMessages:
         shorter = replace(chat, messages=cut_messages(chat.messages, place), variables=fitted.variables)
         return add_tools(shorter, generation.tools, model.chat_format)
 
+    async def cut(place: int) -> ChatMessages:
+        return await run_for_conversation(request, size, partial(make_shorter, place))
+
     async def fits(place: int) -> bool:
+        shorter = await cut(place)
         try:
             with request_context(request).time_tokenising():
-                _, ids = await text.render_prompt(model, cut(place), prepared.field, special=False, terms=terms)
+                _, ids = await text.render_prompt(model, shorter, prepared.field, special=False, terms=terms)
         except TooLong:
             return False
         return len(ids) + room <= model.max_tokens
 
-    cuts = list_cuts(chat.messages)
+    cuts = await run_for_conversation(request, size, partial(list_cuts, chat.messages))
     low, high = 0, len(cuts) - 1
     while low < high:
         middle = (low + high) // 2
@@ -116,7 +131,7 @@ async def drop_oldest(
             high = middle
         else:
             low = middle + 1
-    return replace(prepared, prompts=(cut(cuts[low]),)) if cuts else prepared
+    return replace(prepared, prompts=(await cut(cuts[low]),)) if cuts else prepared
 
 
 def count_argument_containers(prompt: Prompt) -> int:
