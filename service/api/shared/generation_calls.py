@@ -11,17 +11,17 @@ from fastapi import Request
 from polyhead.models.chat.template_functions import value_size
 
 from ...concurrency.thread_pool import WorkInfo
-from ...concurrency.time_slices import TakeTurn, iterate_in_slices, split_in_slices, yield_turn
-from ...core.errors import BadRequest, BodyTooLarge, NotFound, Overloaded, TooLong
+from ...concurrency.time_slices import iterate_in_slices, split_in_slices
+from ...core.errors import BadRequest, NotFound, TooLong
 from ...core.model import Model, name_model_in_errors
 from ...core.request import Generate, Terms
-from ...resources.request_memory import MemoryClaim
-from ...text.answer_delta import AnswerDelta, TokenLogprobs, Usage
+from ...text.answer_delta import AnswerDelta, Usage
 from ...text.answer_stream import AnswerStream, collect_deltas, join_answers
 from ...text.chat_prompt import add_tools, expected_output, fit_chat, ignores_reasoning, parameter_grammars
 from ...text.chat_truncation import answer_room, cut_messages, list_cuts
 from ...text.event_source import EventReader
 from ...text.generation_request import ChatMessages, GenerationRequest, Prompt
+from ...text.score_claim import SCORE_BYTES, ScoreClaim
 from ...text.stop_strings import StopRules
 from ...text.tokenization import text_length
 from ..access.authorized_models import ModelLookup
@@ -31,10 +31,6 @@ from .streaming import INLINE_BYTES, PartsResponse, dump_chunks, dumps, json_wei
 
 PART_SCORES = 32  # cost of a part without log-probabilities, in log-probabilities
 INLINE_SCORES = 2048  # log-probabilities that are written on the event loop; more are written on a thread
-SCORE_BYTES = 700  # bytes of each log-probability: from the engine, as a Python object, and as JSON
-TOKEN_TEXT_BYTES = 32  # bytes of each byte of a token: its text with escapes, its number in a list, and both as JSON
-CLAIM_STEP = 4096  # log-probabilities for which memory is claimed at a time
-CLAIM_TOKENS = 256  # tokens whose log-probabilities are counted in one iteration of the event loop
 
 T = TypeVar("T")
 
@@ -64,6 +60,7 @@ async def start_answers(
     expected = expected_output(prepared, model, requests[0].tokens)
     sources = await call_submitter(request, model)(requests)
     answers = AnswerStream(model.tokenizer, stops, requests, EventReader(sources, turn_taker(request)), expected)
+    answers.scores = ScoreClaim(request_context(request).claim)
     request_context(request).cleanup.callback(answers.close)
     return answers
 
@@ -181,8 +178,7 @@ async def collect_answers(
     Memory for their log-probabilities is claimed; those of a prompt are written `repeated` times.
     """
     take_turn = turn_taker(request)
-    claim = ScoreClaim(request_context(request).claim, repeated, take_turn)
-    joined = await join_answers(await collect_deltas(answers, claim.add), take_turn)
+    joined = await join_answers(await collect_deltas(answers, repeated), take_turn)
     if generation.attempts == generation.count:
         return joined
     prompts = iterate_in_slices(split_in_slices(joined, generation.attempts), 1, take_turn)
@@ -202,48 +198,6 @@ def select_best(tries: Sequence[AnswerDelta], generation: GenerationRequest) -> 
         )
         for place, one in enumerate(ranked)
     ]
-
-
-class ScoreClaim:
-    """Claims memory for the log-probabilities of deltas that are kept until the answer is complete.
-
-    Those of a prompt are written `repeated` times.
-    """
-
-    def __init__(self, claim: MemoryClaim, repeated: int = 1, take_turn: TakeTurn = yield_turn) -> None:
-        self._claim, self._repeated, self._pending, self._take_turn = claim, repeated, 0, take_turn
-
-    async def add(self, delta: AnswerDelta) -> None:
-        """Claim memory for one more delta.  Raises Overloaded if there is too little.
-
-        Other tasks run after every CLAIM_TOKENS tokens.
-        """
-        for repeated, tokens in ((1, delta.logprobs), (self._repeated, delta.prompt_logprobs)):
-            async for some in iterate_in_slices(split_in_slices(tokens, CLAIM_TOKENS), 1, self._take_turn):
-                self._grow(repeated * score_memory(some))
-
-    def _grow(self, size: int) -> None:
-        self._pending += size
-        if self._pending < SCORE_BYTES * CLAIM_STEP:
-            return
-        try:
-            self._claim.grow(self._pending, "the answer")
-        except (BodyTooLarge, Overloaded) as error:
-            message = "the log-probabilities of the answer take more memory than is left for requests"
-            advice = "ask for fewer of them, for fewer tokens or answers, or for a stream"
-            raise Overloaded(f"logprobs: {message}; {advice}", param="logprobs", retry_after=1) from error
-        self._pending = 0
-
-
-def score_memory(tokens: Sequence[TokenLogprobs]) -> int:
-    """Bytes that the log-probabilities of tokens and of their alternatives take, at most, with the tokens' texts."""
-    sizes = (len(each.token.data) + sum(len(data) for data, _, _ in each.likeliest) for each in tokens)
-    return SCORE_BYTES * count_scores(tokens) + TOKEN_TEXT_BYTES * sum(sizes)
-
-
-def count_scores(tokens: Sequence[TokenLogprobs]) -> int:
-    """The number of log-probabilities: of the tokens and of their alternatives."""
-    return len(tokens) + sum(len(each.likeliest) for each in tokens)
 
 
 def part_size(part: AnswerDelta) -> int:
