@@ -44,6 +44,7 @@ class AnswerStream:
 
     Log-probabilities claim memory in `scores`: those of generated tokens from when they are read until the delta after
     theirs is asked for, those of prompts until the end of the request, since each answer to a prompt may repeat them.
+    Those of prompts are expected there before the requests are submitted.
     """
 
     def __init__(
@@ -137,6 +138,7 @@ class AnswerStream:
         """Return the prompt's tokens, computed in slices of TOKENS_PER_SLICE tokens a turn of the event loop."""
         left, logprobs = detokenizer.prompt_logprobs(event), list[TokenLogprobs]()
         while some := call_tokenizer(lambda: tuple(islice(left, TOKENS_PER_SLICE))):
+            self.scores.receive(detokenizer.request, len(some))
             self.scores.add(some, self._repeated)
             logprobs += some
             await self._events.take_turn()

@@ -1,8 +1,11 @@
-"""Memory for log-probabilities: it is claimed when they are read, and released when they were sent."""
+"""Memory for log-probabilities: claimed before the engine computes those of prompts, and when those of generated tokens
+are read; released when they were sent.
+"""
 
 from collections.abc import Sequence
 
 from ..core.errors import BodyTooLarge, Overloaded
+from ..core.request import Generate
 from ..resources.request_memory import MemoryClaim
 from .answer_delta import TokenLogprobs
 
@@ -17,10 +20,26 @@ class ScoreClaim:
     def __init__(self, claim: MemoryClaim) -> None:
         self._claim = claim
         self._needed = self._claimed = 0  # bytes
+        self._expected = 0  # of `_needed`: for what the engine has not given yet
 
     def add(self, tokens: Sequence[TokenLogprobs], times: int = 1) -> None:
         """Claim memory for tokens, which are written `times` times. Raises Overloaded if there is too little."""
-        self._needed += times * score_memory(tokens)
+        self._grow(times * score_memory(tokens))
+
+    def expect(self, requests: Sequence[Generate]) -> None:
+        """Claim memory for the log-probabilities of prompts, all of which may wait for a client. Raises Overloaded."""
+        size = sum(prompt_memory(request, len(request.tokens)) for request in requests)
+        self._expected += size
+        self._grow(size)
+
+    def receive(self, request: Generate, count: int) -> None:
+        """The log-probabilities of `count` tokens of the prompt are expected no more: they are added now."""
+        size = min(prompt_memory(request, count), self._expected)
+        self._expected -= size
+        self._needed -= size
+
+    def _grow(self, size: int) -> None:
+        self._needed += size
         missing = self._needed - self._claimed
         if missing < SCORE_BYTES * CLAIM_STEP:
             return
@@ -39,6 +58,13 @@ class ScoreClaim:
         if spare >= SCORE_BYTES * CLAIM_STEP:
             self._claim.shrink(spare)
             self._claimed = self._needed
+
+
+def prompt_memory(request: Generate, count: int) -> int:
+    """Bytes that the log-probabilities of `count` tokens of its prompt take, without the tokens' texts; 0 if it asks
+    for none.
+    """
+    return SCORE_BYTES * count * (1 + request.prompt_logprobs)
 
 
 def score_memory(tokens: Sequence[TokenLogprobs]) -> int:

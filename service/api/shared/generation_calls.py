@@ -58,9 +58,11 @@ async def start_answers(
         requests = await read_prompts(request, model, prepared, call, terms)
     stops = StopRules(prepared.stops, prepared.stop_tokens, prepared.keep_stop)
     expected = expected_output(prepared, model, requests[0].tokens)
+    scores = ScoreClaim(request_context(request).claim)
+    scores.expect(requests)
     sources = await call_submitter(request, model)(requests)
     answers = AnswerStream(model.tokenizer, stops, requests, EventReader(sources, turn_taker(request)), expected)
-    answers.scores = ScoreClaim(request_context(request).claim)
+    answers.scores = scores
     request_context(request).cleanup.callback(answers.close)
     return answers
 

@@ -474,6 +474,7 @@ class ScoredCall:
         self.source = ReadySource(events)
         answers = AnswerStream(self.tokenizer, StopRules(), requests, EventReader([self.source]))
         answers.scores = ScoreClaim(self.claim)
+        answers.scores.expect(requests)
         return answers
 
     @property
@@ -604,9 +605,40 @@ def test_the_scores_of_a_prompt_are_counted_as_often_as_they_are_written(generat
     call, top = ScoredCall(generator), tuple((other, -2.0) for other in range(20))
     scores = PromptScores(((-1.0, top),) * STEP_TOKENS)
     answers = call.answers(scores, Done("length", 3, 0), prompt=STEP_TOKENS + 1)
+    assert call.claimed >= STEP_BYTES, "before they are read: they may wait in the stream of each prompt"
     [deltas] = asyncio.run(collect_deltas(answers, repeated))
     size = score_claim.score_memory(deltas[0].prompt_logprobs)
-    assert 0 <= repeated * size - call.claimed < STEP_BYTES
+    assert abs(repeated * size - call.claimed) < STEP_BYTES
+
+
+def test_a_call_whose_prompts_have_too_many_scores_is_refused_before_it_is_computed(
+    tiny_generator: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Those of all prompts of a stream may wait, since they are read one after another as the client reads."""
+    submitted, real = list[int](), MemoryClaim.grow
+
+    def refuse(self: MemoryClaim, size: int, what: str) -> None:
+        if what == "the answer":
+            raise Overloaded("there is no memory", retry_after=1)
+        real(self, size, what)
+
+    def noted(*given: Any) -> Any:
+        submitted.append(0)
+        return call_submitter(*given)
+
+    call_submitter = generating.call_submitter
+    monkeypatch.setattr(generating, "call_submitter", noted)
+
+    async def act(client: Client) -> None:
+        body = {"prompt": [PROMPT * 60] * 12, "prompt_logprobs": 5, "max_tokens": 1, "stream": True}
+        accepted = await client.ask("POST", "/v1/completions", body | MODEL)
+        assert (accepted.status_code, len(submitted)) == (200, 1), accepted.text[:300]
+        monkeypatch.setattr(MemoryClaim, "grow", refuse)
+        refused = await client.ask("POST", "/v1/completions", body | MODEL)
+        assert (refused.status_code, len(submitted)) == (429, 1), refused.text[:300]
+        assert "ask for fewer of them" in refused.text
+
+    served(act, {"chat": tiny_generator})
 
 
 def test_a_call_that_has_ended_frees_its_memory(tiny_generator: Path, monkeypatch: pytest.MonkeyPatch) -> None:
