@@ -19,7 +19,7 @@ from ..core.errors import Expired, PolyheadError
 from ..core.request import Done, Event, Failed, FinishReason, GeneratedToken, Request, WorkerTask
 from .worker import RequestEnd, RequestOutcome, RequestTiming, deadline_error
 
-MAX_UNREAD_EVENTS = 256  # events that may wait for their reader before the request is paused
+MAX_UNREAD_EVENTS = 256  # that may wait for their reader before the request is paused; each alternative counts as one
 MAX_STEPS_AHEAD = 2  # steps not yet delivered: one is delivered while another is computed
 LOOP_CHECK_S = 1.0  # how often the engine checks whether a loop that does not answer is closed
 
@@ -130,6 +130,7 @@ class Stream:
     tokens: int = 0  # Token events so far
     is_paused: bool = False
     _events: deque[Event] = field(default_factory=deque)
+    _unread: int = 0  # events and alternatives that wait for the reader
     _waiter: asyncio.Future[None] | None = None
     _on_ready: Callable[[], None] = lambda: None
 
@@ -153,7 +154,8 @@ class Stream:
         if not self._events:
             return None
         event = self._events.popleft()
-        if self.is_paused and self.is_open and len(self._events) <= MAX_UNREAD_EVENTS // 2:
+        self._unread -= event_weight(event)
+        if self.is_paused and self.is_open and self._unread <= MAX_UNREAD_EVENTS // 2:
             self.is_paused = False
             self.context.resume(self)
         return event
@@ -175,6 +177,7 @@ class Stream:
         if not self.is_open:
             return
         self._events.clear()
+        self._unread = 0
         if answered:
             self._end("done", self.tokens, finish="stop")
         elif perf_counter() < self.request.terms.deadline:
@@ -188,13 +191,14 @@ class Stream:
         if not self.is_open:
             return
         self._events.append(event)
+        self._unread += event_weight(event)
         match event:
             case GeneratedToken(cached_tokens=cached):
                 if not self.tokens:
                     self.timing.first_token, self.timing.cached_tokens = perf_counter(), cached
                 self.tokens += 1
                 self._wake()
-                if len(self._events) >= MAX_UNREAD_EVENTS and not self.is_paused:
+                if self._unread >= MAX_UNREAD_EVENTS and not self.is_paused:
                     self.is_paused = True
                     self.context.pause(self)
             case Done(reason=finish, completion_tokens=tokens, cached_tokens=cached):
@@ -229,3 +233,8 @@ class Stream:
         if self._waiter is not None and not self._waiter.done():
             self._waiter.set_result(None)
         self._on_ready()
+
+
+def event_weight(event: Event) -> int:
+    """The memory that an event takes while it is unread: 1 for itself, and 1 for each alternative of a token."""
+    return 1 + len(event.top) if isinstance(event, GeneratedToken) else 1

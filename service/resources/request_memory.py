@@ -181,6 +181,13 @@ class MemoryClaim:
         """The same for `count` lists and objects, and `size` bytes beside them."""
         self.grow(count * self._headroom.container_bytes + size, what)
 
+    def shrink(self, size: int) -> None:
+        """Release `size` bytes of it, or all where it has less since it was released."""
+        with self._lock:
+            size = min(size, self._size)
+            self._size -= size
+        self._headroom.release(size, self._owner)
+
     def open_part(self) -> "MemoryClaim":
         """A claim of its own for a part of the request, which is released before the request ends."""
         return MemoryClaim(self._headroom, self._owner)

@@ -5,7 +5,7 @@ string, are held back.
 """
 
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 
 from polyhead.models.tokenizer import Tokenizer
@@ -17,11 +17,26 @@ from .stop_strings import StopBuffer, StopRules
 MIN_LOGPROB = -9999.0  # stands for minus infinity, which JSON cannot express
 
 
-class Detokenizer:
-    """Writes one answer: token events in, deltas out. With `counted`, the prompt's tokens count in its usage."""
+def ignore_scores(tokens: Sequence[TokenLogprobs]) -> None:
+    """The callback where no memory is claimed."""
 
-    def __init__(self, tokenizer: Tokenizer, stops: StopRules, request: Generate, *, counted: bool = True) -> None:
-        self.tokenizer, self.request, self.stops = tokenizer, request, stops
+
+class Detokenizer:
+    """Writes one answer: token events in, deltas out. With `counted`, the prompt's tokens count in its usage.
+
+    `on_scores` is called with the log-probabilities of a token before they are kept; they wait for the token's text.
+    """
+
+    def __init__(
+        self,
+        tokenizer: Tokenizer,
+        stops: StopRules,
+        request: Generate,
+        on_scores: Callable[[Sequence[TokenLogprobs]], None] = ignore_scores,
+        *,
+        counted: bool = True,
+    ) -> None:
+        self.tokenizer, self.request, self.stops, self.on_scores = tokenizer, request, stops, on_scores
         self.stream, self.tail = tokenizer.stream(), StopBuffer(stops)
         self.token_count = self.length = self.shown_length = 0  # generated tokens; decoded characters; characters sent
         self.cached_tokens = 0  # tokens of the prompt
@@ -52,11 +67,10 @@ class Detokenizer:
         """Return the delta that the token completes, which may be empty; it is the last if a stop string was found."""
         text = self.stream.push(event.id)
         if self.request.logprobs >= 0:
-            self.unshown_tokens.append(
-                TokenLogprobs(
-                    self.score_token(event.id, event.logprob), self.length, self.score_top(event.top), event.id
-                )
-            )
+            token, top = self.score_token(event.id, event.logprob), self.score_top(event.top)
+            scored = TokenLogprobs(token, self.length, top, event.id)
+            self.on_scores((scored,))
+            self.unshown_tokens.append(scored)
         self.token_count += 1
         self.cached_tokens = event.cached_tokens
         return self.end_if_stopped(self.show(text))
@@ -79,6 +93,12 @@ class Detokenizer:
             logprobs.append(self.unshown_tokens.popleft())
         return tuple(logprobs)
 
+    def take_unshown_tokens(self) -> tuple[TokenLogprobs, ...]:
+        """Take all tokens that wait, at the end of the answer."""
+        left = tuple(self.unshown_tokens)
+        self.unshown_tokens.clear()
+        return left
+
     def close(self, done: Done) -> AnswerDelta:
         """Return the last delta, with the text that was held back."""
         is_requested = done.token in self.stops.tokens
@@ -89,7 +109,7 @@ class Detokenizer:
         if self.is_stopped:
             return self.end_if_stopped(piece)
         finish: AnswerEnd = "length" if done.reason == "length" else "stop"
-        text, logprobs = piece.text + self.tail.flush(), piece.logprobs + tuple(self.unshown_tokens)
+        text, logprobs = piece.text + self.tail.flush(), piece.logprobs + self.take_unshown_tokens()
         return AnswerDelta(
             text_parts(text),
             logprobs,

@@ -4,24 +4,24 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
-from typing import Any
+from typing import Any, TypeVar
 
 from fastapi import Request
 
 from polyhead.models.chat.template_functions import value_size
 
 from ...concurrency.thread_pool import WorkInfo
-from ...concurrency.time_slices import TakeTurn, iterate_in_slices, split_in_slices, yield_turn
-from ...core.errors import BadRequest, BodyTooLarge, NotFound, Overloaded, TooLong
+from ...concurrency.time_slices import iterate_in_slices, split_in_slices
+from ...core.errors import BadRequest, NotFound, TooLong
 from ...core.model import Model, name_model_in_errors
 from ...core.request import Generate, Terms
-from ...resources.request_memory import MemoryClaim
-from ...text.answer_delta import AnswerDelta, TokenLogprobs, Usage
+from ...text.answer_delta import AnswerDelta, Usage
 from ...text.answer_stream import AnswerStream, collect_deltas, join_answers
 from ...text.chat_prompt import add_tools, expected_output, fit_chat, ignores_reasoning, parameter_grammars
 from ...text.chat_truncation import answer_room, cut_messages, list_cuts
 from ...text.event_source import EventReader
 from ...text.generation_request import ChatMessages, GenerationRequest, Prompt
+from ...text.score_claim import SCORE_BYTES, ScoreClaim
 from ...text.stop_strings import StopRules
 from ...text.tokenization import text_length
 from ..access.authorized_models import ModelLookup
@@ -31,10 +31,8 @@ from .streaming import INLINE_BYTES, PartsResponse, dump_chunks, dumps, json_wei
 
 PART_SCORES = 32  # cost of a part without log-probabilities, in log-probabilities
 INLINE_SCORES = 2048  # log-probabilities that are written on the event loop; more are written on a thread
-SCORE_BYTES = 700  # bytes of each log-probability: from the engine, as a Python object, and as JSON
-TOKEN_TEXT_BYTES = 32  # bytes of each byte of a token: its text with escapes, its number in a list, and both as JSON
-CLAIM_STEP = 4096  # log-probabilities for which memory is claimed at a time
-CLAIM_TOKENS = 256  # tokens whose log-probabilities are counted in one iteration of the event loop
+
+T = TypeVar("T")
 
 
 async def start_answers(
@@ -60,8 +58,11 @@ async def start_answers(
         requests = await read_prompts(request, model, prepared, call, terms)
     stops = StopRules(prepared.stops, prepared.stop_tokens, prepared.keep_stop)
     expected = expected_output(prepared, model, requests[0].tokens)
+    scores = ScoreClaim(request_context(request).claim)
+    scores.expect(requests)
     sources = await call_submitter(request, model)(requests)
     answers = AnswerStream(model.tokenizer, stops, requests, EventReader(sources, turn_taker(request)), expected)
+    answers.scores = scores
     request_context(request).cleanup.callback(answers.close)
     return answers
 
@@ -72,43 +73,56 @@ async def fit_conversation(request: Request, generation: GenerationRequest, mode
     """
     if containers := sum(map(count_argument_containers, generation.prompts)):
         request_context(request).claim.grow_by_containers(containers, 0, "the arguments of tool calls")
-    tools = sum(value_size(tool.parameters) + len(tool.description) for tool in generation.tools.offered)
-    size, fit = tools + sum(map(text_length, generation.prompts)), partial(fit_chat, generation, model)
-    if size > SCAN_BYTES:
-        threads, owner = server(request).request_threads, request_context(request).owner
-        fitted = await threads.run(fit, WorkInfo("reading the conversation", threads, owner, size))
-    else:
-        fitted = fit()
+    size, fit = conversation_size(generation), partial(fit_chat, generation, model)
+    fitted = await run_for_conversation(request, size, fit)
     if ignores_reasoning(generation, model):
         request_context(request).ignored.append(generation.reasoning.field)
     return fitted
+
+
+def conversation_size(generation: GenerationRequest) -> int:
+    """The approximate number of characters of all messages and tools."""
+    tools = sum(value_size(tool.parameters) + len(tool.description) for tool in generation.tools.offered)
+    return tools + sum(map(text_length, generation.prompts))
+
+
+async def run_for_conversation(request: Request, size: int, function: Callable[[], T]) -> T:
+    """Run `function`, which reads a whole conversation of `size` characters: on a thread if they are many."""
+    if size <= SCAN_BYTES:
+        return function()
+    threads, owner = server(request).request_threads, request_context(request).owner
+    return await threads.run(function, WorkInfo("reading the conversation", threads, owner, size))
 
 
 async def drop_oldest(
     request: Request, model: Model, generation: GenerationRequest, prepared: GenerationRequest, terms: Terms
 ) -> GenerationRequest:
     """`prepared`, which is `generation` made for the model, without the oldest messages: the longest form that leaves
-    room for the answer, else the shortest one; all of it if nothing may be left out.  The forms are rendered one after
-    another, as few as a bisection needs.
+    room for the answer, else the shortest one; all of it if nothing may be left out.  The forms are made and rendered
+    one after another, as few as a bisection needs.
     """
     [chat], [fitted] = generation.prompts, prepared.prompts
     assert isinstance(chat, ChatMessages), "a conversation"
     assert isinstance(fitted, ChatMessages), "a conversation"
-    room, text = answer_room(model, prepared), server(request).text
+    room, text, size = answer_room(model, prepared), server(request).text, conversation_size(generation)
 
-    def cut(place: int) -> ChatMessages:
+    def make_shorter(place: int) -> ChatMessages:
         shorter = replace(chat, messages=cut_messages(chat.messages, place), variables=fitted.variables)
         return add_tools(shorter, generation.tools, model.chat_format)
 
+    async def cut(place: int) -> ChatMessages:
+        return await run_for_conversation(request, size, partial(make_shorter, place))
+
     async def fits(place: int) -> bool:
+        shorter = await cut(place)
         try:
             with request_context(request).time_tokenising():
-                _, ids = await text.render_prompt(model, cut(place), prepared.field, special=False, terms=terms)
+                _, ids = await text.render_prompt(model, shorter, prepared.field, special=False, terms=terms)
         except TooLong:
             return False
         return len(ids) + room <= model.max_tokens
 
-    cuts = list_cuts(chat.messages)
+    cuts = await run_for_conversation(request, size, partial(list_cuts, chat.messages))
     low, high = 0, len(cuts) - 1
     while low < high:
         middle = (low + high) // 2
@@ -116,7 +130,7 @@ async def drop_oldest(
             high = middle
         else:
             low = middle + 1
-    return replace(prepared, prompts=(cut(cuts[low]),)) if cuts else prepared
+    return replace(prepared, prompts=(await cut(cuts[low]),)) if cuts else prepared
 
 
 def count_argument_containers(prompt: Prompt) -> int:
@@ -166,8 +180,7 @@ async def collect_answers(
     Memory for their log-probabilities is claimed; those of a prompt are written `repeated` times.
     """
     take_turn = turn_taker(request)
-    claim = ScoreClaim(request_context(request).claim, repeated, take_turn)
-    joined = await join_answers(await collect_deltas(answers, claim.add), take_turn)
+    joined = await join_answers(await collect_deltas(answers, repeated), take_turn)
     if generation.attempts == generation.count:
         return joined
     prompts = iterate_in_slices(split_in_slices(joined, generation.attempts), 1, take_turn)
@@ -187,48 +200,6 @@ def select_best(tries: Sequence[AnswerDelta], generation: GenerationRequest) -> 
         )
         for place, one in enumerate(ranked)
     ]
-
-
-class ScoreClaim:
-    """Claims memory for the log-probabilities of deltas that are kept until the answer is complete.
-
-    Those of a prompt are written `repeated` times.
-    """
-
-    def __init__(self, claim: MemoryClaim, repeated: int = 1, take_turn: TakeTurn = yield_turn) -> None:
-        self._claim, self._repeated, self._pending, self._take_turn = claim, repeated, 0, take_turn
-
-    async def add(self, delta: AnswerDelta) -> None:
-        """Claim memory for one more delta.  Raises Overloaded if there is too little.
-
-        Other tasks run after every CLAIM_TOKENS tokens.
-        """
-        for repeated, tokens in ((1, delta.logprobs), (self._repeated, delta.prompt_logprobs)):
-            async for some in iterate_in_slices(split_in_slices(tokens, CLAIM_TOKENS), 1, self._take_turn):
-                self._grow(repeated * score_memory(some))
-
-    def _grow(self, size: int) -> None:
-        self._pending += size
-        if self._pending < SCORE_BYTES * CLAIM_STEP:
-            return
-        try:
-            self._claim.grow(self._pending, "the answer")
-        except (BodyTooLarge, Overloaded) as error:
-            message = "the log-probabilities of the answer take more memory than is left for requests"
-            advice = "ask for fewer of them, for fewer tokens or answers, or for a stream"
-            raise Overloaded(f"logprobs: {message}; {advice}", param="logprobs", retry_after=1) from error
-        self._pending = 0
-
-
-def score_memory(tokens: Sequence[TokenLogprobs]) -> int:
-    """Bytes that the log-probabilities of tokens and of their alternatives take, at most, with the tokens' texts."""
-    sizes = (len(each.token.data) + sum(len(data) for data, _, _ in each.likeliest) for each in tokens)
-    return SCORE_BYTES * count_scores(tokens) + TOKEN_TEXT_BYTES * sum(sizes)
-
-
-def count_scores(tokens: Sequence[TokenLogprobs]) -> int:
-    """The number of log-probabilities: of the tokens and of their alternatives."""
-    return len(tokens) + sum(len(each.likeliest) for each in tokens)
 
 
 def part_size(part: AnswerDelta) -> int:

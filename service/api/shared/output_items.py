@@ -6,7 +6,7 @@ the list of the items that ended.
 
 import math
 import sys
-from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator, Sequence
+from collections.abc import AsyncGenerator, Iterator, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, field
 from typing import Any, Literal, Protocol
@@ -22,7 +22,7 @@ from ...text.answer_delta import (
     TokenLogprobs,
     ToolCallStart,
 )
-from ...text.answer_stream import AnswerStream, ignore_delta
+from ...text.answer_stream import AnswerStream
 
 ItemKind = Literal["reasoning", "text", "call"]
 
@@ -182,17 +182,11 @@ class AnswerEvents(Protocol):
     def delta_events(self, delta: AnswerDelta) -> Iterator[dict[str, Any]]: ...
 
 
-async def stream_items(
-    events: AnswerEvents, answers: AnswerStream, on_delta: Callable[[AnswerDelta], Awaitable[None]] = ignore_delta
-) -> AsyncGenerator[dict[str, Any], None]:
-    """The start events are sent with the first part: until then the call can still be rejected with a status.
-
-    `on_delta` is awaited with each delta before its events are sent.
-    """
+async def stream_items(events: AnswerEvents, answers: AnswerStream) -> AsyncGenerator[dict[str, Any], None]:
+    """The start events are sent with the first part: until then the call can still be rejected with a status."""
     started = False
     async with aclosing(answers):
         async for _, delta in answers:
-            await on_delta(delta)
             if not started:
                 for event in events.start_events():
                     yield event

@@ -182,6 +182,17 @@ def test_texts_that_are_tokenised_take_memory_of_their_key(tiny_embedder: Path) 
     text.close()
 
 
+def test_a_claim_shrinks_by_no_more_than_it_has() -> None:
+    headroom = shared()
+    claim = MemoryClaim(headroom, "a")
+    claim.grow(5 * MIB, "the answer")
+    claim.shrink(3 * MIB)
+    assert headroom._reserved == headroom._reserved_of["a"] == 2 * MIB
+    claim.release()
+    claim.shrink(2 * MIB)
+    assert (headroom._reserved, headroom._reserved_of) == (0, {})
+
+
 def test_lexers_take_memory_of_the_key_whose_grammar_it_is(tiny_generator: Path) -> None:
     """Those of cached guides are used by all keys, and that of any object always."""
     headroom, talker = shared(), model(tiny_generator, "talker", "generate")

@@ -11,7 +11,6 @@ from starlette.responses import Response
 from ....core.errors import BadRequest
 from ....core.model import Model
 from ....core.request import Task
-from ....text.answer_delta import AnswerDelta
 from ....text.answer_stream import collect_deltas
 from ....text.encoder_inputs import EncodingRequest
 from ....text.encoder_outputs import ScoreOutput
@@ -23,11 +22,9 @@ from ...shared.dialect import (
     describe_body,
     read_body,
     record_model,
-    request_context,
-    turn_taker,
 )
 from ...shared.encoding_calls import JsonListBody, ReplyWriter, max_vector_bytes, start_replies, write_body
-from ...shared.generation_calls import ScoreClaim, start_answers, write_json
+from ...shared.generation_calls import start_answers, write_json
 from ...shared.output_items import stream_items
 from ...shared.streaming import (
     JsonResponse,
@@ -102,13 +99,7 @@ async def answer(
         return await LineStream.open(
             encode_events(parts, StreamWriter(answer_threads(request), write_ollama_error, frame_line))
         )
-    claim = ScoreClaim(request_context(request).claim, take_turn=turn_taker(request))
-
-    async def keep(delta: AnswerDelta) -> None:
-        call.mark()
-        await claim.add(delta)
-
-    [deltas] = await collect_deltas(answers, keep)
+    [deltas] = await collect_deltas(answers, on_delta=call.mark)
     return await write_json(request, deltas, lambda: write_answer(call, deltas))
 
 

@@ -29,7 +29,6 @@ from ...shared.dialect import (
     record_model,
     request_context,
     server,
-    turn_taker,
 )
 from ...shared.encoding_calls import (
     INLINE_NUMBERS,
@@ -41,7 +40,6 @@ from ...shared.encoding_calls import (
     write_body,
 )
 from ...shared.explain_calls import ExplainCall, check_explain_enabled, explain_completion
-from ...shared.generation_calls import ScoreClaim
 from ...shared.openai_errors import write_openai_error
 from ...shared.openai_sampling import SampledRequest
 from ...shared.post_routes import add_post_routes
@@ -85,7 +83,7 @@ async def answer_completion(request: Request, wire: CompletionRequest) -> Respon
     call = replace(make_info("cmpl", wire, model), echoes=echo_texts, include_logprobs=wire.logprobs >= 0)
     answers = await generation_calls.start_answers(request, wire, model, generation, call.id)
     if wire.stream:
-        return await EventStream.open(encode_events(stream_completion(request, call, answers), stream_writer(request)))
+        return await EventStream.open(encode_events(stream_completion(call, answers), stream_writer(request)))
     pieces = await generation_calls.collect_answers(request, generation, answers, wire.n)
 
     def write() -> dict[str, Any]:
@@ -123,7 +121,7 @@ async def answer_chat(request: Request, wire: ChatRequest) -> Response:
     generation = read_chat(wire)
     answers = await generation_calls.start_answers(request, wire, model, generation, call.id)
     if wire.stream:
-        return await EventStream.open(encode_events(stream_chat(request, call, answers), stream_writer(request)))
+        return await EventStream.open(encode_events(stream_chat(call, answers), stream_writer(request)))
     pieces = await generation_calls.collect_answers(request, generation, answers)
     return await generation_calls.write_json(request, pieces, lambda: write_chat(call, pieces))
 
@@ -145,18 +143,14 @@ def stream_writer(request: Request) -> StreamWriter:
     return StreamWriter(answer_threads(request), write_openai_error, last=DONE)
 
 
-async def stream_completion(
-    request: Request, call: CompletionInfo, answers: AnswerStream
-) -> AsyncGenerator[dict[str, Any], None]:
+async def stream_completion(call: CompletionInfo, answers: AnswerStream) -> AsyncGenerator[dict[str, Any], None]:
     cost, started = Usage(), set[int]()
-    claim = ScoreClaim(request_context(request).claim, take_turn=turn_taker(request))
     prompts: dict[int, tuple[TokenLogprobs, ...]] = {}  # later answers to a prompt take it from the first
     async with aclosing(answers):
         async for index, piece in answers:
             cost += piece.usage
             first, number = index not in started, index // call.answers_per_prompt
             if piece.prompt_logprobs:
-                await claim.add(piece)
                 prompts[number] = piece.prompt_logprobs
             scored = replace(piece, prompt_logprobs=prompts.get(number, ()) if first else ())
             yield write_completion_chunk(call, index, scored, first=first)
@@ -165,17 +159,12 @@ async def stream_completion(
         yield write_usage_chunk(call, "text_completion", write_openai_usage(cost))
 
 
-async def stream_chat(
-    request: Request, call: CompletionInfo, answers: AnswerStream
-) -> AsyncGenerator[dict[str, Any], None]:
+async def stream_chat(call: CompletionInfo, answers: AnswerStream) -> AsyncGenerator[dict[str, Any], None]:
     cost, reasoning, started = Usage(), 0, set[int]()
-    claim = ScoreClaim(request_context(request).claim, take_turn=turn_taker(request))
     async with aclosing(answers):
         async for index, delta in answers:
             cost += delta.usage
             reasoning += delta.reasoning_tokens
-            if delta.prompt_logprobs:
-                await claim.add(delta)
             for chunk in write_chat_chunks(call, index, delta, first=index not in started):
                 yield chunk
             started.add(index)

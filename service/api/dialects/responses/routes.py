@@ -23,9 +23,8 @@ from ...shared.dialect import (
     record_model,
     request_context,
     server,
-    turn_taker,
 )
-from ...shared.generation_calls import ScoreClaim, start_answers, write_json
+from ...shared.generation_calls import start_answers, write_json
 from ...shared.json_body import open_json
 from ...shared.openai_errors import write_openai_error
 from ...shared.output_items import OutputItem, collect_items, stream_items
@@ -76,16 +75,16 @@ async def answer_response(request: Request, wire: ResponseRequest) -> Response:
     answers = await start_answers(request, wire, model, read_response(wire, earlier), id)
     echo = echo_request(wire, model, stored=stored)  # now that the sizes of tools and schema are checked
     call = ResponseInfo(id=id, created=created, request_fields=echo)
-    claim = ScoreClaim(request_context(request).claim, take_turn=turn_taker(request))
     kept = KeptCall(request, call, wire.input, before)
     if wire.stream:
         response_events = ResponseEvents(call)
-        items = stream_items(response_events, answers, claim.add)
+        answers.keep_scores()  # the last events repeat the whole answer
+        items = stream_items(response_events, answers)
         if stored:
             items = keep_at_end(items, lambda response: keep_streamed(kept, response_events.items.items, response))
         writer = StreamWriter(answer_threads(request), response_events.failure_event, frame_named_event)
         return await EventStream.open(encode_events(items, writer))
-    [deltas] = await collect_deltas(answers, claim.add)
+    [deltas] = await collect_deltas(answers)
     response = await write_json(request, deltas, lambda: write_response(call, deltas))
     if stored:
         status = "incomplete" if deltas[-1].finish == "length" else "completed"

@@ -5,7 +5,7 @@ import math
 import threading
 import tracemalloc
 from collections import deque
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -36,11 +36,12 @@ from polyhead.service.core.request import Done, Event, Generate, GeneratedToken,
 from polyhead.service.engine.event_stream import Stream
 from polyhead.service.engine.worker import RequestTiming
 from polyhead.service.resources.request_memory import Headroom, MemoryClaim
-from polyhead.service.text import stop_strings
+from polyhead.service.text import score_claim, stop_strings
 from polyhead.service.text.answer_delta import AnswerDelta, ScoredToken, TokenLogprobs
-from polyhead.service.text.answer_stream import AnswerStream, collect_deltas
+from polyhead.service.text.answer_stream import CLAIM_TOKENS, AnswerStream, collect_deltas
 from polyhead.service.text.detokenizer import Detokenizer
 from polyhead.service.text.event_source import EventReader
+from polyhead.service.text.score_claim import ScoreClaim
 from polyhead.service.text.stop_strings import StopRules
 from tests.contracts.test_slices import TurnCounter
 from tests.service.api.operations.test_admin import Client
@@ -49,6 +50,7 @@ from tests.support.engine_fakes import generate
 from tests.support.scripted import model as scripted_model
 
 PROMPT = [5, 6, 7]
+MARK = 2  # a token without text
 
 
 LONG = 5 * SLICE_SIZE + 17
@@ -104,7 +106,8 @@ class ReadySource:
 
     def on_ready(self, function: Callable[[], None]) -> None: ...
 
-    def close(self, *, answered: bool = False) -> None: ...
+    def close(self, *, answered: bool = False) -> None:
+        self.is_closed = True
 
 
 def read(turns: TurnCounter, generator: Model, request: Generate, events: Sequence[Event]) -> list[AnswerDelta]:
@@ -327,6 +330,21 @@ STREAMS: dict[str, tuple[str, dict[str, Any]]] = {
         "/v1/responses",
         {"input": "The fox", "max_output_tokens": 200, "top_logprobs": 5, "include": ["message.output_text.logprobs"]},
     ),
+    "tokens without text": (
+        "/v1/completions",
+        {"prompt": PROMPT, "allowed_token_ids": [MARK], "ignore_eos": True, "logprobs": 5, "max_tokens": 200},
+    ),
+    "chat tokens without text": (
+        "/v1/chat/completions",
+        {
+            "messages": [{"role": "user", "content": "fox"}],
+            "allowed_token_ids": [MARK],
+            "ignore_eos": True,
+            "logprobs": True,
+            "top_logprobs": 5,
+            "max_tokens": 200,
+        },
+    ),
     "echoed fields": (
         "/v1/responses",
         {
@@ -343,7 +361,9 @@ STREAMS: dict[str, tuple[str, dict[str, Any]]] = {
 def test_a_large_event_of_a_stream_is_written_on_a_thread_in_small_parts(
     tiny_generator: Path, monkeypatch: pytest.MonkeyPatch, call: str
 ) -> None:
-    """The scores of a prompt, and the last events of a response, which repeat the whole answer."""
+    """The scores of a prompt, the last events of a response, which repeat the whole answer, and the last event of an
+    answer without text, which has all its tokens.
+    """
     path, body = STREAMS[call]
     json = ThreadedJson()
 
@@ -354,14 +374,16 @@ def test_a_large_event_of_a_stream_is_written_on_a_thread_in_small_parts(
         assert "error" not in answer.text[-300:]
 
     served(act, {"chat": tiny_generator})
-    assert max(json.inline) <= 6 * stream.INLINE_BYTES // 10
+    assert max(json.inline, default=0) <= 6 * stream.INLINE_BYTES // 10
     assert sum(json.aside) > stream.INLINE_BYTES // 2
     assert max(json.aside) <= 20_000
 
 
 def test_the_log_probabilities_of_a_stream_claim_memory(tiny_generator: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of a prompt, which are kept for all answers, and of a response, which are kept for its last events."""
-    monkeypatch.setattr(generating, "CLAIM_STEP", 10)
+    """Of a prompt, which are kept for all answers, of a response, which are kept for its last events, and of tokens
+    without text, which wait for the next text.
+    """
+    monkeypatch.setattr(score_claim, "CLAIM_STEP", 10)
     taken, real = list[int](), MemoryClaim.grow
 
     def noted(self: MemoryClaim, size: int, what: str) -> None:
@@ -372,7 +394,7 @@ def test_the_log_probabilities_of_a_stream_claim_memory(tiny_generator: Path, mo
 
     async def act(client: Client) -> None:
         monkeypatch.setattr(MemoryClaim, "grow", noted)
-        for call in ("completions", "chat", "responses"):
+        for call in ("completions", "chat", "responses", "tokens without text", "chat tokens without text"):
             path, body = STREAMS[call]
             taken.clear()
             answer = await client.ask("POST", path, body | MODEL | {"stream": True, "temperature": 0})
@@ -380,13 +402,13 @@ def test_the_log_probabilities_of_a_stream_claim_memory(tiny_generator: Path, mo
             sums[call] = sum(taken)
 
     served(act, {"chat": tiny_generator})
-    assert all(total > 100 * 6 * generating.SCORE_BYTES for total in sums.values()), sums
+    assert all(total > 100 * 6 * score_claim.SCORE_BYTES for total in sums.values()), sums
 
 
 def test_a_stream_that_takes_more_memory_than_there_is_ends_with_an_error(
     tiny_generator: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(generating, "CLAIM_STEP", 100)
+    monkeypatch.setattr(score_claim, "CLAIM_STEP", 100)
     real = MemoryClaim.grow
 
     def refuse(self: MemoryClaim, size: int, what: str) -> None:
@@ -405,20 +427,6 @@ def test_a_stream_that_takes_more_memory_than_there_is_ends_with_an_error(
         assert last["response"]["output"][0]["content"][0]["logprobs"]
 
     served(act, {"chat": tiny_generator})
-
-
-def test_memory_of_many_scores_is_counted_in_slices(monkeypatch: pytest.MonkeyPatch) -> None:
-    turns, call = list[int](), CallWithMemory()
-
-    async def run() -> None:
-        async def take_turn() -> None:
-            turns.append(0)
-
-        claim = generating.ScoreClaim(call.claim, take_turn=take_turn)
-        await claim.add(AnswerDelta(prompt_logprobs=drawn(5 * generating.CLAIM_TOKENS, 1)))
-
-    asyncio.run(run())
-    assert len(turns) == 4
 
 
 def test_a_long_text_is_never_copied_as_a_whole(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -454,69 +462,187 @@ def test_one_large_object_is_not_written_as_json_in_one_go(monkeypatch: pytest.M
 # Memory
 
 
-class FixedAnswer(AnswerStream):
-    """An answer of given deltas."""
+class ScoredCall:
+    """A call of a `generator` with `free` bytes, or the minimum, for log-probabilities, whose events are there."""
 
-    def __init__(self, deltas: AsyncGenerator[tuple[int, AnswerDelta], None]) -> None:
-        self.requests, self.deltas = [generate(PROMPT)], deltas
+    def __init__(self, generator: Model, free: int = 1 << 40) -> None:
+        self.tokenizer, self.headroom = generator.tokenizer, Headroom(free)
+        self.claim = MemoryClaim(self.headroom)
 
-    async def __anext__(self) -> tuple[int, AnswerDelta]:
-        return await anext(self.deltas)
+    def answers(self, *events: Event, prompt: int = 3) -> AnswerStream:
+        requests = [generate([SHOWN] * prompt, LONG, logprobs=20, prompt_logprobs=20)]
+        self.source = ReadySource(events)
+        answers = AnswerStream(self.tokenizer, StopRules(), requests, EventReader([self.source]))
+        answers.scores = ScoreClaim(self.claim)
+        answers.scores.expect(requests)
+        return answers
 
-    async def aclose(self) -> None:
-        await self.deltas.aclose()
-
-
-class CallWithMemory:
-    """A call with `free` bytes, or the minimum, for its log-probabilities."""
-
-    def __init__(self, free: int = 1 << 40) -> None:
-        self.headroom = Headroom(free)
-        self.claim, self.came, self.closed = MemoryClaim(self.headroom), list[AnswerDelta](), False
-
-    def keep(self, parts: Sequence[AnswerDelta], repeated: int = 1) -> None:
-        async def deltas() -> AsyncGenerator[tuple[int, AnswerDelta], None]:
-            try:
-                for part in parts:
-                    yield 0, part
-                    self.came.append(part)
-            finally:
-                self.closed = True
-
-        claim = generating.ScoreClaim(self.claim, repeated)
-        asyncio.run(collect_deltas(FixedAnswer(deltas()), claim.add))
+    @property
+    def claimed(self) -> int:
+        return self.claim._size
 
 
-LARGE = AnswerDelta((), drawn(generating.CLAIM_STEP // 21 + 1, 20))
+SHOWN = 5  # a token with text
+STEP_TOKENS = score_claim.CLAIM_STEP // 21 + 1  # tokens with 20 alternatives for which memory is claimed at a time
+STEP_BYTES = score_claim.SCORE_BYTES * score_claim.CLAIM_STEP
 
 
-BYTES = generating.score_memory(LARGE.logprobs)
+def scored_token(id: int = SHOWN) -> GeneratedToken:
+    return GeneratedToken(id, -1.0, tuple((other, -2.0) for other in range(20)))
 
 
-def test_log_probabilities_claim_memory() -> None:
-    call = CallWithMemory()
-    call.keep([LARGE] * 9)
-    assert len(call.came) == 9
-    assert call.claim._size == 9 * BYTES
+@pytest.fixture
+def generator_with_mark(tiny_generator: Path) -> tuple[Model, int]:
+    """A model, and a token of it without text."""
+    generator = scripted_model(tiny_generator, "talker", "generate")
+    mark = generator.tokenizer.eos_id
+    assert mark is not None
+    assert not generator.tokenizer.stream().push(mark)
+    return generator, mark
 
 
-def test_an_answer_that_takes_more_than_there_is_ends() -> None:
-    call = CallWithMemory(free=0)
-    room = int(call.headroom.total) // BYTES
+def test_kept_log_probabilities_claim_memory(generator: Model) -> None:
+    call, count = ScoredCall(generator), 9 * STEP_TOKENS
+    [deltas] = asyncio.run(collect_deltas(call.answers(*[scored_token()] * count, Done("length", 3, count))))
+    tokens = [token for delta in deltas for token in delta.logprobs]
+    assert len(tokens) == count
+    assert 0 <= score_claim.score_memory(tokens) - call.claimed < STEP_BYTES
+
+
+@pytest.mark.parametrize("streamed", [False, True])
+def test_log_probabilities_that_wait_for_their_text_claim_memory(
+    generator_with_mark: tuple[Model, int], streamed: bool
+) -> None:
+    """Tokens without text are sent with the next text, or at the end; until then a stream has nothing to send."""
+    generator, mark = generator_with_mark
+    call, count = ScoredCall(generator), 5 * STEP_TOKENS
+
+    async def run() -> None:
+        answers = call.answers(*[scored_token(mark)] * count, scored_token(), *[scored_token()] * 9)
+        if not streamed:
+            answers.keep_scores()
+        _, delta = await anext(answers)
+        assert len(delta.logprobs) == count + 1
+        assert 0 <= score_claim.score_memory(delta.logprobs) - call.claimed < STEP_BYTES
+        await anext(answers)
+        if streamed:
+            assert call.claimed < STEP_BYTES
+        else:
+            assert call.claimed > score_claim.score_memory(delta.logprobs) - STEP_BYTES
+
+    asyncio.run(run())
+
+
+@pytest.mark.parametrize("id", ["shown", "mark"])
+def test_sent_log_probabilities_claim_no_memory(generator_with_mark: tuple[Model, int], id: str) -> None:
+    generator, mark = generator_with_mark
+    call, count = ScoredCall(generator), 5 * STEP_TOKENS
+    token = scored_token(mark if id == "mark" else SHOWN)
+
+    async def run() -> int:
+        answers, most = call.answers(*[token] * count, Done("length", 3, count)), 0
+        async for _ in answers:
+            most = max(most, call.claimed)
+        return most
+
+    most = asyncio.run(run())
+    assert (most > 4 * STEP_BYTES) == (id == "mark"), "those of the last delta are claimed until it is sent"
+    assert call.claimed < STEP_BYTES
+
+
+def test_the_memory_of_a_long_delta_is_released_in_slices(
+    generator_with_mark: tuple[Model, int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    turns, (generator, mark) = TurnCounter(), generator_with_mark
+    monkeypatch.setattr(ScoreClaim, "remove", turns.count("removed", ScoreClaim.remove))
+    request = generate(PROMPT, LONG, logprobs=20)
+    read(turns, generator, request, [*[scored_token(mark)] * LONG, Done("length", 3, LONG)])
+    assert (turns.total["removed"], turns.most["removed"]) == (-(-LONG // CLAIM_TOKENS), 1)
+
+
+def test_log_probabilities_behind_a_stop_string_claim_no_memory(
+    generator_with_mark: tuple[Model, int],
+) -> None:
+    generator, mark = generator_with_mark
+    call = ScoredCall(generator)
+
+    async def run() -> None:
+        answers = call.answers(*[scored_token(mark)] * (3 * STEP_TOKENS), scored_token())
+        answers._stops = StopRules((generator.tokenizer.decode([SHOWN]),))
+        _, delta = await anext(answers)
+        assert (delta.finish, delta.logprobs) == ("stop", ())
+        assert call.claimed > 2 * STEP_BYTES
+        with pytest.raises(StopAsyncIteration):
+            await anext(answers)
+        assert call.claimed < STEP_BYTES
+
+    asyncio.run(run())
+
+
+@pytest.mark.parametrize("streamed", [False, True])
+def test_an_answer_that_takes_more_than_there_is_ends(generator_with_mark: tuple[Model, int], streamed: bool) -> None:
+    generator, mark = generator_with_mark
+    call = ScoredCall(generator, free=0)
+    token = scored_token(mark if streamed else SHOWN)
+    count = 2 * int(call.headroom.total) // (21 * score_claim.SCORE_BYTES)
+    answers = call.answers(*[token] * count, Done("length", 3, count))
+
+    async def run() -> None:
+        if streamed:
+            async for _ in answers:
+                pass
+        else:
+            await collect_deltas(answers)
+
     with pytest.raises(Overloaded, match=r"logprobs: .* ask for fewer of them"):
-        call.keep([LARGE] * (room + 5))
-    assert len(call.came) == room
-    assert call.closed
+        asyncio.run(run())
+    assert call.headroom.total - 2 * STEP_BYTES < call.claimed <= call.headroom.total
+    assert call.source.is_closed
 
 
-def test_the_scores_of_a_prompt_are_counted_as_often_as_they_are_written() -> None:
-    call = CallWithMemory()
-    call.keep([AnswerDelta(prompt_logprobs=LARGE.logprobs)], repeated=7)
-    assert call.claim._size == 7 * BYTES
+@pytest.mark.parametrize("repeated", [1, 7])
+def test_the_scores_of_a_prompt_are_counted_as_often_as_they_are_written(generator: Model, repeated: int) -> None:
+    call, top = ScoredCall(generator), tuple((other, -2.0) for other in range(20))
+    scores = PromptScores(((-1.0, top),) * STEP_TOKENS)
+    answers = call.answers(scores, Done("length", 3, 0), prompt=STEP_TOKENS + 1)
+    assert call.claimed >= STEP_BYTES, "before they are read: they may wait in the stream of each prompt"
+    [deltas] = asyncio.run(collect_deltas(answers, repeated))
+    size = score_claim.score_memory(deltas[0].prompt_logprobs)
+    assert abs(repeated * size - call.claimed) < STEP_BYTES
+
+
+def test_a_call_whose_prompts_have_too_many_scores_is_refused_before_it_is_computed(
+    tiny_generator: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Those of all prompts of a stream may wait, since they are read one after another as the client reads."""
+    submitted, real = list[int](), MemoryClaim.grow
+
+    def refuse(self: MemoryClaim, size: int, what: str) -> None:
+        if what == "the answer":
+            raise Overloaded("there is no memory", retry_after=1)
+        real(self, size, what)
+
+    def noted(*given: Any) -> Any:
+        submitted.append(0)
+        return call_submitter(*given)
+
+    call_submitter = generating.call_submitter
+    monkeypatch.setattr(generating, "call_submitter", noted)
+
+    async def act(client: Client) -> None:
+        body = {"prompt": [PROMPT * 60] * 12, "prompt_logprobs": 5, "max_tokens": 1, "stream": True}
+        accepted = await client.ask("POST", "/v1/completions", body | MODEL)
+        assert (accepted.status_code, len(submitted)) == (200, 1), accepted.text[:300]
+        monkeypatch.setattr(MemoryClaim, "grow", refuse)
+        refused = await client.ask("POST", "/v1/completions", body | MODEL)
+        assert (refused.status_code, len(submitted)) == (429, 1), refused.text[:300]
+        assert "ask for fewer of them" in refused.text
+
+    served(act, {"chat": tiny_generator})
 
 
 def test_a_call_that_has_ended_frees_its_memory(tiny_generator: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(generating, "CLAIM_STEP", 10)
+    monkeypatch.setattr(score_claim, "CLAIM_STEP", 10)
     taken, real = list[tuple[MemoryClaim, int]](), MemoryClaim.grow
 
     def noted(self: MemoryClaim, size: int, what: str) -> None:
@@ -550,7 +676,7 @@ def test_log_probabilities_take_no_more_than_is_claimed_whatever_their_tokens_sp
     token = ScoredToken(data, -1.2345678901234567, 5)
     others = tuple((data + b"%d" % number, -1.2345678901234567, 6) for number in range(3))
     tokens = [TokenLogprobs(token, 1000, others, 5)] * 200
-    limit, sizes = generating.score_memory(tokens), list[int]()
+    limit, sizes = score_claim.score_memory(tokens), list[int]()
     while len(sizes) < 3 and limit < min(sizes, default=math.inf):  # threads that others left take memory too
         tracemalloc.start()
         try:

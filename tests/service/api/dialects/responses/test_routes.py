@@ -1,6 +1,8 @@
 """OpenAI's responses API with scripted models: reading, writing, streams, errors."""
 
 import json
+import threading
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -12,11 +14,11 @@ from polyhead.models.chat import ChatTemplate
 from polyhead.service.api.dialects.responses import read as responses_read
 from polyhead.service.api.dialects.responses.read import read_response
 from polyhead.service.api.dialects.responses.wire import ResponseRequest
-from polyhead.service.api.shared import response_formats
+from polyhead.service.api.shared import generation_calls, response_formats
 from polyhead.service.core.errors import BadRequest, Overloaded, StepFailed
 from polyhead.service.core.model import Model
 from polyhead.service.core.request import Done, Failed, Generate, Sampling
-from polyhead.service.text import tokenization
+from polyhead.service.text import chat_truncation, tokenization
 from polyhead.service.text.generation_request import ChatMessages, GenerationRequest
 from tests.support.dialogue_templates import QWEN3
 from tests.support.scripted import TEMPLATE, Registry, application, ask, echo, model, token_events
@@ -537,6 +539,25 @@ def test_a_conversation_that_is_too_long_loses_its_oldest_turns(generator: Model
     assert 0 <= spare < len(generator.tokenizer.encode(one_more[-1], special=False))
     refused = post(app, **talk, truncation="disabled")
     assert (refused.status_code, refused.json()["error"]["code"]) == (400, "context_length_exceeded")
+
+
+def test_a_long_conversation_is_cut_on_a_thread(generator: Model, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its messages are read once for their places and once for each form, which are thousands of objects each time."""
+    aside = dict[str, set[bool]]()
+    for function in (chat_truncation.list_cuts, chat_truncation.cut_messages):
+
+        def noted(*given: Any, function: Callable[..., Any] = function) -> Any:
+            is_main = threading.current_thread() is threading.main_thread()
+            aside.setdefault(function.__name__, set()).add(not is_main)
+            return function(*given)
+
+        monkeypatch.setattr(generation_calls, function.__name__, noted)
+    for turns, is_aside in ((20, False), (1500, True)):
+        aside.clear()
+        app, registry = application_with_answer(generator, "the answer")
+        assert post(app, input=conversation(turns)).status_code == 200
+        assert prompt_of(registry).endswith(f"<assistant>answer {turns - 1}<user>Hi<assistant>")
+        assert aside == {"list_cuts": {is_aside}, "cut_messages": {is_aside}}
 
 
 def test_room_is_made_for_the_answer_that_is_asked_for(generator: Model) -> None:
