@@ -5,6 +5,7 @@ import json
 import re
 from collections.abc import Callable, Collection, Iterable, Iterator
 from datetime import datetime
+from string import Formatter
 from types import GeneratorType, NoneType
 from typing import Any
 
@@ -26,6 +27,15 @@ KEY_SIZE = 64  # of an item that `unique` remembers, in the work of a rendering
 MAX_SEARCH_LENGTH = (
     100  # characters of a set to strip, or of a text searched from the end: those searches take quadratic time
 )
+
+FIELD_SIZE = 512  # of a field of a format: a float has 309 digits before its point, 24 characters without a format
+ESCAPED_SIZE = 10  # characters for one, as `repr` writes it at most
+WIDE_NUMBER_SIZE = 4  # a number written to base two or in groups, in the size of one
+MAX_WIDTH_DIGITS = 100  # leading zeros included
+_PERCENT_FIELD = re.compile(r"([-+ #0]*+[0-9]*+\*?(?:\.[0-9]*+\*?)?)[hlL]?(.?)", re.DOTALL)
+_BRACKET = re.compile(r"[()]")
+_WIDE_NUMBER = re.compile(r"[bn,_]")
+_DIGITS = re.compile(r"\d+")
 
 _TEXTS = (str, bytes)
 _VIEWS: tuple[type[Collection[Any]], ...] = (type({}.keys()), type({}.values()), type({}.items()))
@@ -121,21 +131,54 @@ def power_size(base: Any, exponent: Any) -> int:
 
 
 def percent_format_size(template: str, values: Any) -> int:
-    """An upper bound of the size of `template % values`: every number in the template may be a width."""
-    if re.search(r"%[-+ #0]*+[0-9]*+\.?+\*", template):
-        raise TemplateError("the chat template formats with a computed width, which is not allowed")
-    return len(template) + _sum_widths(template) + template.count("%") * value_size(values)
+    """An upper bound of the size of `template % values`, where an escaped character of a text counts as one."""
+    total, size, position = len(template), value_size(values), 0
+    while total <= MAX_CHARACTERS and (position := template.find("%", position)) >= 0:
+        position = _key_end(template, position + 1)
+        field = _PERCENT_FIELD.match(template, position)
+        assert field is not None  # each of its parts may be empty
+        position = field.end()
+        if "*" in field[1]:
+            raise TemplateError("the chat template formats with a computed width, which is not allowed")
+        if field[2] != "%":
+            total += _field_size(field[1], ESCAPED_SIZE * size if field[2] in ("r", "a") else size)
+    return total
+
+
+def _key_end(template: str, position: int) -> int:
+    """The position after the key in parentheses that begins here, which may hold further ones; else the position."""
+    if not template.startswith("(", position):
+        return position
+    depth = 0
+    for bracket in _BRACKET.finditer(template, position):
+        depth += 1 if bracket[0] == "(" else -1
+        if depth == 0:
+            return bracket.end()
+    return len(template)  # Python refuses it
 
 
 def _brace_format_size(template: str, values: Any) -> int:
-    """An upper bound of the size of `template.format(values)`."""
-    if re.search(r"\{[^{}]++\{", template):
-        raise TemplateError("the chat template formats with a computed width, which is not allowed")
-    return len(template) + _sum_widths(template) + template.count("{") * value_size(values)
+    """An upper bound of the size of `template.format(values)`, where an escaped character of a text counts as one."""
+    total, size = len(template), value_size(values)
+    for _, name, specification, conversion in Formatter().parse(template):
+        if name is None:  # text after the last field
+            continue
+        if any(brace in part for part in (name, specification or "") for brace in "{}"):
+            raise TemplateError("the chat template formats with a computed width or a brace in a name, not allowed")
+        wide = WIDE_NUMBER_SIZE if _WIDE_NUMBER.search(specification or "") else 1
+        total += _field_size(specification or "", size * (ESCAPED_SIZE if conversion in ("r", "a") else wide))
+        if total > MAX_CHARACTERS:
+            break
+    return total
 
 
-def _sum_widths(template: str) -> int:
-    return sum(int(digits[:9]) for digits in re.findall(r"[0-9]+", template))
+def _field_size(specification: str, size: int) -> int:
+    """An upper bound of the size of a value of this size in a field. Each number may be its width or its precision.
+    Python accepts any decimal digit of Unicode there."""
+    numbers = _DIGITS.findall(specification)
+    if any(len(digits) > MAX_WIDTH_DIGITS for digits in numbers):
+        raise TemplateError(f"the chat template formats with a width of more than {MAX_WIDTH_DIGITS} digits")
+    return FIELD_SIZE + size + sum(map(int, numbers))
 
 
 def _replacement_size(text: str, old: str, new: str) -> int:

@@ -53,7 +53,14 @@ from .quantized.formats import read_quantization
 from .query_route import add_query_route, check_query_network, has_query_network
 from .rotation_fields import STACKS, check_rotation_fields
 from .sampling_defaults import read_folder_sampling
-from .sentence_modules import MODULES, find_module_task, network_folder, read_sentence_config
+from .sentence_modules import (
+    MODULES,
+    check_network_arguments,
+    find_module_task,
+    has_modules,
+    network_folder,
+    read_sentence_config,
+)
 from .tensor_files import TensorEntry, check_tensor_count, read_safetensors
 from .unread_formats import INDEX, SINGLE, check_folder, find_onnx, missing_weights_error
 
@@ -98,6 +105,8 @@ def describe_folder(parts: FolderParts, folder_check: FolderCheck = accept_folde
     check_config_fields(file, config)
     if config.position == "rotary":
         check_rotation_fields(file, parts.family, parts.config, config)
+    if has_modules(parts.root):
+        check_network_arguments(parts.path)
     tokenizer = load_tokenizer(parts.path, folder_check)
     if read_sentence_config(parts.path).get("do_lower_case"):
         tokenizer = tokenizer.lower_case()

@@ -150,7 +150,7 @@ def restore_rows(adapter: GgufAdapter, config: ModelConfig, tensor: str, b: Tens
     def restore(stored: Tensor) -> Tensor:
         return torch.cat([piece for _, piece in rename_tensor(dialect, config, tensor, stored)])
 
-    return RestoredRows(b.file, b.name, b.kind, b.shape, b.start, b.encoding, b, restore)
+    return RestoredRows(b.source, b.name, b.kind, b.shape, b.start, b.encoding, b, restore)
 
 
 def is_transposed(base: Description, name: str) -> bool:

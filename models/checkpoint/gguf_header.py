@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from ..core.errors import CheckpointError, UnsupportedError, show_value
-from ..core.files import open_regular
+from ..core.files import SourceFile, open_regular
 from ..native.library import BLOCK_KINDS, load_fastest
 from .tensor_files import (
     FLOAT_ENCODINGS,
@@ -121,7 +121,8 @@ class _HeaderReader:
     """Reads the header of one open file in one pass. The lengths in the header are not trusted."""
 
     def __init__(self, path: Path, file: BinaryIO) -> None:
-        self.path, self.file, self.length = path, file, path.stat().st_size
+        self.path, self.file, self.source = path, file, SourceFile.of(path, file)
+        self.length = self.source.size
         self.room, self.left = (
             min(self.length, MAX_GGUF_HEADER_BYTES),
             MAX_VALUES,
@@ -243,11 +244,13 @@ class _HeaderReader:
                 file=str(self.path),
                 tensor=name,
             )
-        return name, partial(_build_entry, self.path, name, kind, shape, offset)
+        return name, partial(_build_entry, self.source, name, kind, shape, offset)
 
 
-def _build_entry(path: Path, name: str, kind: str, shape: tuple[int, ...], offset: int, start: int) -> TensorEntry:
-    return TensorEntry(path, name, kind, shape, start + offset, ENCODINGS[kind])
+def _build_entry(
+    source: SourceFile, name: str, kind: str, shape: tuple[int, ...], offset: int, start: int
+) -> TensorEntry:
+    return TensorEntry(source, name, kind, shape, start + offset, ENCODINGS[kind])
 
 
 def _kind_name(number: int) -> str:

@@ -228,7 +228,8 @@ def check_characters(field: str, text: str, most: int, file: str) -> None:
 
 
 def choose_score_activation(parts: FolderParts, labels: int) -> ScoreActivation:
-    """How scores become probabilities, as in transformers' pipeline and sentence-transformers' CrossEncoder."""
+    """How scores become probabilities, as in transformers' pipeline and sentence-transformers' CrossEncoder. These
+    differ for a regression with one label: a CrossEncoder is known by its fields or its modules."""
     extra = parts.config.get("sentence_transformers")
     if has_modules(parts.root) and (newer := read_json(parts.root / PROMPTS, {}).get("activation_fn")):
         return read_activation(parts.root / PROMPTS, newer)
@@ -238,7 +239,7 @@ def choose_score_activation(parts: FolderParts, labels: int) -> ScoreActivation:
     if chosen := fields.get(field):
         return read_activation(parts.path / "config.json", chosen, field)
     problem = parts.config.get("problem_type")
-    if problem == "regression" and labels > 1:
+    if problem == "regression" and (labels > 1 or not (isinstance(extra, dict) or has_modules(parts.root))):
         return "none"
     return "sigmoid" if labels == 1 or problem == "multi_label_classification" else "softmax"
 

@@ -316,7 +316,9 @@ def build_merged_entry(
             tensor=a.name,
         )
     kind = base.kind if base.kind in FLOAT_ENCODINGS else "F32"  # the sum is no longer whole multiples of a scale
-    return MergedEntry(base.file, base.name, kind, base.shape, base.start, base.encoding, base, pair, scale, transposed)
+    return MergedEntry(
+        base.source, base.name, kind, base.shape, base.start, base.encoding, base, pair, scale, transposed
+    )
 
 
 def lora_scale(adapter: Adapter, module: str, rank: int, steps: PatternSteps) -> float:

@@ -9,7 +9,6 @@ The file is a message of protocol buffers, whose fields are in onnx.proto of ONN
 is compared with the end of what it is in, and every number of parts has a limit.
 """
 
-import os
 from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass, field
 from math import prod
@@ -20,7 +19,7 @@ import torch
 from torch import Tensor
 
 from ..core.errors import CheckpointError, UnsupportedError, show_value
-from ..core.files import is_plain_name, open_member
+from ..core.files import SourceFile, is_plain_name, open_member
 from .tensor_files import (
     FLOAT_ENCODINGS,
     MAX_DIMENSIONS,
@@ -74,7 +73,7 @@ class TransposedEntry(TensorEntry):
     def read(
         self, dtype: torch.dtype, device: torch.device, report_bytes: Callable[[int], None] = ignore_bytes
     ) -> Tensor:
-        stored = TensorEntry(self.file, self.name, self.kind, self.shape[::-1], self.start, self.encoding)
+        stored = TensorEntry(self.source, self.name, self.kind, self.shape[::-1], self.start, self.encoding)
         return stored.read(dtype, device, report_bytes).T.contiguous()
 
 
@@ -141,7 +140,7 @@ def check_copies(path: Path, entries: Collection[TensorEntry]) -> None:
 
 
 def transpose(entry: TensorEntry, name: str) -> TransposedEntry:
-    return TransposedEntry(entry.file, name, entry.kind, entry.shape[::-1], entry.start, entry.encoding)
+    return TransposedEntry(entry.source, name, entry.kind, entry.shape[::-1], entry.start, entry.encoding)
 
 
 def is_parameter(name: str) -> bool:
@@ -186,7 +185,7 @@ def read_node(reader: "MessageReader", part: Field) -> Node:
 
 def read_tensor(path: Path, reader: "MessageReader", part: Field) -> TensorEntry:
     """The entry of a tensor, whose numbers are in this file or in one beside it."""
-    name, number, shape, place = "", 0, list[int](), (path, part.start, part.start)
+    name, number, shape, place = "", 0, list[int](), (reader.source, part.start, part.start)
     outside = dict[str, str]()
     for each in reader.fields(part.start, part.end):
         match each.number:
@@ -197,7 +196,7 @@ def read_tensor(path: Path, reader: "MessageReader", part: Field) -> TensorEntry
                 number = each.value
             case 4 | 9:  # TENSOR_FLOATS, TENSOR_RAW
                 if each.kind == MESSAGE:
-                    place = path, each.start, each.end
+                    place = reader.source, each.start, each.end
             case 8:  # TENSOR_NAME
                 name = reader.text(each)
             case 13:  # TENSOR_OUTSIDE
@@ -209,10 +208,10 @@ def read_tensor(path: Path, reader: "MessageReader", part: Field) -> TensorEntry
     encoding = NUMBER_ENCODINGS.get(kind)
     if outside:
         place = read_place(path, outside, name)
-    file, start, end = place
+    source, start, end = place
     if encoding is not None and end >= start and prod(shape) * encoding.size != end - start:
         encoding = refuse_size(path, name, kind, encoding, (shape, end - start))
-    return TensorEntry(file, name, kind, tuple(shape), start, encoding)
+    return TensorEntry(source, name, kind, tuple(shape), start, encoding)
 
 
 def refuse_size(
@@ -226,7 +225,7 @@ def refuse_size(
     raise CheckpointError(message, file=str(path), tensor=name)
 
 
-def read_place(path: Path, outside: Mapping[str, str], name: str) -> tuple[Path, int, int]:
+def read_place(path: Path, outside: Mapping[str, str], name: str) -> tuple[SourceFile, int, int]:
     """The file, the start and the end of numbers that are stored beside the graph."""
     location, numbers = outside.get("location", ""), (outside.get("offset", "0"), outside.get("length", ""))
     file = path.parent / location if is_plain_name(location) else None
@@ -234,15 +233,15 @@ def read_place(path: Path, outside: Mapping[str, str], name: str) -> tuple[Path,
         message = f"its numbers are in {show_value(location)}, which is no file of this folder"
         raise CheckpointError(message, file=str(path), tensor=name)
     with open_member(file) as opened:
-        size = os.fstat(opened.fileno()).st_size
+        source = SourceFile.of(file, opened)
     if not all(number.isascii() and number.isdigit() and len(number) < 20 for number in numbers):
         message = f"its place {show_value(numbers)} should be an offset and a length"
         raise CheckpointError(message, file=str(path), tensor=name)
     start, length = int(numbers[0]), int(numbers[1])
-    if start + length > size:
-        message = f"its numbers end at byte {start + length} of {location}, which has {size}"
+    if start + length > source.size:
+        message = f"its numbers end at byte {start + length} of {location}, which has {source.size}"
         raise CheckpointError(message, file=str(path), tensor=name)
-    return file, start, start + length
+    return source, start, start + length
 
 
 def read_pair(reader: "MessageReader", part: Field) -> tuple[str, str]:
@@ -254,7 +253,8 @@ class MessageReader:
     """Reads the fields of messages from a file, piece by piece."""
 
     def __init__(self, path: Path, file: BinaryIO) -> None:
-        self.size = os.fstat(file.fileno()).st_size
+        self.source = SourceFile.of(path, file)
+        self.size = self.source.size
         self._path, self._file, self._fields_left, self._text_left = path, file, MAX_FIELDS, MAX_TEXT
         self._piece, self._piece_start = b"", 0
 

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from ..core.errors import CheckpointError, UnsupportedError, show_value
-from ..core.files import is_plain_name
+from ..core.files import SourceFile, is_plain_name
 from ..core.json_files import LARGE_JSON
 from ..network.embedding_head import EmbeddingHead, TokenTableHead, UnitSpec, output_width
 from ..network.model_config import ModelConfig
@@ -151,7 +151,8 @@ def read_listed_weights(file: Path, config: ModelConfig, tokenizer: Tokenizer) -
         if token is not None:
             weights[token] = float(weight)
     shape, encoding = (config.vocab_size,), FLOAT_ENCODINGS["F32"]
-    return ListedWeights(file, file.name, "F32", shape, 0, encoding, weights)
+    source = SourceFile(file, ())  # which is not opened again
+    return ListedWeights(source, file.name, "F32", shape, 0, encoding, weights)
 
 
 def add_table(

@@ -24,6 +24,20 @@ ROUTERS, ROUTER_CONFIG = ("Router", "Asym"), "router_config.json"
 SPARSE_TABLE = "SparseStaticEmbedding"
 LATE_INTERACTION = ("ColBERT", "MultiVectorEncoder")  # kinds of models with a vector for each token
 PROMPTS, SENTENCE_CONFIG = "config_sentence_transformers.json", "sentence_bert_config.json"
+ARGUMENTS = {  # by their older and newer names, and the file where their settings belong
+    **dict.fromkeys(("config_args", "config_kwargs", "model_args", "model_kwargs"), "config.json"),
+    **dict.fromkeys(
+        ("tokenizer_args", "tokenizer_kwargs", "processor_args", "processor_kwargs"), "tokenizer_config.json"
+    ),
+}
+HARMLESS_ARGUMENTS = frozenset(  # they say where the files are, or how the same is computed; some are always replaced
+    (
+        *("attn_implementation", "cache_dir", "device_map", "dtype", "local_files_only", "low_cpu_mem_usage"),
+        *("padding_side", "revision", "subfolder", "token", "torch_dtype", "trust_remote_code", "unpad_inputs"),
+        *("add_pooling_layer", "use_cache", "use_fast", "use_flash_attn", "use_memory_efficient_attention"),
+        *("use_safetensors", "weights_only"),
+    )
+)
 OLDER_NETWORKS = ("roberta", "distilbert", "camembert", "albert", "xlm-roberta", "xlnet")
 KNOWN = (
     *(*NETWORKS, STATIC, "Pooling", "Dense", "LayerNorm", "Normalize", "Dropout", SPARSE, LOGIT_SCORE),
@@ -226,6 +240,17 @@ def read_sentence_config(folder: Path) -> JsonObject:
     names = (SENTENCE_CONFIG, *(f"sentence_{kind}_config.json" for kind in OLDER_NETWORKS))
     found = (config for name in names if (config := read_json(folder / name, {})))
     return next(found, {})
+
+
+def check_network_arguments(folder: Path) -> None:
+    """UnsupportedError for arguments that sentence-transformers gives to the network, its configuration or its
+    tokenizer, and that change what they compute. They are not merged into the files here."""
+    file, config = folder / SENTENCE_CONFIG, read_sentence_config(folder)
+    for field, place in ARGUMENTS.items():
+        for name, value in read_object(file, config, field).items():
+            if name not in HARMLESS_ARGUMENTS:
+                message = f"{field}.{name} is {show_value(value)}, which is not applied here; write it into {place}"
+                raise UnsupportedError(f"{message} and remove it from {SENTENCE_CONFIG}", file=str(file))
 
 
 def check_network_settings(folder: Path) -> None:

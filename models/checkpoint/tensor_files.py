@@ -6,7 +6,6 @@ piece.
 """
 
 import math
-import os
 import struct
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
@@ -20,7 +19,7 @@ import torch
 from torch import Tensor
 
 from ..core.errors import CheckpointError, UnsupportedError
-from ..core.files import open_member
+from ..core.files import SourceFile, open_member
 from ..core.json_files import HEADER_JSON, count_values, parse_json
 
 PIECE_BYTES = 1 << 20  # bytes of a file in memory at a time
@@ -48,12 +47,16 @@ class NumberEncoding:
 class TensorEntry:
     """One tensor in one file. `encoding` is None if the encoding, named `kind`, is not supported."""
 
-    file: Path
+    source: SourceFile
     name: str
     kind: str
     shape: tuple[int, ...]
     start: int
     encoding: NumberEncoding | None
+
+    @property
+    def file(self) -> Path:
+        return self.source.path
 
     @property
     def files(self) -> tuple[Path, ...]:
@@ -91,7 +94,7 @@ class TensorEntry:
         assert self.encoding is not None
         out = torch.empty(self.shape, dtype=dtype, device=device)
         flat, done = out.view(-1), 0
-        with self._open() as file:
+        with self.open_file() as file:
             while done < flat.numel():
                 raw = self._read_piece(file.read, flat.numel() - done)
                 filled = flat[done : done + len(raw) // self.encoding.size * self.encoding.items]
@@ -106,7 +109,7 @@ class TensorEntry:
         looked at."""
         out = torch.empty(prod(self.shape[:-1]), self.size // prod(self.shape[:-1]), dtype=torch.uint8)
         left = memoryview(out.numpy().data).cast("B")
-        with self._open() as file:
+        with self.open_file() as file:
             while left:
                 if not (count := file.readinto(left[:READ_BYTES])):
                     raise CheckpointError("the file ends inside it", file=str(self.file), tensor=self.name)
@@ -115,10 +118,11 @@ class TensorEntry:
         return out
 
     @contextmanager
-    def _open(self) -> Iterator[FileIO]:
-        """The file at the place of the tensor. CheckpointError if it cannot be read."""
+    def open_file(self) -> Iterator[FileIO]:
+        """The file at the place of the tensor. CheckpointError if it cannot be read, or is not the one that was
+        described."""
         try:
-            with self.file.open("rb", buffering=0) as file:
+            with self.source.open() as file:
                 file.seek(self.start)
                 yield file
         except OSError as error:
@@ -185,9 +189,10 @@ NUMBER_ENCODINGS = FLOAT_ENCODINGS | INTEGER_ENCODINGS
 def read_safetensors(path: Path, most: float = math.inf) -> dict[str, TensorEntry]:
     """The entries of a safetensors file, from its header alone (https://huggingface.co/docs/safetensors).
     CheckpointError for more of them than `most`, before they are made."""
-    header, start, length = _read_header(path, most)
+    header, start, source = _read_header(path, most)
+    length = source.size
     header.pop("__metadata__", None)
-    entries = {name: _parse_entry(path, name, fields, start) for name, fields in header.items()}
+    entries = {name: _parse_entry(source, name, fields, start) for name, fields in header.items()}
     for entry in entries.values():
         if (end := start + header[entry.name]["data_offsets"][1]) > length:
             raise CheckpointError(
@@ -235,11 +240,12 @@ def check_gaps(path: Path, spans: Mapping[str, tuple[int, int]], start: int, len
         raise CheckpointError(f"no safetensors file: no tensor has its last {length - last} bytes", file=str(path))
 
 
-def _read_header(path: Path, most: float = math.inf) -> tuple[dict[str, Any], int, int]:
-    """The JSON header of a file of `most` tensors at most, the offset of the data, and the length of the file."""
+def _read_header(path: Path, most: float = math.inf) -> tuple[dict[str, Any], int, SourceFile]:
+    """The JSON header of a file of `most` tensors at most, the offset of the data, and the file."""
     try:
         with open_member(path) as file:
-            length, prefix = os.fstat(file.fileno()).st_size, file.read(8)
+            source, prefix = SourceFile.of(path, file), file.read(8)
+            length = source.size
             size = struct.unpack("<Q", prefix)[0] if len(prefix) == 8 else length
             if size > min(length - 8, HEADER_JSON.bytes):
                 raise CheckpointError("truncated, or no safetensors file: its header does not fit", file=str(path))
@@ -257,10 +263,11 @@ def _read_header(path: Path, most: float = math.inf) -> tuple[dict[str, Any], in
         raise CheckpointError("no safetensors file: its header is no JSON object", file=str(path))
     if count != len(header.keys() - {"__metadata__"}):
         raise CheckpointError("no safetensors file: its header names a tensor twice, or one malformed", file=str(path))
-    return header, 8 + size, length
+    return header, 8 + size, source
 
 
-def _parse_entry(path: Path, name: str, fields: Any, start: int) -> TensorEntry:
+def _parse_entry(source: SourceFile, name: str, fields: Any, start: int) -> TensorEntry:
+    path = source.path
     check_name_length(path, name)
     match fields:
         case {"dtype": str(kind), "shape": [*shape], "data_offsets": [int(begin), int(end)]} if (
@@ -268,7 +275,7 @@ def _parse_entry(path: Path, name: str, fields: Any, start: int) -> TensorEntry:
             and all(type(side) is int and side >= 0 for side in shape)
             and 0 <= begin <= end
         ):
-            entry = TensorEntry(path, name, kind, tuple(shape), start + begin, NUMBER_ENCODINGS.get(kind))
+            entry = TensorEntry(source, name, kind, tuple(shape), start + begin, NUMBER_ENCODINGS.get(kind))
         case _:
             raise CheckpointError("its header entry is malformed", file=str(path), tensor=name)
     if entry.encoding and entry.size != end - begin:
@@ -297,12 +304,11 @@ def check_readable(entry: TensorEntry) -> None:
 
 
 def has_same_bytes(one: TensorEntry, other: TensorEntry) -> bool:
-    """Whether two tensors have the same bytes. UnsupportedError if their encoding is not supported."""
+    """Whether two tensors have the same bytes. UnsupportedError if their encoding is not supported, CheckpointError if
+    a file cannot be read."""
     if (one.kind, one.shape, one.transformation) != (other.kind, other.shape, other.transformation):
         return False
     check_readable(one)
-    with one.file.open("rb") as first, other.file.open("rb") as second:
-        first.seek(one.start)
-        second.seek(other.start)
+    with one.open_file() as first, other.open_file() as second:
         sizes = [min(PIECE_BYTES, one.size - done) for done in range(0, one.size, PIECE_BYTES)]
         return all(first.read(size) == second.read(size) for size in sizes)

@@ -6,10 +6,12 @@ import os
 import secrets
 import stat
 from collections.abc import Collection
+from dataclasses import dataclass
 from functools import partial
+from io import FileIO
 from itertools import islice
 from pathlib import Path
-from typing import BinaryIO
+from typing import IO, BinaryIO
 
 from .errors import CheckpointError, show_value
 
@@ -23,9 +25,59 @@ MAX_LISTED_FILES = 10_000  # files of a folder that are searched for a hint
 def open_regular(path: Path) -> BinaryIO:
     """Opens a regular file for reading. Opening a pipe, a device or a folder may never return, so it raises
     CheckpointError. Raises OSError."""
-    if not stat.S_ISREG(path.stat().st_mode):
+    return open(path, "rb", opener=_open_regular)
+
+
+def _open_regular(path: str, flags: int) -> int:
+    """Opens for `open`. What takes the place of the file meanwhile does not block either."""
+    check_regular(path, os.stat(path))
+    descriptor = os.open(path, flags | os.O_NONBLOCK)
+    try:
+        check_regular(path, os.fstat(descriptor))
+    except CheckpointError:
+        os.close(descriptor)
+        raise
+    return descriptor
+
+
+def check_regular(path: Path | str, found: os.stat_result) -> None:
+    if not stat.S_ISREG(found.st_mode):
         raise CheckpointError("is no regular file, and nothing else is read", file=str(path))
-    return path.open("rb")
+
+
+@dataclass(frozen=True)
+class SourceFile:
+    """A file as it was when it was described. Its content is read later, from places that the description has."""
+
+    path: Path
+    state: tuple[int, ...]  # its device, inode, size in bytes and time of modification in ns
+
+    @property
+    def size(self) -> int:
+        return self.state[2]
+
+    @classmethod
+    def of(cls, path: Path, file: IO[bytes]) -> "SourceFile":
+        """The open file, which has this path."""
+        return cls(path, _file_state(file.fileno()))
+
+    def open(self) -> FileIO:
+        """Opens it without a buffer. Raises CheckpointError as `open_regular` does, and if it is another file now or
+        was written to. Raises OSError."""
+        return open(self.path, "rb", buffering=0, opener=self._open_same)
+
+    def _open_same(self, path: str, flags: int) -> int:
+        descriptor = _open_regular(path, flags)
+        if _file_state(descriptor) != self.state:
+            os.close(descriptor)
+            message = "was changed or replaced after the model was described; restart the server, or load the model"
+            raise CheckpointError(f"{message} again", file=path)
+        return descriptor
+
+
+def _file_state(descriptor: int) -> tuple[int, ...]:
+    found = os.fstat(descriptor)
+    return found.st_dev, found.st_ino, found.st_size, found.st_mtime_ns
 
 
 def open_member(path: Path) -> BinaryIO:

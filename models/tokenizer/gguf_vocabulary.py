@@ -3,7 +3,7 @@ and missing values have llama.cpp's defaults."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, NoReturn
 
 from tokenizers import AddedToken, Regex, Tokenizer, pre_tokenizers
 
@@ -43,31 +43,56 @@ _ROLES = (
 )  # the format spells it "seperator"
 
 
+_TEXT_LISTS = frozenset(("tokens", "merges"))
+_TOKEN_NUMBERS = frozenset(("scores", "token_type"))  # one for each token
+_LISTS = _TEXT_LISTS | _TOKEN_NUMBERS | {"precompiled_charsmap"}
 READ_FIELDS = frozenset(
     f"tokenizer.ggml.{name}"
     for name in (
-        *("add_bos_token", "add_eos_token", "add_sep_token", "add_space_prefix", "merges", "model"),
-        *("normalizer.lowercase", "normalizer.strip_accents", "pre", "precompiled_charsmap"),
-        *("remove_extra_whitespaces", "scores", "token_type", "tokens"),
+        *("add_bos_token", "add_eos_token", "add_sep_token", "add_space_prefix", "model"),
+        *("normalizer.lowercase", "normalizer.strip_accents", "pre", "remove_extra_whitespaces"),
+        *_LISTS,
         *(f"{role}_token_id" for role in _ROLES),
     )
 )
 MAX_FIELD_CHARACTERS = 1 << 25  # characters of all fields; 262,144 tokens and their merges have ten million
+MAX_TOKENS = 1 << 20  # of a vocabulary; published ones have 262,144
 
 
 def select_fields(metadata: Mapping[str, Any]) -> dict[str, Any]:
     """The fields of a GGUF file's metadata that `read_gguf_vocabulary` reads.
 
-    CheckpointError if their strings are longer than those of any vocabulary. They are copied several times, with each
-    control character as six, for the child process that tries the vocabulary first.
+    CheckpointError if they have more values, or their strings are longer, than those of any vocabulary. They are copied
+    several times, with each control character as six, for the child process that tries the vocabulary first.
     """
     fields = {name: value for name, value in metadata.items() if name in READ_FIELDS}
+    _check_counts(_Fields(fields))
     sizes = {name: _count_characters(value) for name, value in fields.items()}
     if (characters := sum(sizes.values())) > MAX_FIELD_CHARACTERS:
         longest = max(sizes, key=sizes.__getitem__)
         message = f"the metadata field {longest} has {sizes[longest]} of {characters} characters under tokenizer.ggml"
         raise CheckpointError(f"{message}; {MAX_FIELD_CHARACTERS} are the most")
     return fields
+
+
+def _check_counts(fields: "_Fields") -> None:
+    """CheckpointError for a list where one value belongs, and for more values than tokens have.
+
+    The lengths are looked at, not the values: that is done at once, however long a list is."""
+    count = fields.count("tokens")
+    if count > MAX_TOKENS:
+        raise CheckpointError(f"the metadata field tokenizer.ggml.tokens has {count} values; {MAX_TOKENS} are the most")
+    for name in sorted(_TOKEN_NUMBERS):
+        if fields.count(name) not in (-1, count):
+            fields.raise_count(name, max(count, 0))
+    if (size := fields.count("precompiled_charsmap")) > MAX_CHARSMAP_BYTES:
+        raise CheckpointError(_charsmap_error(size))
+    fields.check_single_values()
+
+
+def _charsmap_error(size: int) -> str:
+    message = f"tokenizer.ggml.precompiled_charsmap has {size} values; bytes belong there"
+    return f"{message}, {MAX_CHARSMAP_BYTES} at most"
 
 
 def _count_characters(value: Any) -> int:
@@ -99,10 +124,25 @@ class _Fields:
         if wrong is not None:
             raise CheckpointError(f"the metadata field tokenizer.ggml.{name} holds {show_value(wrong)}")
         if count >= 0 and len(values) != count:
-            raise CheckpointError(
-                f"the metadata field tokenizer.ggml.{name} has {len(values)} values for {count} tokens"
-            )
+            self.raise_count(name, count)
         return values
+
+    def count(self, name: str) -> int:
+        """The length of a list; -1 if the field is missing or no list."""
+        value = self._fields.get(f"tokenizer.ggml.{name}")
+        return len(value) if isinstance(value, list | tuple) else -1
+
+    def raise_count(self, name: str, tokens: int) -> NoReturn:
+        message = f"the metadata field tokenizer.ggml.{name} has {self.count(name)} values for {tokens} tokens"
+        raise CheckpointError(message)
+
+    def check_single_values(self) -> None:
+        """CheckpointError for a list in a field that has one value."""
+        for key in self._fields:
+            name = key.removeprefix("tokenizer.ggml.")
+            if name not in _LISTS and self.count(name) >= 0:
+                message = f"the metadata field {key} has a list of {self.count(name)} values, where one belongs"
+                raise CheckpointError(message)
 
 
 @dataclass(frozen=True)
@@ -222,8 +262,7 @@ def _from_t5(data: _Data) -> Vocabulary:
     least = min((score for score, kind in zip(scores, data.types, strict=True) if kind == NORMAL), default=0.0)
     charsmap = data.fields.array("precompiled_charsmap", int) if data.fields.has("precompiled_charsmap") else []
     if len(charsmap) > MAX_CHARSMAP_BYTES or any(not -128 <= byte < 256 for byte in charsmap):
-        message = f"tokenizer.ggml.precompiled_charsmap has {len(charsmap)} values; bytes belong there"
-        raise CheckpointError(f"{message}, {MAX_CHARSMAP_BYTES} at most")
+        raise CheckpointError(_charsmap_error(len(charsmap)))
     rules = UnigramRules(
         charsmap=bytes(byte & 255 for byte in charsmap),
         space_first=data.fields.read("add_space_prefix", bool, False),

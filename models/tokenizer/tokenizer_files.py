@@ -10,7 +10,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from tokenizers import AddedToken, Tokenizer, models, processors
+from tokenizers import AddedToken, Tokenizer, models, pre_tokenizers, processors
 
 from ..core import files
 from ..core.errors import CheckpointError, UnsupportedError, show_value
@@ -74,6 +74,30 @@ _BERT_TYPES = frozenset(
 )
 _OTHER_ENDS = frozenset(("MPNetTokenizer", "SplinterTokenizer"))  # their texts begin and end in other ways
 _FILE_TYPES = frozenset(("modernbert", "modernbert-decoder"))
+
+# The classes of transformers that split bytes as GPT-2 does, with a space before the text only if
+# tokenizer_config.json asks for it, and the networks that have one of them where no class is named. A Blenderbot has
+# the space if it is not forbidden. The networks of the last list are read by the file alone, whatever they name.
+_BYTE_LEVEL_CLASSES = frozenset(
+    f"{name}Tokenizer"
+    for name in (
+        *("Bart", "Blenderbot", "CodeGen", "Deberta", "GPT2", "GPTNeoX", "LED", "Longformer", "Luke", "Mvp"),
+        "Roberta",
+    )
+)
+_BYTE_LEVEL_TYPES = frozenset(
+    (
+        *("bart", "blenderbot", "codegen", "data2vec-text", "dbrx", "deberta", "falcon_mamba", "gpt2", "gpt_neo"),
+        *("gpt_neox", "gptj", "ibert", "led", "lilt", "longformer", "luke", "mamba", "mamba2", "mpt", "mra", "mvp"),
+        *("olmo", "olmoe", "opt", "phi", "roberta", "roberta-prelayernorm", "rwkv", "starcoder2", "xlstm"),
+    )
+)
+_BYTE_LEVEL_FILE_TYPES = _FILE_TYPES | frozenset(
+    (
+        *("arctic", "ernie4_5", "ernie4_5_moe", "internlm2", "internlm3", "jamba", "minicpm3", "minimax_m2", "molmo"),
+        *("nemotron", "phi3", "phimoe", "qwen2", "qwen3_5", "qwen3_5_moe"),
+    )
+)
 
 
 @dataclass(frozen=True)
@@ -212,6 +236,8 @@ def _read_tokenizer_json(folder: Path, settings: _Settings) -> Tokenizer:
         backend.model.dropout = None
     if isinstance(backend.model, models.WordPiece) and (name := _bert_class(folder, settings)):
         _rebuild_word_pieces(backend, name, settings, folder)
+    if isinstance(backend.pre_tokenizer, pre_tokenizers.ByteLevel) and (name := _byte_level_class(folder, settings)):
+        _set_prefix_space(backend, name, settings, folder)
     _add_tokens(backend, settings, folder)
     _apply_boundary_settings(backend, settings)
     return backend
@@ -230,6 +256,19 @@ def _rebuild_word_pieces(backend: Tokenizer, name: str, settings: _Settings, fol
     backend.decoder = made.decoder
     if name not in _OTHER_ENDS:
         backend.post_processor = made.post_processor
+
+
+def _set_prefix_space(backend: Tokenizer, name: str, settings: _Settings, folder: Path) -> None:
+    """Put a space before every text, or none, as tokenizer_config.json says: these classes follow it, whatever
+    tokenizer.json has."""
+    prefix = settings.other.get("add_prefix_space")
+    prefix = name == "BlenderbotTokenizer" if prefix is None else prefix
+    if not isinstance(prefix, bool):
+        message = f"add_prefix_space is {show_value(prefix)}, which should be true or false"
+        raise CheckpointError(message, file=str(folder / "tokenizer_config.json"))
+    backend.pre_tokenizer.add_prefix_space = prefix
+    if isinstance(backend.post_processor, processors.RobertaProcessing):  # it trims offsets
+        backend.post_processor.add_prefix_space = prefix
 
 
 def _apply_boundary_settings(backend: Tokenizer, settings: _Settings) -> None:
@@ -262,12 +301,26 @@ def _word_piece_options(settings: _Settings, file: str) -> WordPieceOptions:
 def _bert_class(folder: Path, settings: _Settings) -> str:
     """The one of BERT's tokenizers as which transformers reads the folder: it takes the vocabulary of tokenizer.json
     and follows tokenizer_config.json in all else. Empty for other tokenizers."""
-    config = _read_json(folder / "config.json")
-    name, kind = settings.other.get("tokenizer_class") or config.get("tokenizer_class"), str(config.get("model_type"))
+    name, kind = _named_class(folder, settings)
     if name is None:
         return ("MPNetTokenizer" if kind == "mpnet" else "BertTokenizer") if kind in _BERT_TYPES else ""
-    plain = name.removesuffix("Fast") if isinstance(name, str) else ""
-    return plain if plain in _BERT_CLASSES and kind not in _FILE_TYPES else ""
+    return name if name in _BERT_CLASSES and kind not in _FILE_TYPES else ""
+
+
+def _byte_level_class(folder: Path, settings: _Settings) -> str:
+    """The one of GPT-2's and RoBERTa's tokenizers as which transformers reads the folder. Empty for others."""
+    name, kind = _named_class(folder, settings)
+    if name is None:
+        return ("BlenderbotTokenizer" if kind == "blenderbot" else "GPT2Tokenizer") if kind in _BYTE_LEVEL_TYPES else ""
+    return name if name in _BYTE_LEVEL_CLASSES and kind not in _BYTE_LEVEL_FILE_TYPES else ""
+
+
+def _named_class(folder: Path, settings: _Settings) -> tuple[str | None, str]:
+    """The class of transformers that a folder names, without Fast, and the type of its network. None: it names none."""
+    config = _read_json(folder / "config.json")
+    name = settings.other.get("tokenizer_class") or config.get("tokenizer_class")
+    plain = name.removesuffix("Fast") if isinstance(name, str) else None if name is None else ""
+    return plain, str(config.get("model_type"))
 
 
 def _read_vocab_txt(path: Path, settings: _Settings) -> Tokenizer:

@@ -38,6 +38,7 @@ WATCH_SECONDS = 0.005  # of real time, between two looks at the clock
 TEXT_PIECES = ("a", "a ", " ", "\n", "0", ".", "é", "the quick brown fox ", "\u4e2d")
 CANCEL_INTERVAL_S = 0.25  # seconds between two looks at whether a check that waits for its turn was cancelled
 MAX_PASSED = 256  # checks that are remembered
+SLICE_ITEMS = 1 << 10  # of a list of metadata that are written in one call; numbers take a microsecond each
 MAX_FILES = 1024  # files of a folder whose check is remembered
 VOCABULARY_IDS = 512  # the first tokens of the vocabulary, from which texts are made too
 VOCABULARY_TEXTS = 4  # tokens of these that are a text of their own each
@@ -129,15 +130,32 @@ class TokenizerCheck:
 
 
 def write_question(request: Mapping[str, Any], fields: Mapping[str, Any]) -> bytearray:
-    """Return the request with the metadata `fields` of a GGUF file, as a line of JSON.
+    """Return the request with the metadata `fields` of a GGUF file, as a line of JSON."""
+    line = bytearray(json.dumps(request).encode().removesuffix(b"}") + b', "fields": ')
+    for piece in write_fields(fields):
+        line += piece
+    line += b"}\n"
+    return line
 
-    A vocabulary is long, so one field at a time is copied, and characters outside of ASCII stay as they are.
+
+def write_fields(fields: Mapping[str, Any]) -> Iterator[bytes]:
+    """Yield the metadata fields as JSON, in pieces.
+
+    A vocabulary is long, and no other thread runs while a piece is written. So a list is written in slices, and
+    characters outside of ASCII stay as they are.
     """
-    line = bytearray(json.dumps(request).encode().removesuffix(b"}") + b', "fields": {')
+    yield b"{"
     for number, (name, value) in enumerate(fields.items()):
-        line += b", " * bool(number) + json.dumps(name).encode() + b": "
-        line += json.dumps(value, ensure_ascii=False).encode()
-    return line + b"}}\n"
+        yield b", " * bool(number) + json.dumps(name).encode() + b": "
+        if isinstance(value, list | tuple):
+            yield b"["
+            for first in range(0, len(value), SLICE_ITEMS):
+                some = json.dumps(value[first : first + SLICE_ITEMS], ensure_ascii=False)
+                yield b", " * bool(first) + some[1:-1].encode()
+            yield b"]"
+        else:
+            yield json.dumps(value, ensure_ascii=False).encode()
+    yield b"}"
 
 
 def read_state(source: Path, fields: Mapping[str, Any]) -> object:
@@ -146,7 +164,10 @@ def read_state(source: Path, fields: Mapping[str, Any]) -> object:
     Of a folder these are the sizes and times of its files, of a GGUF file a digest of its metadata. Links are followed.
     """
     if fields:
-        return hashlib.blake2b(json.dumps(dict(fields)).encode(), digest_size=32).digest()
+        digest = hashlib.blake2b(digest_size=32)
+        for piece in write_fields(fields):
+            digest.update(piece)
+        return digest.digest()
     try:
         with os.scandir(source) as found:
             entries = list(islice(found, MAX_FILES + 1))

@@ -89,7 +89,7 @@ def combine_gemm(name: str, parts: Mapping[str, TensorEntry], scheme: AwqScheme)
     codes = parts["codes"]
     inputs, outputs = codes.shape[0], codes.shape[1] * CODES_IN_WORD
     width = find_width(codes, inputs, scheme)
-    place = (codes.file, name, integer_kind(4, True, width, inputs), (outputs, inputs), codes.start, codes.encoding)
+    place = (codes.source, name, integer_kind(4, True, width, inputs), (outputs, inputs), codes.start, codes.encoding)
     layout = CodeLayout("awq gemm", torch.int32, unpack_outputs)
     entry = GridEntry(*place, parts, layout, (width, 1), transposed=True, unpack_zeros=unpack_outputs)
     check_part(parts["scales"], FLOAT_KINDS, entry.grid)
@@ -101,7 +101,7 @@ def combine_gemv(name: str, parts: Mapping[str, TensorEntry], scheme: AwqScheme)
     codes = parts["codes"]
     outputs, inputs = codes.shape[0], codes.shape[1] * CODES_IN_WORD
     width = find_width(codes, inputs, scheme)
-    place = (codes.file, name, integer_kind(4, True, width, inputs), (outputs, inputs), codes.start, codes.encoding)
+    place = (codes.source, name, integer_kind(4, True, width, inputs), (outputs, inputs), codes.start, codes.encoding)
     entry = GemvEntry(*place, parts, row_layout(4, 0), (1, width))
     words = -(-entry.grid[1] // CODES_IN_WORD)
     multiple = {32: 4, 64: 2}.get(width, 1)

@@ -136,7 +136,7 @@ def combine_rows(codes: TensorEntry, entries: Mapping[str, TensorEntry]) -> Grid
             )
     outputs, inputs = codes.shape
     kind = integer_kind(8, False, inputs, inputs)
-    place = (codes.file, codes.name, kind, codes.shape, codes.start, codes.encoding)
+    place = (codes.source, codes.name, kind, codes.shape, codes.start, codes.encoding)
     parts = {"codes": codes, "scales": scales}
     entry = GridEntry(*place, parts, INT8_LAYOUT, (1, max(inputs, 1)), factor=INVERSE_127)
     check_part(scales, ("F32",), (outputs,))
@@ -171,7 +171,7 @@ def combine_blocks(codes: TensorEntry, format: str, entries: Mapping[str, Tensor
         check_part(parts["nested map"], ("F32",), (256,))
     else:
         check_part(parts["scales"], ("F32",), (blocks,))
-    place = (codes.file, codes.name, KINDS[format], tuple(shape), codes.start, stored.encoding)
+    place = (codes.source, codes.name, KINDS[format], tuple(shape), codes.start, stored.encoding)
     return BlockwiseEntry(*place, parts, VALUES[format], block, nested, offset)
 
 

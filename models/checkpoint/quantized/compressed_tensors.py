@@ -166,7 +166,7 @@ def combine_parts(name: str, parts: Mapping[str, TensorEntry], scheme: WeightSch
         raise CheckpointError(message, file=str(codes.file), tensor=codes.name)
     roles = {"codes": codes, "scales": scales, **find_extra_parts(parts, scheme)}
     kind = find_kind(scheme, block, shape, roles)
-    place = (codes.file, name, kind, shape, codes.start, codes.encoding)
+    place = (codes.source, name, kind, shape, codes.start, codes.encoding)
     entry = GridEntry(*place, roles, layout, block)
     (rows, columns), flat = entry.grid, find_flat_shapes(entry.grid)
     check_part(scales, scale_kinds(scheme), entry.grid, *flat)

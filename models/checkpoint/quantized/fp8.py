@@ -75,7 +75,7 @@ def combine_parts(codes: TensorEntry, entries: Mapping[str, TensorEntry], scheme
         is_single = scales.shape in ((), (1,), (1, 1))
         block = (max(outputs, 1) if is_single else 1, max(inputs, 1))
     roles = {"codes": codes, "scales": scales}
-    place = (codes.file, codes.name, "FP8", codes.shape, codes.start, codes.encoding)
+    place = (codes.source, codes.name, "FP8", codes.shape, codes.start, codes.encoding)
     entry = GridEntry(*place, roles, FLOAT_LAYOUT, block)
     rows, columns = entry.grid
     flat = ((), (1,)) if rows * columns == 1 else ((rows,),) if columns == 1 else ()

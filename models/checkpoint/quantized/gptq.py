@@ -88,7 +88,7 @@ def combine_parts(module: str, entries: Mapping[str, TensorEntry], scheme: GptqS
     if groups is not None:
         check_part(groups, ("I32", "I64"), (inputs,))
     kind = integer_kind(bits, True, width, inputs)
-    place = (codes.file, f"{module}.weight", kind, (outputs, inputs), codes.start, codes.encoding)
+    place = (codes.source, f"{module}.weight", kind, (outputs, inputs), codes.start, codes.encoding)
     unpack = partial(unpack_zero_points, bits=bits, added=scheme.added)
     entry = GridEntry(*place, roles, column_layout(bits), (width, 1), transposed=True, unpack_zeros=unpack)
     check_part(scales, FLOAT_KINDS, entry.grid)

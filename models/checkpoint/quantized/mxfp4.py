@@ -45,7 +45,7 @@ class BlockFloatEntry(QuantizedEntry):
 def flatten_rows(entry: TensorEntry, rows: int) -> TensorEntry:
     """The same numbers as a matrix of so many rows."""
     shape = (rows, entry.size // rows if rows else 0)
-    return TensorEntry(entry.file, entry.name, entry.kind, shape, entry.start, entry.encoding)
+    return TensorEntry(entry.source, entry.name, entry.kind, shape, entry.start, entry.encoding)
 
 
 def read_config(file: Path, config: Json) -> None:
@@ -74,5 +74,5 @@ def combine_parts(codes: TensorEntry, entries: Mapping[str, TensorEntry]) -> Blo
     check_part(scales, ("U8",), codes.shape[:3])
     experts, outputs, groups, _ = codes.shape
     shape = (experts, groups * 2 * BLOCK_BYTES, outputs)
-    place = (codes.file, name, "MXFP4", shape, codes.start, codes.encoding)
+    place = (codes.source, name, "MXFP4", shape, codes.start, codes.encoding)
     return BlockFloatEntry(*place, {"codes": codes, "scales": scales})

@@ -85,7 +85,7 @@ def combine_parts(tensor: str, base: str, entries: Mapping[str, TensorEntry], me
     type = dict_or_empty(data.get("target_dtype")).get("_data")
     bits = 4 if type in SMALL_TYPES else 8
     stored = "FP8" if kind == "Float8Tensor" else integer_kind(bits, "zeros" in parts, gcd(width, inputs), inputs)
-    place = (codes.file, tensor, stored, codes.shape, codes.start, codes.encoding)
+    place = (codes.source, tensor, stored, codes.shape, codes.start, codes.encoding)
     entry = GridEntry(*place, parts, TENSOR_KINDS[kind].layout, (height, width))
     rows, columns = entry.grid
     flat = ((rows,),) if columns == 1 else ()

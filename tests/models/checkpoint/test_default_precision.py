@@ -13,6 +13,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from polyhead.models import checkpoint
 from polyhead.models.checkpoint.default_precision import choose_precision
 from polyhead.models.checkpoint.tensor_files import TensorEntry
+from polyhead.models.core.files import SourceFile
 from polyhead.models.executors.contract import Executor
 from polyhead.models.native.library import runnable_targets
 from polyhead.models.native.native_executor import NativeExecutor
@@ -38,8 +39,12 @@ NARROW = tf.LlamaConfig(
 
 def entries(**matrices: int) -> list[TensorEntry]:
     """A matrix with the given number of rows of 32 columns in each format, and a long float32 vector."""
-    vector = TensorEntry(Path("file"), "norm", "F32", (1 << 20,), 0, None)
-    return [vector, *(TensorEntry(Path("file"), kind, kind, (rows, 32), 0, None) for kind, rows in matrices.items())]
+    file = SourceFile(Path("file"), ())
+    vector = TensorEntry(file, "norm", "F32", (1 << 20,), 0, None)
+    return [
+        vector,
+        *(TensorEntry(file, kind, kind, (rows, 32), 0, None) for kind, rows in matrices.items()),
+    ]
 
 
 @pytest.mark.parametrize(

@@ -1,5 +1,6 @@
 """Checkpoint folders: loaded networks equal transformers; what cannot be loaded is refused with a clear message."""
 
+import json
 import logging
 import shutil
 import subprocess
@@ -186,6 +187,37 @@ def test_the_score_activation_is_that_of_the_checkpoint(
     tiny_classifier: Path, tmp_path: Path, changes: dict[str, Any], activation: str
 ) -> None:
     assert load(str(edited(tiny_classifier, tmp_path / "c", **changes))).head.score_activation == activation
+
+
+@pytest.mark.parametrize(
+    ("changes", "activation"),
+    [
+        ({"problem_type": None}, "sigmoid"),
+        ({"problem_type": "multi_label_classification"}, "sigmoid"),
+        ({"problem_type": "regression"}, "none"),
+    ],
+)
+def test_a_single_score_is_closed_as_by_the_pipeline(
+    tiny_ranker: Path, tmp_path: Path, changes: dict[str, Any], activation: str
+) -> None:
+    config = json.loads((tiny_ranker / "config.json").read_text())
+    left = {key: None for key in config if key.startswith(("sentence_transformers", "sbert_ce"))}
+    folder = edited(tiny_ranker, tmp_path / "r", **left, **changes)
+    loaded = load(str(folder))
+    assert loaded.head.score_activation == activation
+    theirs = tf.pipeline("text-classification", model=str(folder), device="cpu")("a good film")[0]["score"]
+    ids = loaded.tokenizer.encode("a good film").ids
+    with torch.inference_mode():
+        states = loaded.network(RaggedBatch.of([ids]))
+        rows, starts = loaded.head.needed_rows([0, len(ids)])
+        ours = loaded.head.postprocess(loaded.head(states[rows], starts))
+    assert ours.item() == pytest.approx(theirs, abs=1e-5)
+
+
+def test_a_single_score_of_a_cross_encoder_is_a_probability(tiny_ranker: Path, tmp_path: Path) -> None:
+    """sentence-transformers does not read the type of the problem."""
+    changes: dict[str, Any] = {"problem_type": "regression", "sentence_transformers": {"version": "4.1.0"}}
+    assert load(str(edited(tiny_ranker, tmp_path / "r", **changes))).head.score_activation == "sigmoid"
 
 
 def test_an_unknown_older_score_activation_is_refused_by_name(tiny_classifier: Path, tmp_path: Path) -> None:

@@ -27,6 +27,7 @@ from polyhead.models.checkpoint.description import (
 )
 from polyhead.models.checkpoint.tensor_files import TensorEntry
 from polyhead.models.core.errors import CheckpointError, ModelError, UnsupportedError
+from polyhead.models.core.files import SourceFile
 from polyhead.models.network.model_config import ExpertConfig, MixerConfig, MixerName, ModelConfig
 from tests.support import checkpoints
 from tests.support.edits import edited, with_tensors
@@ -181,7 +182,7 @@ def test_matrices_of_fused_tensors_are_counted(tmp_path: Path, monkeypatch: pyte
 
 
 def test_tensors_stop_being_translated_beyond_their_bound(tmp_path: Path) -> None:
-    entries = {f"{number}": TensorEntry(tmp_path, "", "F32", (), 0, None) for number in range(10)}
+    entries = {f"{number}": TensorEntry(SourceFile(tmp_path, ()), "", "F32", (), 0, None) for number in range(10)}
     translated = list[str]()
 
     def translate(name: str, _: TensorEntry) -> description.NamedPieces:

@@ -297,7 +297,7 @@ def test_progress_while_a_matrix_is_merged(tmp_path: Path, monkeypatch: pytest.M
     save_file({"base": base, **sides}, tmp_path / "some.safetensors")
     entries = read_safetensors(tmp_path / "some.safetensors")
     matrix, pair = entries["base"], (entries["a"], entries["b"])
-    location = (matrix.file, "base", "F32", matrix.shape, matrix.start, matrix.encoding)
+    location = (matrix.source, "base", "F32", matrix.shape, matrix.start, matrix.encoding)
     entry = merged_adapter.MergedEntry(*location, matrix, pair, 0.5, transposed)
     monkeypatch.setattr(merged_adapter, "PRODUCTS", 3 * (60 if transposed else 48))
     pieces: list[int] = []

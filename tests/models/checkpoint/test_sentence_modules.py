@@ -273,3 +273,38 @@ def test_settings_of_the_network_that_are_refused(tiny_embedder: Path, tmp_path:
         checkpoints.write_json(folder / "sentence_bert_config.json", settings)
         with pytest.raises(CheckpointError, match=problem):
             load(str(folder))
+
+
+@pytest.mark.parametrize(
+    ("settings", "problem"),
+    [
+        ({"config_args": {"num_hidden_layers": 1}}, "config_args.num_hidden_layers is 1, .* write it into config.json"),
+        ({"config_kwargs": {"hidden_act": "relu"}}, "config_kwargs.hidden_act is 'relu'"),
+        ({"model_args": {"is_decoder": True}}, "model_args.is_decoder is True"),
+        ({"model_kwargs": {"dtype": "float16", "peft": 1}}, "model_kwargs.peft is 1"),
+        ({"tokenizer_args": {"do_lower_case": True}}, "tokenizer_args.do_lower_case .* into tokenizer_config.json"),
+        ({"tokenizer_kwargs": {"model_max_length": 9}}, "tokenizer_kwargs.model_max_length is 9"),
+        ({"processor_kwargs": {"add_prefix_space": True}}, "processor_kwargs.add_prefix_space is True"),
+        ({"model_args": [1]}, r"model_args is \[1\], which should be an object"),
+    ],
+)
+def test_arguments_of_the_network_that_are_not_applied_are_refused(
+    tiny_embedder: Path, tmp_path: Path, settings: dict[str, Any], problem: str
+) -> None:
+    """sentence-transformers merges them into config.json and tokenizer_config.json."""
+    folder = Path(shutil.copytree(tiny_embedder, tmp_path / "e"))
+    checkpoints.write_json(folder / "sentence_bert_config.json", {"max_seq_length": 64, **settings})
+    with pytest.raises(CheckpointError, match=problem):
+        describe_source(str(folder))
+
+
+def test_arguments_that_change_no_vector_are_ignored(tiny_embedder: Path, tmp_path: Path) -> None:
+    folder = Path(shutil.copytree(tiny_embedder, tmp_path / "e"))
+    arguments = {
+        "model_args": {"torch_dtype": "float32", "attn_implementation": "sdpa", "add_pooling_layer": False},
+        "config_args": {"trust_remote_code": True, "revision": "main"},
+        "tokenizer_args": {"use_fast": True, "padding_side": "left", "local_files_only": True},
+        "model_kwargs": {},
+    }
+    checkpoints.write_json(folder / "sentence_bert_config.json", {"max_seq_length": 64, **arguments})
+    assert describe_source(str(folder)).max_tokens == 64

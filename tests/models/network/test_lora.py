@@ -13,6 +13,7 @@ from typing import Any, cast
 import pytest
 import torch
 import transformers as tf
+from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from polyhead.models.checkpoint import Checkpoint, describe_source, load
@@ -128,6 +129,22 @@ def test_adapters_of_every_encoder_head_equal_peft(tiny_embedder: Path, tmp_path
     assert float((states(executor, 0) - states(executor, 1)).abs().max()) > 1e-2
     tagged = load(f"{tiny_embedder}+{tmp_path}")  # merged, it has the same task
     assert tagged.task == task
+
+
+def test_a_head_is_not_read_from_a_file_that_took_the_place_of_the_base(tiny_classifier: Path, tmp_path: Path) -> None:
+    """An adapter may come hours after its base; the places of the base's tensors are those of the file that it was."""
+    base = Path(shutil.copytree(tiny_classifier, tmp_path / "base"))
+    model = tf.AutoModelForSequenceClassification.from_pretrained(base)
+    adapted(model, tmp_path / "a", task_type="SEQ_CLS", target_modules=EVERYWHERE)
+    base_model = BaseModel(describe_source(str(base)))
+    found = base_model.plan_adapter(tmp_path / "a")
+    assert found.shared_names
+    file = base / "model.safetensors"
+    tensors = load_file(file)
+    file.unlink()
+    save_file({name: torch.zeros_like(tensor) for name, tensor in tensors.items()}, file)
+    with pytest.raises(CheckpointError, match="was changed or replaced after the model was described"):
+        base_model.load_adapter(found, torch.float32, torch.device("cpu"))
 
 
 @pytest.mark.parametrize("make", EXECUTORS)

@@ -114,6 +114,35 @@ def test_damaged_fields_are_named(change: dict[str, Any], message: str) -> None:
         Tokenizer.from_gguf(fields | {f"tokenizer.ggml.{key}": value for key, value in change.items()})
 
 
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"scores": [0.5] * 1000}, r"tokenizer\.ggml\.scores has 1000 values for \d+ tokens"),
+        ({"token_type": [1] * 1000}, r"tokenizer\.ggml\.token_type has 1000 values for \d+ tokens"),
+        ({"tokens": None}, r"tokenizer\.ggml\.scores has \d+ values for 0 tokens"),
+        ({"tokens": ["a"] * 2000, "scores": None, "token_type": None}, "tokens has 2000 values; 1500 are the most"),
+        (
+            {"precompiled_charsmap": [1] * 300_000},
+            "precompiled_charsmap has 300000 values; bytes belong there, 250000 at most",
+        ),
+        ({"pre": [0.5] * 9}, r"tokenizer\.ggml\.pre has a list of 9 values, where one belongs"),
+        ({"add_bos_token": [True] * 9}, "add_bos_token has a list of 9 values, where one belongs"),
+        ({"bos_token_id": []}, "bos_token_id has a list of 0 values, where one belongs"),
+    ],
+)
+def test_lists_are_bounded_before_they_are_copied(
+    monkeypatch: pytest.MonkeyPatch, change: dict[str, Any], message: str
+) -> None:
+    """The lengths alone are looked at: no value is, which would take as long as the list."""
+    _, fields = train()
+    assert Tokenizer.select_gguf_fields(fields) == fields
+    monkeypatch.setattr(gguf_vocabulary, "MAX_TOKENS", 1500)
+    monkeypatch.setattr(gguf_vocabulary, "MAX_CHARSMAP_BYTES", 250_000)
+    monkeypatch.setattr(gguf_vocabulary, "_count_characters", None)
+    with pytest.raises(CheckpointError, match=message):
+        Tokenizer.select_gguf_fields(fields | {f"tokenizer.ggml.{key}": value for key, value in change.items()})
+
+
 def test_the_map_of_characters_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     _, fields = train()
     monkeypatch.setattr(gguf_vocabulary, "MAX_CHARSMAP_BYTES", 100)

@@ -21,6 +21,7 @@ from polyhead.models.tokenizer import MAX_MEAN_GROWTH, Encoding, Tokenizer, gguf
 from polyhead.models.tokenizer.gguf_vocabulary import CONTROL, NORMAL, UNKNOWN, USER_DEFINED
 from polyhead.models.tokenizer.token_text import TokenSpelling, byte_alphabet
 from polyhead.models.tokenizer.vocabulary import Vocabulary, WordPieceOptions, word_piece_backend
+from tests.support import checkpoints
 
 CORPUS = [
     "Hello world, the quick brown fox jumps over the lazy dog. It's 2024, we'll see; they're 12345 years old!",
@@ -491,6 +492,71 @@ def test_bert_takes_only_the_vocabulary_of_its_tokenizer_json(
 def test_a_setting_of_bert_that_is_no_truth_value_is_refused(key: str, value: Any, tmp_path: Path) -> None:
     folder = word_piece_folder(tmp_path, **{key: value})
     with pytest.raises(CheckpointError, match=rf"tokenizer_config\.json: {key} is .*, which should be true or false"):
+        Tokenizer.from_folder(folder)
+
+
+def byte_level_folder(folder: Path, name: str | None, kind: str, spaced: bool, **config: Any) -> Path:
+    """A folder whose tokenizer.json has a space before every text if `spaced`."""
+    checkpoints.roberta_bpe().save_pretrained(folder)
+    made = json.loads((folder / "tokenizer.json").read_text())
+    made["pre_tokenizer"]["add_prefix_space"] = made["post_processor"]["add_prefix_space"] = spaced
+    (folder / "tokenizer.json").write_text(json.dumps(made))
+    kept = json.loads((folder / "tokenizer_config.json").read_text())
+    kept = {key: value for key, value in kept.items() if key not in ("tokenizer_class", "add_prefix_space")}
+    kept |= {"tokenizer_class": name} if name else {}
+    (folder / "tokenizer_config.json").write_text(json.dumps({**kept, **config}))
+    (folder / "config.json").write_text(json.dumps({"model_type": kind}))
+    return folder
+
+
+@pytest.mark.parametrize("configured", [None, False, True])
+@pytest.mark.parametrize("spaced", [False, True])
+@pytest.mark.parametrize(
+    ("name", "kind"),
+    [
+        ("RobertaTokenizer", "roberta"),
+        ("RobertaTokenizerFast", "xlm-roberta"),
+        ("BartTokenizerFast", "bart"),
+        ("LongformerTokenizerFast", "longformer"),
+        ("BlenderbotTokenizer", "blenderbot"),
+        ("GPT2TokenizerFast", "gpt2"),
+        ("DebertaTokenizer", "deberta"),
+        ("PreTrainedTokenizerFast", "roberta"),
+        ("GPT2Tokenizer", "nemotron"),
+        (None, "roberta"),
+        (None, "gpt2"),
+        (None, "opt"),
+        (None, "falcon"),
+        (None, "modernbert"),
+    ],
+)
+def test_a_space_before_the_text_is_that_of_transformers(
+    name: str | None, kind: str, spaced: bool, configured: bool | None, tmp_path: Path
+) -> None:
+    """Where transformers makes the split into bytes itself, tokenizer.json does not decide on the space."""
+    config = {} if configured is None else {"add_prefix_space": configured}
+    folder = byte_level_folder(tmp_path, name, kind, spaced, **config)
+    theirs, ours = transformers.AutoTokenizer.from_pretrained(folder), Tokenizer.from_folder(folder)
+    for text in ("film good", " film", "a <mask> b", "", "don't  do\nthat"):
+        wanted = theirs(text, return_offsets_mapping=True)
+        assert ours.encode(text).ids == wanted["input_ids"]
+        if type(theirs).__name__ == "RobertaTokenizer":  # which makes what trims offsets too
+            assert ours.encode(text).offsets == wanted["offset_mapping"]
+
+
+@pytest.mark.parametrize("kind", ["gpt_neox", "olmo", "mpt"])
+@pytest.mark.parametrize("configured", [False, True])
+def test_a_space_before_the_text_of_gpt_neox(kind: str, configured: bool, tmp_path: Path) -> None:
+    for name in (None, "GPTNeoXTokenizerFast"):
+        folder = byte_level_folder(tmp_path, name, kind, not configured, add_prefix_space=configured)
+        theirs, ours = transformers.AutoTokenizer.from_pretrained(folder), Tokenizer.from_folder(folder)
+        assert ours.encode("film good", special=False).ids == theirs("film good", add_special_tokens=False)["input_ids"]
+
+
+@pytest.mark.parametrize("value", ["true", 1, []])
+def test_a_space_before_the_text_that_is_no_truth_value_is_refused(value: Any, tmp_path: Path) -> None:
+    folder = byte_level_folder(tmp_path, "RobertaTokenizer", "roberta", False, add_prefix_space=value)
+    with pytest.raises(CheckpointError, match=r"tokenizer_config\.json: add_prefix_space is .*, which should be true"):
         Tokenizer.from_folder(folder)
 
 

@@ -20,6 +20,7 @@ from polyhead.models.checkpoint import ignore_progress, weight_reader
 from polyhead.models.checkpoint.description import Description
 from polyhead.models.checkpoint.weight_reader import WeightReader
 from polyhead.models.core.errors import CheckpointError
+from polyhead.models.core.files import SourceFile
 from polyhead.models.native.native_executor import NativeExecutor
 from polyhead.models.network.ragged import RaggedBatch
 from polyhead.models.tokenizer import Tokenizer
@@ -308,7 +309,9 @@ def test_every_byte_of_every_file_counts(place: int, large: Path, tmp_path: Path
     crafted = tmp_path / "crafted.bin"
     crafted.write_bytes(large.read_bytes())
     one, other = (
-        replace(what, entries={name: replace(entry, file=file) for name, entry in what.entries.items()})
+        replace(
+            what, entries={name: replace(entry, source=SourceFile(file, ())) for name, entry in what.entries.items()}
+        )
         for file in (large, crafted)
     )
     costs = read_costs(one, FileHashes(tmp_path / "kept"), unstopped)
@@ -324,7 +327,7 @@ def test_every_shard_counts(large: Path, tmp_path: Path) -> None:
     shard.write_bytes(large.read_bytes())
     files = [large, shard] * len(what.entries)
     entries = zip(what.entries.items(), files, strict=False)
-    two = replace(what, entries={name: replace(entry, file=file) for (name, entry), file in entries})
+    two = replace(what, entries={name: replace(entry, source=SourceFile(file, ())) for (name, entry), file in entries})
     before = name_of(two, tmp_path / "kept")
     changed(shard, 1_234_567)
     assert name_of(two, tmp_path / "kept") != before

@@ -11,6 +11,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -178,12 +179,39 @@ def test_a_question_is_a_line_of_json() -> None:
     for fields in (
         {},
         {"one": "a\n\u00e9\U0001f642\x01"},
-        {"one": ["a", "b"], "two": [1, 2.5, float("inf")], "three": True},
+        {"one": ["a", "b"], "two": [1, 2.5, float("inf")], "three": True, "none": []},
+        {"long": list(range(2 * vetting.SLICE_ITEMS + 1)), "full": [0.1] * vetting.SLICE_ITEMS},
     ):
         line = vetting.write_question({"source": "a\nb", "memory": 3}, fields)
         assert line.endswith(b"\n")
         assert line.count(b"\n") == 1
         assert json.loads(line) == {"source": "a\nb", "memory": 3, "fields": fields}
+
+
+def test_metadata_is_sent_and_compared_in_slices(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No other thread runs while one call writes a list as JSON: four million numbers take seconds."""
+    written, dumps = list[int](), json.dumps
+
+    def count_items(value: object, **options: Any) -> str:
+        written.append(len(value) if isinstance(value, list | dict) else 1)
+        return dumps(value, **options)
+
+    monkeypatch.setattr(vetting, "json", SimpleNamespace(dumps=count_items, loads=json.loads))
+    fields: dict[str, Any] = {"scores": [0.1] * 10_000, "tokens": ["a"] * 10_000}
+    vetting.write_question({"source": "a"}, fields)
+    asked = sum(written)
+    first = vetting.read_state(Path("a"), fields)
+    assert max(written) <= vetting.SLICE_ITEMS
+    assert asked > 20_000
+    assert sum(written) >= 2 * 20_000
+    assert first == vetting.read_state(Path("a"), dict(fields))
+    for changed in (
+        {**fields, "scores": [*fields["scores"][:-1], 0.2]},
+        {**fields, "tokens": [*fields["tokens"], "a"]},
+        {**fields, "scores": fields["tokens"], "tokens": fields["scores"]},
+        {**fields, "scores": [0] * 10_000},
+    ):
+        assert vetting.read_state(Path("a"), changed) != first
 
 
 def test_a_child_that_ends_by_itself_is_no_failure_of_the_library() -> None:
