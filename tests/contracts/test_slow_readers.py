@@ -61,7 +61,7 @@ def test_connections_that_are_not_read_are_closed_and_other_answers_do_not_chang
     with ExitStack() as held:
         for _ in range(MANY):
             held.enter_context(unread(server, endless))
-        server.until(lambda: server.page.total("requests_running") == MANY)
+        server.until(lambda: sum(map(server.page.total, ("requests_running", "requests_waiting"))) == MANY)
         beside = asyncio.run(ask(server.url, "/v1/completions", asked))
         server.until(lambda: server.page.total("connections_cut_total") == MANY)
         server.rest()
