@@ -56,7 +56,7 @@ def templates(fields: st.SearchStrategy[str]) -> st.SearchStrategy[str]:
     return st.lists(st.one_of(fields, fields, one_of(*TEXTS)), max_size=4).map("".join)
 
 
-@settings(max_examples=3000, deadline=None)
+@settings(max_examples=1000, deadline=None)
 @given(template=templates(brace_fields), first=values, second=values)
 def test_what_braces_make_is_no_longer_than_its_bound(template: str, first: Any, second: Any) -> None:
     given_values = ((first, second), {"a": first})
@@ -69,7 +69,7 @@ def test_what_braces_make_is_no_longer_than_its_bound(template: str, first: Any,
     assert len(made) <= bound
 
 
-@settings(max_examples=3000, deadline=None)
+@settings(max_examples=1000, deadline=None)
 @given(template=templates(percent_fields), first=values, second=values, shape=st.sampled_from((1, 2, "names")))
 def test_what_percent_makes_is_no_longer_than_its_bound(template: str, first: Any, second: Any, shape: Any) -> None:
     right = {1: (first,), 2: (first, second), "names": {"a": first, "b(c)": second}}[shape]
