@@ -51,8 +51,9 @@ MAX_FORCED_TOKENS = 64  # forced tokens in one step
 # Processor time of one mask.  A mask reads every token that it allows, without the interpreter, so to read one of them
 # with the interpreter takes no longer.  Ambiguous rules take time that grows with the square of an answer's length.
 QUICK_MASK_S = 0.005  # at most, for the engine's thread to read the next token
-MAX_MASK_S = 0.05
-MASK_TRIALS = 3  # at one place: a lexer may derive much at once, a machine may be slow for a moment
+SLOW_MASK_S = 0.05  # an answer may have MAX_SLOW_MASKS: a lexer may derive much at once, a machine be slow for a moment
+MAX_SLOW_MASKS = 2
+MAX_MASK_S = 0.2
 TRIAL_STEPS = 3  # that are tried before a guide is used
 TOKENS_PER_MASK = 16  # read again in a shared lexer
 READ_SLICE_S = 0.02
@@ -371,6 +372,7 @@ class GrammarState:
         self._owes_end = False  # whether the answer is complete was asked for before that
         self._mask_s = 0.0  # processor time of the last mask
         self._masked_at = -1  # tokens that the matcher had read then
+        self._slow_masks = 0
         self._lexer_count = 1
         self._has_own_lexer = False
         self._own_next: Future[Lexer] | None = None
@@ -463,14 +465,13 @@ class GrammarState:
             self._pending_forced.clear()
 
     def _compute_mask(self, mask: NDArray[np.int32]) -> None:
-        for _ in range(MASK_TRIALS):
-            began = thread_time()
-            self._lexer.use(self._matcher, lambda: self._matcher.unsafe_compute_mask_ptr(mask.ctypes.data, mask.nbytes))
-            self._mask_s, self._masked_at = thread_time() - began, self._read_count
-            self._lexer.measure(self._matcher, self._mask_s)
-            if self._mask_s <= MAX_MASK_S:
-                return
-        raise TooComplex(TOO_COMPLEX + "its rules are ambiguous, or too many may apply at one place")
+        began = thread_time()
+        self._lexer.use(self._matcher, lambda: self._matcher.unsafe_compute_mask_ptr(mask.ctypes.data, mask.nbytes))
+        self._mask_s, self._masked_at = thread_time() - began, self._read_count
+        self._slow_masks += self._mask_s > SLOW_MASK_S
+        if self._mask_s > MAX_MASK_S or self._slow_masks > MAX_SLOW_MASKS:
+            raise TooComplex(TOO_COMPLEX + "its rules are ambiguous, or too many may apply at one place")
+        self._lexer.measure(self._matcher, self._mask_s)
 
     def _read(self, count: int, *, waits: bool = True) -> None:
         """Let the matcher read `count` tokens."""

@@ -305,15 +305,18 @@ def mask_seconds(monkeypatch: pytest.MonkeyPatch) -> list[float]:
     return seconds
 
 
-def test_an_answer_whose_mask_takes_long_each_time_is_refused(
-    guides: GuideCompiler, talker: Model, mask_seconds: list[float]
+@pytest.mark.parametrize("seconds", [2 * module.SLOW_MASK_S, 2 * module.MAX_MASK_S])
+def test_an_answer_whose_masks_take_long_is_refused(
+    guides: GuideCompiler, talker: Model, mask_seconds: list[float], seconds: float
 ) -> None:
     guide = compiled(guides, talker, Grammar("lark", 'start: s\ns: s s s | s s | "a"', "guided_grammar"))
     state, other = guide.new_state(), guide.new_state()
-    mask_seconds[0] = 2 * module.MAX_MASK_S
+    mask_seconds[0] = seconds
+    for _ in range(module.MAX_SLOW_MASKS if seconds < module.MAX_MASK_S else 0):
+        state.advance(allowed(talker, state)[-1])
     with pytest.raises(TooComplex, match="ambiguous"):
         allowed(talker, state)
-    mask_seconds[0] = module.MAX_MASK_S / 2
+    mask_seconds[0] = module.SLOW_MASK_S / 2
     assert allowed(talker, other), "other answers in the same grammar go on"
 
 
