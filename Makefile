@@ -87,7 +87,7 @@ soak: .venv/.dev .venv/.native  ## mixed load for MINUTES=5, then a check for le
 fuzz: .venv/.dev .venv/.native  ## random rows for the compiled step under sanitizers, SECONDS=60 for each instruction set
 	$(BIN)/pytest tests/models/native/test_sanitized.py -m 'thorough or not thorough' -k 'random_rows or portable' --fuzz $(SECONDS) -rP
 
-native-arm: .venv/.dev  ## the compiled step for 64-bit ARM: its tests under qemu, an hour; ARGS="tests/models/native/test_int8.py"
+native-arm: .venv/.dev  ## the compiled step for 64-bit ARM: its tests under qemu, which take hours; ARGS="tests/models/native/test_int8.py"
 	deploy/native-arm.sh $(ARGS)
 
 conformance: .venv/.dev .venv/.native  ## official and other clients; lm-eval's log-probabilities beside transformers'; TRITON=CHECKOUT: Triton's tests, too

@@ -2,7 +2,7 @@
 # Compiles the step of the models for 64-bit ARM and runs its tests under qemu, on a machine of another family.
 #   deploy/native-arm.sh [PYTEST ARGUMENT...]     by default all tests of tests/models/native that run there
 # Needs Debian or Ubuntu with g++-aarch64-linux-gnu and qemu-user.  Python for ARM and its libraries come from the
-# distribution and pip, into build/arm; nothing is installed into the system.  An hour on two cores.
+# distribution and pip, into build/arm; nothing is installed into the system.  All tests take hours.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 python=.venv/bin/python
@@ -57,11 +57,12 @@ with ThreadPoolExecutor() as pool:
 PYTHON
 
 emulate() { qemu-aarch64 -L "$here/system" -cpu max "$@"; }
-for flags in "-march=armv8.2-a+dotprod+i8mm" "-march=armv8.2-a+dotprod" ""; do  # the sampler's test is a program
+$python -c 'from polyhead.models.native.build import ARM; [print(*flags) for flags in ARM.values()]' >"$here/flags"
+while read -r flags; do  # the sampler's test is a program
   # shellcheck disable=SC2086
   $compiler -std=c++20 -O1 -pthread $flags -Imodels/native/src -o "$here/selecting" tests/support/selecting.cpp
   emulate "$here/selecting" 2
-done
+done <"$here/flags"
 cd "$here/tree"
 [ $# -gt 0 ] || set -- tests/models/native --ignore tests/models/native/test_build.py \
   --ignore tests/models/native/test_sanitized.py --ignore tests/models/native/test_sample.py

@@ -464,11 +464,12 @@ class Scheduler:
         while len(passed) < MAX_PASSED_OWNERS and (sequence := self.waiting.peek(passed)) is not None:
             if head is not None and sequence.priority < head.priority:
                 break
-            if self._may_begin(sequence) and self._find_place(sequence, head):
+            may_begin = self._may_begin(sequence)
+            if may_begin and self._find_place(sequence, head):
                 sequence.overtaken = head
                 self._start(sequence)
                 continue
-            if head is None and self._may_begin(sequence):
+            if may_begin and head is None:
                 head = sequence
             passed.append(sequence.owner)
         if (len(self.running), self._preemptions) != before:

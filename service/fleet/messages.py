@@ -33,7 +33,7 @@ FILLED_BYTES = 1 << 20  # bytes of a frame to which no more rows are added
 EVENTS_PER_FRAME = 1 << 10  # events in one frame, at most
 REQUESTS_PER_FRAME = 1 << 12  # requests in one frame, at most
 MODELS_PER_FRAME = 1 << 14  # models in one frame, at most
-MAX_TEXT = 1000  # characters of a name, or of what is said about a model
+MAX_TEXT = 1000  # characters of the name of a model, or of the reason why it is broken
 HEAD_BYTES = 33  # bytes of a frame within which its kind ends: two of msgpack, and a text of at most 31
 
 Work = Coroutine[Any, Any, None] | None
