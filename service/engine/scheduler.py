@@ -12,8 +12,10 @@ Order within a step, by rank: higher priority first, then earlier arrival.
      overtakes a long one.
 Sequences whose sources are not encoded yet count as prefilling.  Sources are encoded one after the other, so those of
 the owner that has been served least go first, then the others, each by rank.
-No sequence gets more than `chunk` tokens in a step.  A prefilling sequence whose next block is computed in this step
-for another sequence waits for it, and finds it in the cache in the next step.
+No sequence gets more than `chunk` tokens in a step.  Attention to a long context makes tokens slower: then a chunk has
+fewer of them and each takes more of the budget, so that a step does not get longer with the context.  A prefilling
+sequence whose next block is computed in this step for another sequence waits for it, and finds it in the cache in the
+next step.
 
 The queue decides which sequence is admitted next (priority, fair shares of owners, arrival).  A sequence is admitted
 when the cache has room for all its tokens, so only a decoding one ever needs another block.  Then the last in rank is
@@ -57,7 +59,7 @@ from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from itertools import count
-from math import inf
+from math import ceil, inf
 from operator import attrgetter
 
 from ..concurrency.fair_queue import Deadlines, FairQueue, LineKey
@@ -66,6 +68,8 @@ from .state_slots import NO_SLOT, HeldSlots, StateSlots, smallest_slot_count
 from .window_blocks import HeldWindow, WindowBlocks
 
 Rank = tuple[int, int]  # smaller goes first
+FULL_CHUNK_CONTEXT = 512  # tokens before a chunk that is as large as without any
+SMALLEST_CHUNK = 64  # tokens of a chunk after any context; for fewer, reading the weights would take most of the time
 MAX_PASSED_OWNERS = 16  # in one step: their next sequence does not fit, or may not begin
 
 
@@ -206,6 +210,7 @@ class Scheduler:
             "too few blocks for the window of one sequence"
         )
         self.token_budget, self.sequence_budget, self.chunk = token_budget, sequence_budget, chunk
+        self.context_cost = 0.0  # the time of a token's attention to a token before it, in times of its other products
         self.waiting: FairQueue[TokenSequence] = FairQueue()
         self.running: dict[TokenSequence, None] = {}  # in order of rank
         self.paused: set[TokenSequence] = set()  # neither waiting nor running
@@ -595,7 +600,9 @@ class Scheduler:
             if not budget:
                 break
             self.windows.extend_partly(sequence.window, len(sequence.tokens))
-            count = min(sequence.uncomputed, self.chunk, budget)
+            cost = self._cost_after(sequence.computed)
+            most = max(int(self.chunk / cost), min(SMALLEST_CHUNK, self.chunk))
+            count = min(sequence.uncomputed, most, max(int(budget / cost), 1))
             count = self.windows.room(sequence.window, sequence.computed, count)
             if sequence.computed < sequence.scored_prefix:
                 count = min(count, rows)
@@ -604,8 +611,13 @@ class Scheduler:
                 continue
             chunks.append(Chunk(sequence, count, is_last=count == sequence.uncomputed))
             begun.update(self._keys_within(sequence, count))
-            budget -= count
+            budget = max(budget - ceil(count * cost), 0)
         return budget
+
+    def _cost_after(self, context: int) -> float:
+        """What a token takes of the budget after so many others: 1 up to FULL_CHUNK_CONTEXT."""
+        more = max(context - FULL_CHUNK_CONTEXT, 0) * self.context_cost
+        return 1 + more / (1 + FULL_CHUNK_CONTEXT * self.context_cost)
 
     def _next_line(self, prefilling: Sequence[TokenSequence]) -> LineKey | None:
         """The line of the owner that has been served least, of the highest priority among `prefilling`, by rank."""
