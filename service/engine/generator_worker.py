@@ -190,6 +190,7 @@ class GeneratorWorker:
             failed = find_nonfinite(plan.chunks, finite, rows.block_tables, self._executor.nonfinite_blocks)
             nonfinite = {states[sequence] for sequence in failed}
             computed = perf_counter()
+            self._groups.scheduler.record_time(plan.chunks, computed - preparing)
             guided = guided_states(plan.chunks, states)
             self._mask_builder.start(guided, self._vocab_size)
             masks = self._mask_builder.wait(guided, MASK_WAIT_S)

@@ -527,6 +527,24 @@ def test_a_step_does_not_get_longer_with_the_context_of_prompts() -> None:
     assert slowest <= 1.1 * 512 * (1 + cost * 512 * 1.5)
 
 
+def test_a_slow_network_computes_fewer_tokens_of_prompts_in_a_step() -> None:
+    play = SimulatedRun.of(2000, 16, token_budget=512, sequence_budget=8, chunk=256)
+
+    def chunks_of_prompt(token_seconds: float) -> list[int]:
+        """The chunks of a prompt whose tokens take so long."""
+        prompt, sizes = play.add([len(play.order)] * 3000, 1), list[int]()
+        while len(prompt.tokens) == 3000:
+            chunks = play.scheduler.schedule().chunks
+            play.scheduler.record_time(chunks, sum(chunk.count for chunk in chunks) * token_seconds)
+            sizes += [chunk.count for chunk in play.step()]
+        return sizes
+
+    assert {*chunks_of_prompt(0.001)[:-1]} == {256}
+    assert {*chunks_of_prompt(0.004)[2:-1]} == {125}, "those of half a second"
+    assert {*chunks_of_prompt(1.0)[2:-1]} == {64}, "the smallest"
+    assert {*chunks_of_prompt(0.001)[1:-1]} == {256}, "one fast step is enough"
+
+
 def test_a_short_prompt_overtakes_long_ones() -> None:
     play = SimulatedRun.of(64, 4, token_budget=8, sequence_budget=8, chunk=4)
     long = [play.add([index, 1] * 20, 1) for index in range(3)]
