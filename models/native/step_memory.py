@@ -125,15 +125,19 @@ def workspace_bytes(config: ModelConfig, largest: LargestStep, threads: int, gen
     attended = round_up(max(inner for _, inner in shapes))
     projected = round_up(max(columns + _copied_columns(config, layer) for layer, (columns, _) in enumerate(shapes)))
     width, hidden = round_up(config.width), round_up(max(config.mlp_width, config.layer_embedding))
+    computed = largest.rows  # together; without a cache a portion of whole sequences at a time
+    if not largest.cached:
+        computed = min(computed, PANEL_ROWS * threads + largest.context)
     output_rows = largest.sequences if generates else largest.rows
     embedded = round_up(config.embedding_width)
     convolved = max((_padded_channels(config, layer) for layer in config.recurrent_layers), default=0)
     steps = 0 if config.recurrent is None else 2 * round_up(config.recurrent.heads)
-    rows = largest.rows * (width + embedded + attended + projected + convolved + steps + 2 * config.head_width)
-    rows += largest.rows * round_up(config.depth * config.layer_embedding, COLUMNS)
-    answers = output_rows * (width + attended + (round_up(config.vocab_size, COLUMNS) if generates else config.width))
-    own = 0 if largest.cached else 2 * _local_key_numbers(config) * (largest.rows + BLOCK_TOKENS)
-    experts = _expert_numbers(config, largest.rows)
+    rows = computed * (width + embedded + attended + projected + convolved + steps + 2 * config.head_width)
+    rows += computed * round_up(config.depth * config.layer_embedding, COLUMNS)
+    answers = output_rows * (round_up(config.vocab_size, COLUMNS) if generates else config.width)
+    answers += min(output_rows, computed) * (width + attended)
+    own = 0 if largest.cached else 2 * _local_key_numbers(config) * (computed + BLOCK_TOKENS)
+    experts = _expert_numbers(config, computed)
     expert = 0 if config.experts is None else round_up(max(config.experts.width, config.experts.shared_width))
     panel = PANEL_ROWS * (2 * max(width, embedded, attended, hidden, expert) + hidden + width)
     return int((rows + answers + own + experts) * GROWTH + threads * panel) * FLOAT_BYTES

@@ -117,7 +117,12 @@ class Settings(ParallelSettings):
     max_tokens_default: int = Field(
         0, ge=0, le=1 << 30, description="Tokens of an answer where a request does not say; 0: as the dialect has it."
     )
-    prefill_chunk: int = Field(256, ge=1, le=1 << 20, description="Tokens of one prompt computed in a step, at most.")
+    prefill_chunk: int = Field(
+        256,
+        ge=1,
+        le=1 << 20,
+        description="Tokens of one prompt computed in a step, at most; fewer after a long context.",
+    )
     prefix_sharing: Literal["all", "key"] = Field(
         "all",
         description="Whose requests share cached prompts: those of all keys, or only those of the same key, so that "

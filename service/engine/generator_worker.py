@@ -99,6 +99,11 @@ class GeneratorWorker:
         """Tokens that fit in the whole cache."""
         return self._blocks.count * self._blocks.size
 
+    def set_context_cost(self, cost: float) -> None:
+        """Let chunks get smaller with their context, by the time of a token's attention to a token before it, in times
+        of the token's other products."""
+        self._groups.scheduler.context_cost = cost
+
     def validate(self, request: Request) -> None:
         assert isinstance(request, Generate)
         prompt, most = len(request.tokens) + len(request.source), request.max_tokens
@@ -185,6 +190,7 @@ class GeneratorWorker:
             failed = find_nonfinite(plan.chunks, finite, rows.block_tables, self._executor.nonfinite_blocks)
             nonfinite = {states[sequence] for sequence in failed}
             computed = perf_counter()
+            self._groups.scheduler.record_time(plan.chunks, computed - preparing)
             guided = guided_states(plan.chunks, states)
             self._mask_builder.start(guided, self._vocab_size)
             masks = self._mask_builder.wait(guided, MASK_WAIT_S)

@@ -12,8 +12,10 @@ Order within a step, by rank: higher priority first, then earlier arrival.
      overtakes a long one.
 Sequences whose sources are not encoded yet count as prefilling.  Sources are encoded one after the other, so those of
 the owner that has been served least go first, then the others, each by rank.
-No sequence gets more than `chunk` tokens in a step.  A prefilling sequence whose next block is computed in this step
-for another sequence waits for it, and finds it in the cache in the next step.
+No sequence gets more than `chunk` tokens in a step.  Attention to a long context makes tokens slower: then a chunk has
+fewer of them and each takes more of the budget, so that a step does not get longer with the context.  The budget of
+prefilling sequences is also what the last steps would have computed in LONGEST_STEP_S.  A prefilling sequence whose
+next block is computed in this step for another sequence waits for it, and finds it in the cache in the next step.
 
 The queue decides which sequence is admitted next (priority, fair shares of owners, arrival).  A sequence is admitted
 when the cache has room for all its tokens, so only a decoding one ever needs another block.  Then the last in rank is
@@ -52,12 +54,12 @@ A sequence whose reader has fallen behind is paused: it has neither blocks nor a
 resumed.
 """
 
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from itertools import count
-from math import inf
+from math import ceil, inf
 from operator import attrgetter
 
 from ..concurrency.fair_queue import Deadlines, FairQueue, LineKey
@@ -66,6 +68,10 @@ from .state_slots import NO_SLOT, HeldSlots, StateSlots, smallest_slot_count
 from .window_blocks import HeldWindow, WindowBlocks
 
 Rank = tuple[int, int]  # smaller goes first
+FULL_CHUNK_CONTEXT = 512  # tokens before a chunk that is as large as without any
+SMALLEST_CHUNK = 64  # tokens of a chunk after any context; for fewer, reading the weights would take most of the time
+LONGEST_STEP_S = 0.5  # of steps with chunks of prompts, as far as their time can be predicted
+TIMED_STEPS = 3  # the fastest of which counts, because the machine may have had other work
 MAX_PASSED_OWNERS = 16  # in one step: their next sequence does not fit, or may not begin
 
 
@@ -206,6 +212,8 @@ class Scheduler:
             "too few blocks for the window of one sequence"
         )
         self.token_budget, self.sequence_budget, self.chunk = token_budget, sequence_budget, chunk
+        self._token_seconds: deque[float] = deque(maxlen=TIMED_STEPS)  # of a token of a prompt, without attention
+        self.context_cost = 0.0  # the time of a token's attention to a token before it, in times of its other products
         self.waiting: FairQueue[TokenSequence] = FairQueue()
         self.running: dict[TokenSequence, None] = {}  # in order of rank
         self.paused: set[TokenSequence] = set()  # neither waiting nor running
@@ -325,12 +333,18 @@ class Scheduler:
                 prefilling.append(sequence)
             elif len(chunks) < self.token_budget:
                 chunks.append(Chunk(sequence, 1, is_last=True))
-        left = self._plan_prefills(prefilling, self.token_budget - len(chunks), chunks)
+        left = self._plan_prefills(prefilling, min(self.token_budget - len(chunks), self._timed_budget()), chunks)
         if self.states.count:
             self._plan_states(chunks)
         else:
             self._plan_drafts(chunks, min(left, self.sequence_budget - sum(map(logits_row_count, chunks))))
         return StepPlan(chunks, self._preemptions, self._cached_tokens, self._copies)
+
+    def record_time(self, chunks: Sequence[Chunk], seconds: float) -> None:
+        """Note how long a step took that computed these chunks, before they are committed."""
+        tokens = sum(chunk.count * self._cost_after(chunk.sequence.computed) for chunk in chunks)
+        if tokens >= SMALLEST_CHUNK and any(chunk.count >= SMALLEST_CHUNK for chunk in chunks):
+            self._token_seconds.append(seconds / tokens)
 
     def commit(self, chunks: list[Chunk]) -> None:
         """Count the chunks as computed, without their drafts, and publish blocks that are full now, and states."""
@@ -595,7 +609,9 @@ class Scheduler:
             if not budget:
                 break
             self.windows.extend_partly(sequence.window, len(sequence.tokens))
-            count = min(sequence.uncomputed, self.chunk, budget)
+            cost = self._cost_after(sequence.computed)
+            most = max(int(self.chunk / cost), min(SMALLEST_CHUNK, self.chunk))
+            count = min(sequence.uncomputed, most, max(int(budget / cost), 1))
             count = self.windows.room(sequence.window, sequence.computed, count)
             if sequence.computed < sequence.scored_prefix:
                 count = min(count, rows)
@@ -604,8 +620,19 @@ class Scheduler:
                 continue
             chunks.append(Chunk(sequence, count, is_last=count == sequence.uncomputed))
             begun.update(self._keys_within(sequence, count))
-            budget -= count
+            budget = max(budget - ceil(count * cost), 0)
         return budget
+
+    def _timed_budget(self) -> int:
+        """How many tokens of prompts a step computes in LONGEST_STEP_S, at least SMALLEST_CHUNK."""
+        if len(self._token_seconds) < TIMED_STEPS:
+            return self.token_budget
+        return max(int(LONGEST_STEP_S / max(min(self._token_seconds), 1e-9)), SMALLEST_CHUNK)
+
+    def _cost_after(self, context: int) -> float:
+        """What a token takes of the budget after so many others: 1 up to FULL_CHUNK_CONTEXT."""
+        more = max(context - FULL_CHUNK_CONTEXT, 0) * self.context_cost
+        return 1 + more / (1 + FULL_CHUNK_CONTEXT * self.context_cost)
 
     def _next_line(self, prefilling: Sequence[TokenSequence]) -> LineKey | None:
         """The line of the owner that has been served least, of the highest priority among `prefilling`, by rank."""

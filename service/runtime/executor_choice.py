@@ -30,6 +30,7 @@ from ..engine.sampler import Sampler, TorchSampler
 from .placement import Placement
 
 MAX_TORCH_TOKENS = 512  # of which a layer of the base size takes one core 0.1 to 0.2 s
+NARROW_ATTENTION = 2  # times that a multiplication of attention takes longer than one of 8 bits: keys have 14
 
 
 def make_deterministic(
@@ -80,6 +81,22 @@ def encoder_step_tokens(settings: Settings, placement: Placement, config: ModelC
     """
     has_long_layers = placement.device.type == "cpu" and not placement.instructions and not config.static
     return min(settings.encoder_step_tokens, MAX_TORCH_TOKENS) if has_long_layers else settings.encoder_step_tokens
+
+
+def context_cost(placement: Placement, config: ModelConfig) -> float:
+    """Return how long a token's attention to one token before it takes, in times of the token's other products.
+    Windowed layers do not count, since their attention is bounded.
+    """
+    attended = products = 0
+    for layer in range(config.depth):
+        sizes = config.of_layer(layer)
+        inner = sizes.heads * sizes.head_width
+        if config.mixer(layer) == "attention":
+            products += config.width * 2 * (inner + sizes.kv_heads * sizes.head_width)
+            attended += 0 if config.is_windowed(layer) else 2 * inner
+        products += (3 if config.gated_mlp else 2) * config.width * sizes.active_mlp_width
+    slower = NARROW_ATTENTION if placement.instructions and placement.precision != "float32" else 1
+    return slower * attended / products
 
 
 class CacheSize(NamedTuple):

@@ -55,6 +55,7 @@ from .executor_choice import (
     build_executor,
     build_sampler,
     choose_kernel,
+    context_cost,
     encoder_step_tokens,
     make_deterministic,
 )
@@ -574,6 +575,7 @@ class Loader:
             sequence_budget=need.sequences,
             prefill_chunk=1 if loaded.decoding else settings.prefill_chunk,  # it reads token by token
         )
+        generator.set_context_cost(context_cost(placement, loaded.decoder_config))
         generator.sampler = build_sampler(placement)
         # An encoder-decoder computes any state but the newest from the beginning, recurrent layers cannot go back.
         if not (loaded.decoding or loaded.decoder_config.is_recurrent):

@@ -77,7 +77,6 @@ inline void store_head(float* keys, float* values, int token, const float* key, 
 }
 inline void store_head(Codes* keys, Codes* values, int token, const float* key, const float* value, int width, int padded) {
     alignas(64) float padded_group[FEATURES];
-    alignas(64) int8_t codes[FEATURES];
     alignas(64) int16_t wide[FEATURES];
     auto group = [&](const float* x, int d) {
         if (d + FEATURES <= width) return x + d;
@@ -89,10 +88,11 @@ inline void store_head(Codes* keys, Codes* values, int token, const float* key, 
     float most = 0;
     for (int d = 0; d < padded; d += FEATURES) most = std::max(most, peak<FEATURES>(group(value, d), nonfinite));
     value_scales(values, padded)[token] = is_nan(nonfinite) ? NAN : most / 127.f;
-    Codes* value_codes = values + token / 4 * 4 * padded + token % 4;
+    Codes* value_codes = values + token / 4 * 4 * padded;
+    const Floats inverted = all(inverse(most, 127.f));
     for (int d = 0; d < padded; d += FEATURES) {
-        encode(group(value, d), inverse(most, 127.f), codes);
-        for (int i = 0; i < FEATURES; ++i) value_codes[4 * (d + i)] = Codes(codes[i] ^ 0x80);
+        const float* from = group(value, d);
+        UNROLL(FEATURES / LANES, i, store_fourth(value_codes + 4 * (d + i * LANES), token % 4, mul(load(from + i * LANES), inverted)));
     }
     for (int d = 0; d < padded; d += FEATURES) {
         key_scales(keys, padded)[d / FEATURES * BLOCK + token] = encode_wide(group(key, d), wide);
@@ -247,9 +247,15 @@ INLINE void mix(float* scores, const float* const* blocks, const Span<R>& span, 
 // The weights of R queries for codes of values: `unit` times an integer, stored as two digits of 7 bits.
 template <int R>
 struct Digits {
-    alignas(64) int8_t high[R][PART] = {}, low[R][PART] = {};
+    alignas(64) int8_t high[R][PART], low[R][PART];
     int32_t sum[R];
     float unit[R];
+
+    void clear(int r, int begin, int end) {
+        if (begin >= end) return;
+        memset(high[r] + begin, 0, end - begin);
+        memset(low[r] + begin, 0, end - begin);
+    }
 };
 
 template <int R, int Z>
@@ -271,6 +277,7 @@ INLINE void mix_codes(const Digits<R>& w, const Codes* const* blocks, const Span
 template <int R>
 INLINE void mix(float* scores, const Codes* const* blocks, const Span<R>& span, int width, float* out, Outcome* outcomes) {
     Digits<R> w;
+    const int first = span.low / LANES * LANES, last = (span.high + 3) / 4 * 4;  // of what mix_codes reads, and before it
     for (int r = 0; r < R; ++r) {
         float* row = scores + r * PART;
         const int from = span.from[r], to = span.to[r];
@@ -285,8 +292,10 @@ INLINE void mix(float* scores, const Codes* const* blocks, const Span<R>& span, 
         const float most = highest(top);
         const Floats scale = all(inverse(most, MAX_WEIGHT_CODE));
         Ints sum = all_ints(0);
-        for (int i = from / LANES * LANES; i < to; i += LANES)
-            store_digits(w.high[r] + i, w.low[r] + i, mul(load(row + i), scale), sum);
+        int i = from / LANES * LANES;
+        w.clear(r, first, from < to ? i : last);
+        for (; i < to; i += LANES) store_digits(w.high[r] + i, w.low[r] + i, mul(load(row + i), scale), sum);
+        if (from < to) w.clear(r, i, last);
         const bool finite = !is_nan(nonfinite);
         w.sum[r] = finite ? sum_ints(sum) : 0;  // the sum of NaN codes may overflow
         w.unit[r] = finite ? most / MAX_WEIGHT_CODE : NAN;

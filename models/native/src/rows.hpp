@@ -51,12 +51,6 @@ INLINE float peak(const float* values, Floats& nonfinite) {
 }
 INLINE float inverse(float most, float largest_code) { return most > 0.f ? largest_code / most : 0.f; }
 
-// GROUP floats, `inverse` times each, as signed bytes.
-INLINE void encode(const float* values, float inverse, int8_t* codes) {
-    Ints s = all_ints(0);
-    UNROLL(GROUP / LANES, i, store_codes(codes + i * LANES, mul(load(values + i * LANES), all(inverse)), s));
-}
-
 // The factor of the sum of a group's inputs, in scales of the weights.  Codes of weights have 128 or 8 added, which is
 // subtracted by it; in shifted formats the group's least weight is multiplied with the sum itself.
 constexpr float offset_of(int format) { return format == INT8 ? -128.f : format == INT4 ? -8.f : 1.f; }

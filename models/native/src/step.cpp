@@ -263,26 +263,12 @@ class Model {
 
     // Begins a step, and computes it for one turn; see `resume`.
     bool step(const StepInput& rows, float* out, int out_stride, uint8_t* nonfinite, int32_t* argmax, int64_t turn) {
-        rows_ = rows; out_ = out; out_stride_ = out_stride; nonfinite_ = nonfinite; argmax_ = argmax;
-        const size_t t = size_t(rows.count);
-        x_ = x_scratch_.reserve(t * width_);
-        projections_ = projections_scratch_.reserve(t * projected_ + LANES);  // a run's last load may reach behind it
-        attn_ = attn_scratch_.reserve(t * attended_);
-        convolved_ = convolved_scratch_.reserve(t * channels_);
-        steps_ = steps_scratch_.reserve(t * 2 * step_stride_);
-        last_x_ = last_x_scratch_.reserve(size_t(rows.output_count) * width_);
-        last_attn_ = last_attn_scratch_.reserve(size_t(rows.output_count) * attended_);
-        rotations_ = rotations_scratch_.reserve(2 * t * KINDS * (plan_.rotary_width / 2));
-        if (plan_.layer_embedding) layer_inputs_ = layer_inputs_scratch_.reserve(t * plan_.layer_projection.outputs);
-        if (plan_.projection.weights) embeddings_ = embeddings_scratch_.reserve(t * embedded_);
-        if (inner_) reserve_experts(t);
-        memset(nonfinite, 0, t);
+        whole_ = {rows, out, nonfinite, argmax};
+        out_stride_ = out_stride;
+        memset(nonfinite, 0, size_t(rows.count));
+        next_sequence_ = 0;
         team_.choose_size();
-        plan_step();
-        for (auto& counter : counters_) counter.n.store(0, std::memory_order_relaxed);
-        for (auto& scratch : scratch_) scratch.low.reserve(size_t(PANEL) * rows.rank);
-        planned_threads_ = team_.size();
-        stage_ = 0;
+        begin_portion();
         return compute_turn(turn);
     }
 
@@ -526,9 +512,66 @@ class Model {
         }
     };
 
+    // Rows that go through all layers before the next ones, from `next_sequence_` on: of a cache all, otherwise whole
+    // sequences of about a panel for each thread, whose numbers are in the processor's caches from one product to the next.
+    void begin_portion() {
+        const StepInput& all = whole_.rows;
+        const int first = next_sequence_, row = all.starts[first];
+        const int share = PANEL * team_.size(), portions = (all.count + share - 1) / share;
+        const int each = plan_.block_count || all.states ? all.count : (all.count + portions - 1) / portions;
+        const int64_t bound = (int64_t(row) / each + 1) * each;
+        do ++next_sequence_; while (next_sequence_ < all.sequences && all.starts[next_sequence_] < bound);
+        const int end = all.starts[next_sequence_];
+        const int32_t* outputs_end = all.output_rows + all.output_count;
+        const int32_t* outputs = std::lower_bound(all.output_rows, outputs_end, row);
+        portion_outputs_.assign(outputs, std::lower_bound(outputs, outputs_end, end));
+        portion_starts_.assign(all.starts + first, all.starts + next_sequence_ + 1);
+        for (int32_t& output : portion_outputs_) output -= row;
+        for (int32_t& start : portion_starts_) start -= row;
+        rows_ = all;
+        rows_.count = end - row; rows_.sequences = next_sequence_ - first; rows_.output_count = int(portion_outputs_.size());
+        rows_.tokens += row; rows_.positions += row;
+        if (rows_.segments) rows_.segments += row;
+        if (rows_.adapters) rows_.adapters += first;
+        rows_.starts = portion_starts_.data(); rows_.output_rows = portion_outputs_.data();
+        const size_t first_output = size_t(outputs - all.output_rows);
+        out_ = whole_.out + first_output * out_stride_; argmax_ = whole_.argmax + first_output;
+        nonfinite_ = whole_.nonfinite + row;
+        reserve_rows();
+        plan_step();
+        for (auto& counter : counters_) counter.n.store(0, std::memory_order_relaxed);
+        planned_threads_ = team_.size();
+        stage_ = 0;
+    }
+
+    void reserve_rows() {
+        const size_t t = size_t(rows_.count);
+        x_ = x_scratch_.reserve(t * width_);
+        projections_ = projections_scratch_.reserve(t * projected_ + LANES);  // a run's last load may reach behind it
+        attn_ = attn_scratch_.reserve(t * attended_);
+        convolved_ = convolved_scratch_.reserve(t * channels_);
+        steps_ = steps_scratch_.reserve(t * 2 * step_stride_);
+        last_x_ = last_x_scratch_.reserve(size_t(rows_.output_count) * width_);
+        last_attn_ = last_attn_scratch_.reserve(size_t(rows_.output_count) * attended_);
+        rotations_ = rotations_scratch_.reserve(2 * t * KINDS * (plan_.rotary_width / 2));
+        if (plan_.layer_embedding) layer_inputs_ = layer_inputs_scratch_.reserve(t * plan_.layer_projection.outputs);
+        if (plan_.projection.weights) embeddings_ = embeddings_scratch_.reserve(t * embedded_);
+        if (inner_) reserve_experts(t);
+        for (auto& scratch : scratch_) scratch.low.reserve(size_t(PANEL) * rows_.rank);
+    }
+
     bool compute_turn(int64_t turn) {
         has_turn_ = turn && !inner_ && last_recurrent_ < 0;
         turn_end_ = Clock::now() + std::chrono::nanoseconds(turn);
+        while (compute_portion()) {
+            if (next_sequence_ == whole_.rows.sequences) return true;
+            begin_portion();
+            if (is_turn_over()) break;
+        }
+        return false;
+    }
+
+    bool compute_portion() {
         for (auto& claims : claims_) claims.n.store(team_.size(), std::memory_order_relaxed);
         for (auto& scratch : scratch_) scratch.product = 0;
         team_.run([this](int thread) { compute(thread); });
@@ -1330,6 +1373,7 @@ class Model {
         const int tiles = shape.items(), of_tile = shape.split_parts ? parts_ : 1, items = tiles * of_tile;
         Counter& next = counters_[COUNTERS * l + TILES];
         for (int i; (i = next.n.fetch_add(1, std::memory_order_relaxed)) < items;) {
+            if (const int later = i + team_.size(); later < items) prefetch_queries(l, later / of_tile);
             attend_tile<T>(thread, l, i / of_tile, shape.split_parts ? i % of_tile : -1);
             if (is_turn_over()) break;
         }
@@ -1340,6 +1384,18 @@ class Model {
         for (int i = a; i < b; ++i) merge_parts(thread, l, i);
         team_.wait();
         return true;
+    }
+
+    // The queries of a tile, which this thread probably computes next.
+    void prefetch_queries(int l, int item) const {
+        const HeadShape& shape = shape_of(l);
+        const AttentionTile& tile = shape.tiles[item / shape.per_tile()];
+        const int heads = shape.group / shape.splits;
+        const int first = item % shape.per_tile() / shape.splits * shape.group + item % shape.splits * heads;
+        for (int r = 0; r < tile.count; ++r) {
+            const float* queries = projections_ + size_t(tile.row + r) * projected_ + first * shape.width;
+            for (int i = 0; i < heads * shape.width; i += 16) prefetch(queries + i);
+        }
     }
 
     // One tile: all its parts and the mixed values, or one part (`only`) to `partial_`.
@@ -1555,7 +1611,16 @@ class Model {
     float* slots_ = nullptr;
     bool past_cache_ = false;  // states may be written past the cache
     // The step in progress:
-    StepInput rows_;
+    struct WholeStep {
+        StepInput rows;
+        float* out;
+        uint8_t* nonfinite;
+        int32_t* argmax;
+    };
+    WholeStep whole_{};
+    int next_sequence_ = 0;  // the first behind the portion that is computed
+    std::vector<int32_t> portion_starts_, portion_outputs_;
+    StepInput rows_;  // of the portion, as all that follows
     int stage_ = 0, planned_threads_ = 1;  // the next stage; for how many threads panels are cut
     bool has_turn_ = false;
     Clock::time_point turn_end_{};

@@ -159,6 +159,11 @@ INLINE void store_digits(int8_t* high, int8_t* low, Floats x, Ints& sum) {
     sum = _mm512_add_epi32(sum, n);
 }
 INLINE Ints of_digits(Ints high, Ints low) { return _mm512_add_epi32(_mm512_slli_epi32(high, 7), low); }
+// The nearest whole numbers, -127 to 127, plus 128: each to byte `which` of four.
+INLINE void store_fourth(uint8_t* p, int which, Floats x) {
+    const Ints n = _mm512_xor_si512(_mm512_cvtps_epi32(x), _mm512_set1_epi32(128));
+    _mm512_mask_storeu_epi8(p, 0x1111111111111111ull << which, _mm512_sll_epi32(n, _mm_cvtsi32_si128(8 * which)));
+}
 
 #elif defined(POLYHEAD_AVX2)
 
@@ -505,6 +510,15 @@ INLINE void store_digits(int8_t* high, int8_t* low, Floats x, Ints& sum) {
 }
 INLINE Ints of_digits(Ints high, Ints low) { return high * 128 + low; }
 
+#endif
+
+#if !defined(POLYHEAD_AVX512)
+INLINE void store_fourth(uint8_t* p, int which, Floats x) {
+    int8_t codes[LANES];
+    Ints sum = all_ints(0);
+    store_codes(codes, x, sum);
+    for (int i = 0; i < LANES; ++i) p[4 * i + which] = uint8_t(codes[i] ^ 0x80);
+}
 #endif
 
 // store_past_cache writes to memory without reading the line before; p is aligned to a register.  Other threads see what it

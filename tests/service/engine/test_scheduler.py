@@ -288,7 +288,7 @@ def draw_terms(choice: random.Random, now: int) -> dict[str, Any]:
     }
 
 
-def fuzz(seed: int) -> Totals:
+def fuzz(seed: int, context_cost: float = 0.0) -> Totals:
     """One random run."""
     choice = random.Random(seed)
     size, count = choice.choice([1, 2, 4]), choice.choice([6, 12, 20, 40])
@@ -301,6 +301,7 @@ def fuzz(seed: int) -> Totals:
         window=window,
     )
     play = SimulatedRun.of(count, size, caches, token_budget=budget, sequence_budget=sequences, chunk=chunk)
+    play.scheduler.context_cost = context_cost
     scheduler, capacity, lateness = play.scheduler, size * count, choice.choice([0.0, 0.1])
     prompts = [
         [choice.randint(0, 2) for _ in range(choice.randint(1, max(1, capacity // choice.choice([1, 2, 3]) - 1)))]
@@ -362,6 +363,13 @@ def test_thousands_of_random_runs(part: int, full: bool) -> None:
     runs = 2500 if full else 250
     totals = sum((fuzz(seed) for seed in range(part * runs, (part + 1) * runs)), Totals())
     assert all(total > runs // 5 for total in astuple(totals)), f"the fuzz test does not cover everything: {totals}"
+
+
+def test_random_runs_whose_chunks_depend_on_their_context(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("polyhead.service.engine.scheduler.FULL_CHUNK_CONTEXT", 3)
+    monkeypatch.setattr("polyhead.service.engine.scheduler.SMALLEST_CHUNK", 2)
+    for seed in range(100):
+        fuzz(seed, context_cost=0.5)
 
 
 def served(play: SimulatedRun, *sequences: TokenSequence) -> int:
@@ -501,6 +509,40 @@ def test_running_sequences_go_on_while_a_long_prompt_is_computed() -> None:
         counts = {chunk.sequence: chunk.count for chunk in play.step()}
         assert [counts[talker] for talker in talkers] == [1, 1, 1]
         assert counts[long] == 4, "its chunk, although the budget has room"
+
+
+def test_a_step_does_not_get_longer_with_the_context_of_prompts() -> None:
+    cost = 1 / 1000
+    play = SimulatedRun.of(2000, 16, token_budget=512, sequence_budget=8, chunk=256)
+    play.scheduler.context_cost = cost
+    prompts = [play.add([index] * 9000, 1) for index in range(3)]
+    slowest, sizes = 0.0, list[int]()
+    while chunks := play.step():
+        sizes += [chunk.count for chunk in chunks if not chunk.is_last]
+        slowest = max(slowest, sum(chunk.count * (1 + cost * chunk.sequence.computed) for chunk in chunks))
+        if all(prompt.computed >= 8900 for prompt in prompts):
+            break
+    assert sizes[:2] == [256, 256]
+    assert 64 in sizes, "the smallest chunk"
+    assert slowest <= 1.1 * 512 * (1 + cost * 512 * 1.5)
+
+
+def test_a_slow_network_computes_fewer_tokens_of_prompts_in_a_step() -> None:
+    play = SimulatedRun.of(2000, 16, token_budget=512, sequence_budget=8, chunk=256)
+
+    def chunks_of_prompt(token_seconds: float) -> list[int]:
+        """The chunks of a prompt whose tokens take so long."""
+        prompt, sizes = play.add([len(play.order)] * 3000, 1), list[int]()
+        while len(prompt.tokens) == 3000:
+            chunks = play.scheduler.schedule().chunks
+            play.scheduler.record_time(chunks, sum(chunk.count for chunk in chunks) * token_seconds)
+            sizes += [chunk.count for chunk in play.step()]
+        return sizes
+
+    assert {*chunks_of_prompt(0.001)[:-1]} == {256}
+    assert {*chunks_of_prompt(0.004)[2:-1]} == {125}, "those of half a second"
+    assert {*chunks_of_prompt(1.0)[2:-1]} == {64}, "the smallest"
+    assert {*chunks_of_prompt(0.001)[1:-1]} == {256}, "one fast step is enough"
 
 
 def test_a_short_prompt_overtakes_long_ones() -> None:

@@ -368,7 +368,8 @@ def test_a_model_that_does_not_fit_is_rejected_with_remedies_that_work(middling_
 
 def test_smaller_steps_are_a_remedy_for_an_encoder(middling_classifier: Path) -> None:
     judge = described(middling_classifier, "judge")
-    plans = MemoryBudget(smallest_need(judge, settings()).total - 4 * MIB, settings())
+    most, least = (smallest_need(judge, each).total for each in (settings(), settings(encoder_step_tokens=1)))
+    plans = MemoryBudget((most + least) // 2, settings())
     with pytest.raises(InsufficientMemory) as caught:
         plans.plan(judge)
     assert remedies(caught.value.message).keys() == {"encoder_step_tokens", "precision", "memory_mib"}
