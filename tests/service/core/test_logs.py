@@ -310,7 +310,9 @@ def test_warnings_go_the_same_way(shape: str, capsys: pytest.CaptureFixture[str]
 
 
 @pytest.mark.parametrize("shape", ["console", "json"])
-def test_everything_goes_through_the_queue(shape: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_everything_goes_through_the_queue(
+    shape: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
     """What is logged, what is said beside it, tracebacks that nothing catches, and records that cannot be formatted."""
 
     class Broken:
@@ -320,7 +322,7 @@ def test_everything_goes_through_the_queue(shape: str, capsys: pytest.CaptureFix
     with writing(shape):
         [handler] = logs.queued_logs()
         written = list[str]()
-        handler.stream.write = written.append  # type: ignore[method-assign]
+        monkeypatch.setattr(handler.stream, "write", written.append)
         logging.getLogger("polyhead").info("logged")
         logs.write_lines("said\n")
         thread = threading.Thread(target=lambda: int("of a thread"))
@@ -329,7 +331,7 @@ def test_everything_goes_through_the_queue(shape: str, capsys: pytest.CaptureFix
         sys.excepthook(KeyError, KeyError("uncaught"), None)
         del (broken := [Broken()])[0]
         logging.getLogger("polyhead").info("%d", FORGED + "\n")
-        del handler.stream.write
+        monkeypatch.undo()
     assert not broken
     assert not capsys.readouterr().err
     for line, words in zip(
