@@ -62,6 +62,6 @@ VOLUME ["/models"]
 EXPOSE 8000
 STOPSIGNAL SIGTERM
 HEALTHCHECK --interval=10s --timeout=3s --start-period=120s --retries=3 \
-    CMD ["python", "-c", "import os, urllib.request as u; port = int(os.environ.get('POLYHEAD_PROBE_PORT', 0)) or os.environ.get('POLYHEAD_PORT', 8000); u.urlopen(f'http://127.0.0.1:{port}/readyz', timeout=2)"]
+    CMD ["python", "-c", "import os; from polyhead.service.server.health_check import check_health; check_health(os.environ)"]
 ENTRYPOINT ["polyhead"]
 CMD ["serve"]

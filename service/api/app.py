@@ -116,6 +116,7 @@ def build_app(server: AppState, lifespan: Lifespan | None = None) -> FastAPI:
     admin_routers = [admin.router, oip_repository.router] if server.has_admin_key else []
     routers = (
         health.router,
+        health.figures_router,
         web_pages.router,
         *admin_routers,
         tokens.router,

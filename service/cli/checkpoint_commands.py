@@ -23,9 +23,9 @@ AsJson = Annotated[bool, typer.Option("--json", help="As JSON, to be read by pro
 
 
 def report_failure(message: object, code: int = 1) -> typer.Exit:
-    from ..core.logs import escape_for_terminal
+    from ..core.logs import write_lines
 
-    typer.echo(escape_for_terminal(f"polyhead: {message}", sys.stderr), err=True)
+    write_lines(f"polyhead: {message}\n")
     return typer.Exit(code)
 
 

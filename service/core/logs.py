@@ -3,19 +3,24 @@
 Prompts, answers and keys are never passed to a logger, so no format can leak them.  Further values of a message are
 passed as `extra` and become fields in JSON.  Line breaks, terminal controls, characters that change the direction of
 text and invisible ones are escaped, so that quoted text cannot forge a log line.
+
+A server never waits for who reads its log: a thread writes it (`LineQueue`), and lines that do not fit are counted.
 """
 
 import json
 import logging
+import os
 import re
 import sys
 import threading
 import time
 import traceback
 from types import TracebackType
-from typing import Any, Literal, TextIO
+from typing import Any, Literal, NoReturn, TextIO
 
 import orjson
+
+from .line_queue import LineQueue
 
 STANDARD_FIELDS = frozenset(vars(logging.makeLogRecord({}))) | {"message", "asctime", "color_message", "taskName"}
 # Their messages at level info repeat ours, or have addresses with passwords in them.
@@ -100,10 +105,68 @@ def escape_surrogates(text: str) -> str:
     return text.encode("utf-8", "backslashreplace").decode()
 
 
+class QueuedLog(logging.StreamHandler[LineQueue]):
+    """Passes each record to a LineQueue as a line.  Logging closes it at the end of the interpreter."""
+
+    def __init__(self, formatter: logging.Formatter) -> None:
+        super().__init__(LineQueue(sys.stderr, self.describe_dropped))
+        self.setFormatter(formatter)
+
+    def describe_dropped(self, count: int) -> str:
+        text = "lines of the log were dropped: nobody read them, or they could not be written"
+        record = logging.makeLogRecord(
+            {"name": "polyhead.log", "levelno": logging.WARNING, "levelname": "WARNING", "msg": f"{count} {text}"}
+        )
+        return self.format(record) + self.terminator
+
+    def flush(self) -> None:
+        """Does nothing: it is called after each record, and the thread writes at once."""
+
+    def handleError(self, record: logging.LogRecord) -> None:  # noqa: N802
+        """A record that cannot be formatted: its traceback is a line, where logging would write to standard error."""
+        place = f"{record.name}, {record.module}:{record.lineno}"
+        self.stream.write(escape_controls(f"a line of {place} is wrong: {traceback.format_exc().rstrip()}") + "\n")
+
+    def close(self) -> None:
+        self.stream.close()
+        super().close()
+
+
+def queued_logs() -> list[QueuedLog]:
+    """The handler of a server's log; none in a command that is no server."""
+    return [handler for handler in logging.getLogger().handlers if isinstance(handler, QueuedLog)]
+
+
+def count_dropped_lines() -> int:
+    """Lines of the log that were not written, since the start."""
+    return sum(handler.stream.dropped for handler in queued_logs())
+
+
+def drain_lines() -> None:
+    """Wait until the lines logged so far are written, DRAIN_SECONDS at most."""
+    for handler in queued_logs():
+        handler.stream.drain()
+
+
+def exit_process(code: int) -> NoReturn:
+    """End the process at once, without what the interpreter does at its end, but with the lines of its log."""
+    drain_lines()
+    os._exit(code)
+
+
+def write_lines(lines: str) -> None:
+    """Write to standard error, behind what a server has logged; on a terminal without what would control it."""
+    text, handlers = escape_for_terminal(lines, sys.stderr), queued_logs()
+    for handler in handlers:
+        handler.stream.write(text)
+    if not handlers:
+        sys.stderr.write(text)
+        sys.stderr.flush()
+
+
 def write_traceback(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
     """Write the traceback of an exception that nothing has caught: sys.excepthook.  It may quote a file."""
-    lines = "".join(traceback.format_exception(kind, error, trace))
-    sys.stderr.write(escape_for_terminal(lines, sys.stderr))
+    write_lines("".join(traceback.format_exception(kind, error, trace)))
 
 
 def write_thread_traceback(ended: threading.ExceptHookArgs) -> None:
@@ -112,22 +175,36 @@ def write_thread_traceback(ended: threading.ExceptHookArgs) -> None:
         write_traceback(ended.exc_type, ended.exc_value, ended.exc_traceback)
 
 
+def write_unraisable(ended: "sys.UnraisableHookArgs") -> None:
+    """The same for an exception that cannot be raised, as in `__del__`: sys.unraisablehook."""
+    if ended.exc_value is not None:
+        write_traceback(ended.exc_type, ended.exc_value, ended.exc_traceback)
+
+
 def configure_commands() -> None:
     """Log warnings of commands to standard error, and write tracebacks there, without what would control a terminal.
     Messages and tracebacks quote files of strangers.  `serve` replaces the log's form with `configure_logging`."""
-    replace_handler(CommandFormatter(), "WARNING")
-    sys.excepthook, threading.excepthook = write_traceback, write_thread_traceback
+    stream = logging.StreamHandler(sys.stderr)
+    stream.setFormatter(CommandFormatter())
+    replace_handler(stream, "WARNING")
+    write_tracebacks()
+
+
+def write_tracebacks() -> None:
+    """Have tracebacks that nothing has caught written here."""
+    sys.excepthook, threading.excepthook, sys.unraisablehook = write_traceback, write_thread_traceback, write_unraisable
 
 
 def configure_logging(shape: Literal["console", "json"], level: str) -> None:
-    """Log to standard error, Python warnings too; replaces an earlier configuration."""
-    replace_handler(JsonFormatter() if shape == "json" else ConsoleFormatter(), level)
+    """Log to standard error on a thread, Python warnings and tracebacks that nothing has caught, too; replaces an
+    earlier configuration.
+    """
+    write_tracebacks()
+    replace_handler(QueuedLog(JsonFormatter() if shape == "json" else ConsoleFormatter()), level)
 
 
-def replace_handler(formatter: logging.Formatter, level: str) -> None:
-    stream = logging.StreamHandler(sys.stderr)
-    stream.setFormatter(formatter)
-    logging.basicConfig(handlers=[stream], level=level.upper(), force=True)
+def replace_handler(handler: logging.Handler, level: str) -> None:
+    logging.basicConfig(handlers=[handler], level=level.upper(), force=True)
     logging.captureWarnings(True)
     for name in WARNING_LOGGERS:
         logging.getLogger(name).setLevel(max(logging.WARNING, logging.getLogger().level))

@@ -7,7 +7,6 @@ statistics.
 
 import asyncio
 import logging
-import os
 import threading
 from collections.abc import Callable, Collection, Mapping
 from contextlib import suppress
@@ -285,7 +284,9 @@ def serve_on_ray(settings: Settings, traces: RequestTracer = NO_TRACING) -> int:
         process.run(sockets=[listener])
     finally:
         process.exit_timer.cancel()
-        ending = threading.Timer(RAY_SHUTDOWN_S, os._exit, [process.exit_code])  # in case a thread of Ray does not end
+        ending = threading.Timer(
+            RAY_SHUTDOWN_S, logs.exit_process, [process.exit_code]
+        )  # in case a thread of Ray does not end
         ending.daemon = True
         ending.start()
         if not settings.ray_address:

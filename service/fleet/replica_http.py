@@ -51,7 +51,7 @@ class ReplicaHttpServer(uvicorn.Server):
     """A uvicorn server that runs as a task and installs no signal handlers."""
 
     def __init__(self, server: AppState, listener: socket.socket) -> None:
-        app = FastAPI(openapi_url=None)
+        self.app = app = FastAPI(openapi_url=None, docs_url=None, redoc_url=None)
         app.state.server = server
         app.include_router(router)
         app.add_middleware(ReplicaAccessCheck, server=server)

@@ -274,6 +274,12 @@ SECTIONS: Mapping[str, tuple[Metric, ...]] = {
             "calibration was fitted for; above 0.25 calibrate again. 0 before 200 answers.",
             "PolyheadConfidenceDrift",
         ),
+        counter(
+            "log_lines_dropped",
+            (),
+            "lines",
+            "Lines of the log that were not written: nobody read them, or the disk was full.",
+        ),
         gauge("batches_in_flight", (), "batches", "Batches that have not ended (/v1/batches)."),
         gauge(
             "draining_seconds",

@@ -280,6 +280,18 @@ class Metrics:
         """Read the number of batches that have not ended from `count` for each scrape."""
         self._add_poll("batches_in_flight", count)
 
+    def watch_log(self, count_dropped: Callable[[], int]) -> None:
+        """Read for each scrape how many lines of the log were dropped since the start."""
+        shown = 0
+
+        def poll() -> None:
+            nonlocal shown
+            dropped = max(count_dropped(), shown)
+            self._counter("log_lines_dropped").inc(dropped - shown)
+            shown = dropped
+
+        self._polls.append(poll)
+
     def watch_drain(self, since: Callable[[], float], limit: float) -> None:
         """Read for each scrape how many seconds the server has been stopping; it has `limit` seconds."""
         self._add_poll("draining_seconds", since)

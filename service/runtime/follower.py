@@ -7,7 +7,6 @@ one; torchrun starts others (`serve`).
 
 import json
 import logging
-import os
 import signal
 import sys
 import threading
@@ -165,7 +164,7 @@ def end_with_leader() -> None:
 
     def wait() -> None:
         sys.stdin.read()
-        os._exit(0)
+        logs.exit_process(0)
 
     threading.Thread(target=wait, daemon=True).start()
 
@@ -174,7 +173,7 @@ def main() -> None:
     config = RankConfig(**json.loads(sys.argv[1]))
     end_with_leader()
     logs.configure_logging(config.log_format, config.log_level)
-    os._exit(run_follower(config))  # other threads may wait for ever in a collective operation
+    logs.exit_process(run_follower(config))  # other threads may wait for ever in a collective operation
 
 
 if __name__ == "__main__":

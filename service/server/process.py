@@ -2,7 +2,7 @@
 
 It shuts down in the opposite order of its start: it stops accepting requests (probes are still answered), finishes the
 running ones, stops the engine, closes the connections. If anything hangs meanwhile (a client that does not read, a
-step, a tokenizer), the process exits EXIT_SECONDS after `drain_seconds`.
+step, a tokenizer), the process exits EXIT_SECONDS after `drain_seconds`, counted from the first signal.
 """
 
 import asyncio
@@ -10,7 +10,6 @@ import errno
 import ipaddress
 import logging
 import math
-import os
 import signal
 import socket
 import ssl
@@ -21,6 +20,7 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
+from queue import Empty, SimpleQueue
 from types import FrameType
 from typing import Any, Literal, Protocol, cast
 
@@ -45,6 +45,7 @@ from ..api.shared.openai_errors import write_openai_error
 from ..concurrency.loop_errors import LoopErrors
 from ..concurrency.server_loop import prefer_socket
 from ..config.settings import Settings, SettingsError
+from ..core.logs import count_dropped_lines, exit_process, write_lines
 from ..core.model import Model
 from ..core.request import WorkerTask
 from ..engine.worker import RequestEnd, StepReport
@@ -117,6 +118,7 @@ class Telemetry:
             on_tokenised=self.metrics.record_tokenisation,
             headroom=headroom,
         )
+        self.metrics.watch_log(count_dropped_lines)
         bounds = AdmissionLimits(settings.max_requests, settings.max_tokens_in_flight, settings.key_share)
         return AppState(
             settings=settings,
@@ -161,6 +163,33 @@ def tune_interpreter() -> None:
     sys.setswitchinterval(SWITCH_INTERVAL)
 
 
+class ExitTimer(threading.Thread):
+    """Calls `exit_now` when the time to exit is over.  It runs from the start of the server and sleeps until a time is
+    set, so that a signal handler can set one: it may have interrupted the start of a thread, and could start none.
+    """
+
+    def __init__(self, exit_now: Callable[[], None]) -> None:
+        super().__init__(name="exit timer", daemon=True)
+        self.exit_now = exit_now
+        self._limits: SimpleQueue[float | None] = SimpleQueue()  # reentrant, as a signal handler needs it
+
+    def limit(self, seconds: float) -> None:
+        """Exit so many seconds from now, whatever was set before."""
+        self._limits.put(seconds)
+
+    def cancel(self) -> None:
+        self._limits.put(None)
+
+    def run(self) -> None:
+        seconds: float | None = None
+        while True:
+            try:
+                seconds = self._limits.get(timeout=seconds)
+            except Empty:
+                self.exit_now()
+                return
+
+
 class ServerProcess(uvicorn.Server):
     """uvicorn with our signals, log lines and exit status."""
 
@@ -185,8 +214,11 @@ class ServerProcess(uvicorn.Server):
         self.warn_of_less_room: Callable[[], None] = app.state.responses.warn_of_less_room
         self.stop_engine: Callable[[], Awaitable[None]] = app.state.stop
         self.probes = ProbeServer(settings, app, server) if settings.probe_port else None
-        self.exit_timer = threading.Timer(EXIT_SECONDS, self.exit_now)
-        self.exit_timer.daemon = True
+        self.exit_timer = ExitTimer(self.exit_now)
+
+    async def serve(self, sockets: list[socket.socket] | None = None) -> None:
+        self.exit_timer.start()
+        await super().serve(sockets)
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         asyncio.get_running_loop().set_exception_handler(LoopErrors())
@@ -241,21 +273,21 @@ class ServerProcess(uvicorn.Server):
         self.warn_of_less_room()
         if self.shows_first_steps:
             program = program_name(sys.argv[0], Path.cwd())
-            sys.stderr.write(describe_first_steps(self.public_address, ready, program))
-            sys.stderr.flush()
+            write_lines(describe_first_steps(self.public_address, ready, program))
 
     @property
     def is_draining(self) -> bool:
         return self.deadline < math.inf
 
     def start_draining(self) -> None:
+        self.exit_timer.limit(self.drain_seconds + EXIT_SECONDS)  # first, so that it exits whatever hangs
         self.admission.close()
         self.deadline = time.monotonic() + self.drain_seconds
         log.info("leaving: %d requests in flight have %d s to finish", self.admission.unfinished, self.drain_seconds)
 
     def exit_now(self) -> None:
-        log.critical("exiting %d s after the shutdown began: something hangs", EXIT_SECONDS)
-        os._exit(self.exit_code)
+        log.critical("exiting %d s after the time for requests: something hangs", EXIT_SECONDS)
+        exit_process(self.exit_code)
 
     async def on_tick(self, counter: int) -> bool:
         """Whether to stop listening: not while requests are running and have time. Clients with idle connections are
@@ -270,13 +302,13 @@ class ServerProcess(uvicorn.Server):
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:  # noqa: ARG002
         """The first signal starts the drain; the second exits at once, without the engine's thread."""
         if self.is_draining:
-            os._exit(128 + sig)
+            exit_process(128 + sig)
         self.start_draining()
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         if self.admission.unfinished:
             log.warning("%d requests are aborted: their time is over", self.admission.unfinished)
-        self.exit_timer.start()
+        self.exit_timer.limit(EXIT_SECONDS)
         await self.stop_engine()  # its streams end with an error in the form of their dialect
         await super().shutdown(sockets)
         if self.probes is not None:

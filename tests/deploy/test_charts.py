@@ -171,6 +171,15 @@ def test_the_three_probes_request_their_routes() -> None:
     assert all(probe["port"] == "http" and probe["path"] in routes for probe in paths.values())
 
 
+@pytest.mark.parametrize("port", [0, 8001])
+def test_probes_speak_tls_where_the_port_of_clients_does(port: int) -> None:
+    """The port for probes never does."""
+    tls = {"tls_cert": "/etc/tls/tls.crt", "tls_key": "/etc/tls/tls.key"}
+    pod_container = container(kinds(rendered({"config": tls, "probes": {"port": port}})))
+    for name in ("startup", "liveness", "readiness"):
+        assert pod_container[f"{name}Probe"]["httpGet"].get("scheme", "HTTP") == ("HTTP" if port else "HTTPS")
+
+
 def test_probes_may_have_a_port_of_their_own() -> None:
     found = kinds(rendered({"probes": {"port": 8001}}))
     pod_container = container(found)

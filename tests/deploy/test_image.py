@@ -3,6 +3,7 @@
 `make lint` has hadolint read it, `make image` builds it, `python -m benchmarks.image` runs it as production would.
 """
 
+import ast
 import http.server
 import importlib.util
 import json
@@ -10,6 +11,7 @@ import os
 import re
 import shlex
 import shutil
+import ssl
 import subprocess
 import sys
 import threading
@@ -21,7 +23,9 @@ from types import ModuleType, SimpleNamespace
 
 import pytest
 import torch
+import trustme
 
+from polyhead.service.server import health_check
 from tests.support.places import ROOT
 
 Instruction = tuple[str, str]
@@ -161,9 +165,9 @@ def test_the_build_context_has_all_copied_files_and_every_option_is_an_argument(
     assert all(f"{name}=" in labels for name in overridden)
 
 
-@pytest.fixture
-def probed() -> Iterator[http.server.HTTPServer]:
-    """A server whose /readyz answers with `status`."""
+@pytest.fixture(params=["http", "https"])
+def probed(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[http.server.HTTPServer]:
+    """A server whose /readyz answers with `status`, over HTTP or with a certificate of another host over HTTPS."""
 
     class Answer(http.server.BaseHTTPRequestHandler):
         def do_GET(self) -> None:
@@ -173,6 +177,10 @@ def probed() -> Iterator[http.server.HTTPServer]:
         def log_message(self, *_: object) -> None: ...
 
     with http.server.HTTPServer(("127.0.0.1", 0), Answer) as server:
+        if request.param == "https":
+            context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+            trustme.CA().issue_cert("polyhead.example.com").configure_cert(context)
+            server.socket = context.wrap_socket(server.socket, server_side=True)
         thread = threading.Thread(target=server.serve_forever, args=(0.01,))
         thread.start()
         yield server
@@ -181,19 +189,38 @@ def probed() -> Iterator[http.server.HTTPServer]:
 
 
 @pytest.mark.parametrize(
-    "others", [{}, {"POLYHEAD_PROBE_PORT": "0"}, {"POLYHEAD_PROBE_PORT": "its", "POLYHEAD_PORT": "1"}]
+    "others",
+    [
+        {},
+        {"POLYHEAD_PROBE_PORT": "0"},
+        {"POLYHEAD_PROBE_PORT": "its", "POLYHEAD_PORT": "1"},
+        {"POLYHEAD_TLS_CERT": "/tls.crt"},
+        {"POLYHEAD_TLS_CERT": "/tls.crt", "POLYHEAD_PROBE_PORT": "its", "POLYHEAD_PORT": "1"},
+    ],
 )
 @pytest.mark.parametrize(("status", "healthy"), [(200, True), (503, False)])
 def test_it_is_healthy_when_it_is_ready(
     probed: http.server.HTTPServer, status: int, healthy: bool, others: dict[str, str]
 ) -> None:
+    """A file may say what no variable does: that the port of clients has TLS.  The port for probes has none."""
+    if isinstance(probed.socket, ssl.SSLSocket) and others.get("POLYHEAD_PROBE_PORT") == "its":
+        healthy = False
     probed.status = status  # type: ignore[attr-defined]
     (check,) = values(FINAL, "HEALTHCHECK")
     _, *arguments = json.loads(check[check.index("[") :])
     its = str(probed.server_address[1])
     environment = {"POLYHEAD_PORT": its} | {name: value.replace("its", its) for name, value in others.items()}
-    done = subprocess.run([sys.executable, *arguments], env=environment, capture_output=True, check=False)
+    command = [sys.executable, *arguments]
+    done = subprocess.run(command, env=environment, cwd=ROOT, capture_output=True, check=False)
     assert (done.returncode == 0) == healthy
+
+
+def test_the_health_check_is_within_its_time_and_loads_little() -> None:
+    (check,) = values(FINAL, "HEALTHCHECK")
+    assert int(re.findall(r"--timeout=(\d+)s", check)[0]) > 2 * health_check.TIMEOUT_S
+    loaded = "import sys; import polyhead.service.server.health_check; print([*sys.modules])"
+    found = subprocess.run([sys.executable, "-c", loaded], cwd=ROOT, capture_output=True, text=True, check=True)
+    assert not {"pydantic", "fastapi", "torch", "uvicorn"} & set(ast.literal_eval(found.stdout))
 
 
 @dataclass(frozen=True)

@@ -207,6 +207,7 @@ class Admission:
         self._by_owner: dict[str, InFlightCounter] = {}
         self._total = InFlightCounter(limits, lambda: load.tokens, clock, parts=self._by_owner)
         self._permits: set[Permit] = set()
+        self._without_permit = 0  # requests that are answered without a permit
 
     @property
     def in_flight(self) -> int:
@@ -215,8 +216,8 @@ class Admission:
 
     @property
     def unfinished(self) -> int:
-        """HTTP requests that were admitted and are not answered yet, with complete or incomplete bodies."""
-        return len(self._permits)
+        """HTTP requests that were admitted and are not answered yet, with complete or incomplete bodies, or none."""
+        return len(self._permits) + self._without_permit
 
     @property
     def is_draining(self) -> bool:
@@ -245,6 +246,15 @@ class Admission:
         finally:
             self._permits.remove(permit)
             permit.release()
+
+    @contextmanager
+    def count_unfinished(self) -> Iterator[None]:
+        """Count a request that needs no permit as unfinished, so that a drain waits until its answer is sent."""
+        self._without_permit += 1
+        try:
+            yield
+        finally:
+            self._without_permit -= 1
 
     @contextmanager
     def admit(self, owner: str = "", has_tokens: bool = True) -> Iterator[None]:

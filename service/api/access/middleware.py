@@ -11,13 +11,13 @@ import re
 import time
 import uuid
 from collections.abc import Callable
-from contextlib import ExitStack
+from contextlib import ExitStack, nullcontext
 
 from starlette.datastructures import Headers, MutableHeaders
 from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from ...core.errors import BadRequest, BodyTooLarge, Overloaded, PolyheadError, SlowBody, Stopped
+from ...core.errors import BadRequest, BodyTooLarge, ClientGone, Overloaded, PolyheadError, SlowBody, Stopped
 from ...resources.request_memory import BYTES_PER_BODY_BYTE, MemoryClaim
 from ..http.body_limits import IncomingBody
 from ..http.content_coding import ContentDecoder, make_decoder
@@ -35,6 +35,8 @@ ErrorResponder = Callable[[RequestContext, str, PolyheadError], Response]
 
 QUIET_ACCESS = ("public", "metrics")  # polled routes, which are not traced and are logged at DEBUG
 REQUEST_ID = re.compile(r"[A-Za-z0-9._:/+=@-]{1,128}")
+
+CANCELLED = "the batch of this request has ended before it was answered"
 
 log = logging.getLogger("polyhead.http")
 
@@ -75,10 +77,10 @@ class AccessMiddleware:
         try:
             await self.admit(context, scope, receive, send_with_id)
             is_handled = True
-        except asyncio.CancelledError:  # the drain time is over
+        except asyncio.CancelledError:  # the drain time is over, or the server does not want its own call any more
             is_handled = True
-            error = Stopped("the server is shutting down", retry_after=1)
-            context.outcome, context.reason = "failed", error.code
+            error = Stopped("the server is shutting down", retry_after=1) if own_call is None else ClientGone(CANCELLED)
+            context.outcome, context.reason = "failed" if own_call is None else "aborted", error.code
             if not has_begun:
                 await self.error_response(context, scope["path"], error)(scope, receive, send_with_id)
             raise
@@ -101,7 +103,7 @@ class AccessMiddleware:
     async def admit(self, context: RequestContext, scope: Scope, receive: Receive, send: Send) -> None:
         """Check what can be checked without the body, then run the application.
 
-        GET, HEAD and OPTIONS have no body, and need no permit here.
+        GET, HEAD and OPTIONS have no body, and need no permit here; a drain waits for their answers.
         """
         try:
             if "\n" in scope["path"]:
@@ -123,7 +125,10 @@ class AccessMiddleware:
             context.is_counted = is_admin = scope_name == "admin"  # admin requests are not counted as model requests
             if scope["method"] in ("GET", "HEAD", "OPTIONS"):
                 context.admitted = time.perf_counter()
-                await self.app(scope, receive, send)
+                # Polled routes need not be waited for, and anybody may ask for public ones and read them slowly.
+                is_quiet = context.access in QUIET_ACCESS
+                with nullcontext() if is_quiet else self.server.admission.count_unfinished():
+                    await self.app(scope, receive, send)
                 return
             check_content_type(headers, scope["path"])
             decoder = make_decoder(headers.getlist("content-encoding"))

@@ -15,7 +15,8 @@ from ...core.model import LoadState
 from ...metrics.history import INTERVAL_S, MetricHistory
 from ..access.app_state import AppState
 
-router = APIRouter(tags=["health"])
+router = APIRouter(tags=["health"])  # also of a replica, which has an AppState and no other state
+figures_router = APIRouter(tags=["health"])  # of a server: what it keeps besides, and what needs a request's context
 
 
 def app_state(request: Request) -> AppState:
@@ -68,14 +69,14 @@ async def metrics(request: Request) -> Response:
     return Response(page, headers=headers, media_type=content_type)
 
 
-@router.get("/metrics/history", summary="Figures of the last five minutes.")
+@figures_router.get("/metrics/history", summary="Figures of the last five minutes.")
 async def metrics_history(request: Request) -> Response:
     """A sample every five seconds, with sums over all models; a figure without observations is null."""
     history = cast(MetricHistory, request.app.state.history)
     return JSONResponse({"interval_seconds": INTERVAL_S, "samples": history.read(time.monotonic())})
 
 
-@router.get("/metrics/errors", summary="The most recent requests that ended with an error.")
+@figures_router.get("/metrics/errors", summary="The most recent requests that ended with an error.")
 async def recent_errors(request: Request) -> Response:
     """At most fifty that were refused and fifty that failed, the newest first, of models that the key may use, without
     texts and keys.

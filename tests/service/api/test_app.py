@@ -2,6 +2,8 @@
 
 import asyncio
 import logging
+import sys
+import threading
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any, cast
@@ -325,11 +327,13 @@ def test_requests_are_counted_by_route_not_by_path(app: FastAPI) -> None:
 def test_json_logs_have_one_object_in_a_line(capsys: pytest.CaptureFixture[str]) -> None:
     root = logging.getLogger()
     before, level = list(root.handlers), root.level
+    hooks = sys.excepthook, threading.excepthook, sys.unraisablehook
     try:
         logs.configure_logging("json", "info")
         logging.getLogger("polyhead.test").info("one\n%s", "two", extra={"status": 200})
         logging.getLogger("uvicorn.error").info("not ours")
     finally:
+        sys.excepthook, threading.excepthook, sys.unraisablehook = hooks
         logging.basicConfig(handlers=before, level=level, force=True)
     [line] = capsys.readouterr().err.splitlines()
     written = orjson.loads(line)

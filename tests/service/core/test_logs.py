@@ -6,6 +6,7 @@ import re
 import socket
 import subprocess
 import sys
+import threading
 import unicodedata
 import warnings
 from collections.abc import Callable, Iterator
@@ -20,7 +21,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from polyhead.service.core import logs
+from polyhead.service.core import line_queue, logs
 from tests.support.faults import Fault
 from tests.support.processes import PATIENCE, FaultServer
 
@@ -223,11 +224,13 @@ def test_no_client_begins_a_line_or_reaches_a_terminal(served: Served) -> None:
 def writing(shape: Any) -> Iterator[None]:
     root = logging.getLogger()
     before, level = list(root.handlers), root.level
+    hooks = sys.excepthook, threading.excepthook, sys.unraisablehook
     logging.captureWarnings(False)  # reset what an earlier test may have changed in pytest
     try:
         logs.configure_logging(shape, "info")
         yield
     finally:
+        sys.excepthook, threading.excepthook, sys.unraisablehook = hooks
         logging.captureWarnings(False)
         logging.basicConfig(handlers=before, level=level, force=True)
 
@@ -300,10 +303,82 @@ def test_warnings_go_the_same_way(shape: str, capsys: pytest.CaptureFixture[str]
     with writing(shape), warnings.catch_warnings():
         warnings.simplefilter("always")
         warnings.warn(f"x\n{FORGED}\x1b", stacklevel=1)
-        sys.stderr.flush()
+        logs.drain_lines()
     lines = capsys.readouterr().err.splitlines()
     assert len(lines) == 1
     assert FORGED in lines[0]
+
+
+@pytest.mark.parametrize("shape", ["console", "json"])
+def test_everything_goes_through_the_queue(
+    shape: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What is logged, what is said beside it, tracebacks that nothing catches, and records that cannot be formatted."""
+
+    class Broken:
+        def __del__(self) -> None:
+            raise ValueError("unraisable")
+
+    with writing(shape):
+        [handler] = logs.queued_logs()
+        written = list[str]()
+        monkeypatch.setattr(handler.stream, "write", written.append)
+        logging.getLogger("polyhead").info("logged")
+        logs.write_lines("said\n")
+        thread = threading.Thread(target=lambda: int("of a thread"))
+        thread.start()
+        thread.join()
+        sys.excepthook(KeyError, KeyError("uncaught"), None)
+        del (broken := [Broken()])[0]
+        logging.getLogger("polyhead").info("%d", FORGED + "\n")
+        monkeypatch.undo()
+    assert not broken
+    assert not capsys.readouterr().err
+    for line, words in zip(
+        written, ("logged", "said", "of a thread", "uncaught", "unraisable", "polyhead, test_logs:"), strict=True
+    ):
+        assert words in line
+        assert line.endswith("\n")
+    assert written[-1].count("\n") == 1
+
+
+@pytest.mark.parametrize("shape", ["console", "json"])
+def test_dropped_lines_are_counted_and_named(shape: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    with writing(shape):
+        [handler] = logs.queued_logs()
+        monkeypatch.setattr(line_queue, "QUEUED_CHARS", 0)
+        before = logs.count_dropped_lines()
+        logging.getLogger("polyhead").info("lost")
+        assert logs.count_dropped_lines() == before + 1
+        line = handler.describe_dropped(7)
+    message = json.loads(line)["message"] if shape == "json" else line
+    assert "7 lines of the log were dropped" in message
+    assert line.count("\n") == 1
+
+
+ENDS = {
+    "exit": "logs.exit_process(3)",
+    "traceback": "raise RuntimeError('the last line')",
+    "return": "raise SystemExit(3)",
+}
+
+
+@pytest.mark.parametrize("end", ENDS)
+def test_the_last_lines_of_a_process_are_written(end: str) -> None:
+    """However it ends, and before it serves, too."""
+    code = f"""
+import logging
+from polyhead.service.core import logs
+logs.configure_logging("console", "info")
+for number in range(2000):
+    logging.getLogger("polyhead").info("line %d", number)
+logging.getLogger("polyhead").critical("the last line")
+{ENDS[end]}
+"""
+    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=PATIENCE)
+    assert result.returncode == (1 if end == "traceback" else 3)
+    assert result.stderr.count(" line ") >= 2000
+    assert "the last line" in result.stderr.splitlines()[-1]
 
 
 def test_addresses_that_a_hub_leads_to_are_not_logged() -> None:

@@ -34,6 +34,7 @@ from polyhead.service.fleet.replica_connection import ConnectionContext
 from polyhead.service.server import assembly as serve
 from tests.support import decision_models
 from tests.support.processes import Page
+from tests.support.scripted import routes
 
 SECRET = "a secret of the tests"
 HOST = "127.0.0.1"
@@ -507,6 +508,23 @@ def test_clients_without_the_secret_are_disconnected(
 
     run_shared(act)
     assert 1 <= caplog.text.count("a connection without the secret is closed") <= 3, "one line a second"
+
+
+def test_every_page_of_a_replica_has_what_it_needs(
+    run_shared: Callable[[Act], None], caplog: pytest.LogCaptureFixture
+) -> None:
+    async def act(here: Scene) -> None:
+        replica = here.replicas[0]
+        server = replica._http_server
+        paths = {route.path for route in routes(server.app)}
+        assert {"/livez", "/readyz", "/metrics"} <= paths
+        async with httpx.AsyncClient(base_url=f"http://{HOST}:{replica._http_port}") as http:
+            for path in (*paths, "/metrics/history", "/metrics/errors"):
+                answer = await http.get(path)
+                assert answer.status_code == (200 if path in paths else 404), path
+
+    run_shared(act)
+    assert "Traceback" not in caplog.text
 
 
 def test_a_replicas_own_pages_check_the_host_and_the_key(settings: Settings, tmp_path: Path) -> None:

@@ -11,13 +11,15 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import httpx
 import pytest
 
 from polyhead.service.config.settings import Settings, SettingsError
 from polyhead.service.resources.process_info import start_background_task
-from polyhead.service.server.process import Telemetry, bind_socket
+from polyhead.service.server.process import EXIT_SECONDS, ExitTimer, ServerProcess, Telemetry, bind_socket
 from tests.support.faults import Fault
 from tests.support.processes import PATIENCE, SERVE, FaultServer, Process
 
@@ -235,6 +237,79 @@ def test_a_second_signal_does_not_wait(
     server.child.send_signal(signal.SIGTERM)
     server.until(lambda: "leaving: 1 requests" in server.log)
     assert server.stop() == 128 + signal.SIGTERM
+
+
+class StalledProcess(Process):
+    """A server of which nobody reads the log any more once it listens."""
+
+    def listen(self) -> None:
+        assert self.child.stderr is not None
+        for line in self.child.stderr:
+            self.lines.append(json.loads(line) if line.startswith("{") else {"message": line})
+            if "listening on" in line:
+                return
+
+
+def test_a_log_that_nobody_reads_stops_neither_answers_nor_the_exit(tiny_classifier: Path) -> None:
+    """More is logged than the pipe takes; probes and requests are answered, and the first signal ends the server."""
+    server = StalledProcess(f"judge={tiny_classifier}")
+    try:
+        server.ready()
+        with httpx.Client(base_url=server.url, timeout=PATIENCE) as client:
+            for _ in range(2 * (1 << 16) // 300):  # a line has more than 300 characters
+                assert client.get("/" + "a" * 190).status_code == 404
+            assert client.get("/livez").status_code == 200
+        assert server.stop() == 0
+    finally:
+        server.child.kill()
+        server.child.wait()
+
+
+def test_the_time_to_exit_is_limited_before_anything_is_logged(caplog: pytest.LogCaptureFixture) -> None:
+    order = list[object]()
+    drained: Any = SimpleNamespace(
+        exit_timer=SimpleNamespace(limit=order.append),
+        admission=SimpleNamespace(close=lambda: order.append("closed"), unfinished=0),
+        drain_seconds=30,
+    )
+    with caplog.at_level("INFO"):
+        caplog.handler.addFilter(lambda record: order.append(record.getMessage()) or True)
+        ServerProcess.start_draining(drained)
+    assert order == [30 + EXIT_SECONDS, "closed", "leaving: 0 requests in flight have 30 s to finish"]
+
+
+def test_the_exit_timer_follows_the_last_limit() -> None:
+    ended = threading.Event()
+    timer = ExitTimer(ended.set)
+    timer.limit(1e6)  # before it runs
+    timer.start()
+    timer.limit(1e6)
+    timer.cancel()
+    assert not ended.is_set()
+    timer.limit(0)
+    assert ended.wait(PATIENCE)
+
+
+def test_an_answer_to_a_get_has_the_time_of_a_drain(
+    launch: Callable[..., Process], tiny_classifier: Path, tmp_path: Path, slow: socket.socket
+) -> None:
+    """A kept file that is downloaded slowly is complete; a public page that nobody reads is not waited for."""
+    server = launch(f"judge={tiny_classifier}", "--files-dir", str(tmp_path))
+    server.ready()
+    content = json.dumps({"custom_id": "x" * (1 << 20)}).encode()
+    form = {"file": ("a.jsonl", content)}
+    file = httpx.post(f"{server.url}/v1/files", files=form, data={"purpose": "batch"}, timeout=PATIENCE).json()["id"]
+    slow.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+    slow.connect(("127.0.0.1", int(server.url.rpartition(":")[2])))
+    slow.sendall(f"GET /v1/files/{file}/content HTTP/1.1\r\nHost: localhost\r\n\r\n".encode())
+    received = len(slow.recv(1000))
+    server.child.send_signal(signal.SIGTERM)
+    server.until(lambda: "leaving: 1 requests in flight" in server.log)
+    while part := slow.recv(1 << 20):
+        received += len(part)
+    assert received > len(content)
+    assert server.child.wait(PATIENCE) == 0
+    assert "aborted" not in server.log
 
 
 def test_a_port_in_use_is_an_error_at_once() -> None:

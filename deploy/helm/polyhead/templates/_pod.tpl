@@ -90,15 +90,15 @@ envFrom:
   - secretRef: {name: {{ . }}}
 {{- end }}
 startupProbe:
-  httpGet: {path: /startupz, port: {{ ternary "probes" "http" (gt (int .Values.probes.port) 0) }}}
+  httpGet: {path: /startupz, {{ include "polyhead.probed" . }}}
   periodSeconds: 2
   timeoutSeconds: 2
   failureThreshold: {{ div (add (int .Values.probes.startupSeconds) 1) 2 }}
 livenessProbe:
-  httpGet: {path: /livez, port: {{ ternary "probes" "http" (gt (int .Values.probes.port) 0) }}}
+  httpGet: {path: /livez, {{ include "polyhead.probed" . }}}
   {{- toYaml .Values.probes.live | nindent 2 }}
 readinessProbe:
-  httpGet: {path: /readyz, port: {{ ternary "probes" "http" (gt (int .Values.probes.port) 0) }}}
+  httpGet: {path: /readyz, {{ include "polyhead.probed" . }}}
   {{- toYaml .Values.probes.ready | nindent 2 }}
 {{- if .Values.preStopSeconds }}
 lifecycle:
@@ -111,6 +111,17 @@ resources:
 volumeMounts:
   - {name: config, mountPath: /etc/polyhead, readOnly: true}
   {{- include "polyhead.mounts" . | nindent 2 }}
+{{- end }}
+
+{{- /* Port and scheme of probes.  The port of clients has TLS if the settings name a certificate, which is not checked. */ -}}
+{{- define "polyhead.probed" -}}
+{{- if gt (int .Values.probes.port) 0 -}}
+port: probes
+{{- else if .Values.config.tls_cert -}}
+port: http, scheme: HTTPS
+{{- else -}}
+port: http
+{{- end }}
 {{- end }}
 
 {{- define "polyhead.security" -}}

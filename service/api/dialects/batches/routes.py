@@ -16,6 +16,7 @@ from ...batches.batch_runner import BatchRunner
 from ...batches.file_store import PIECE_BYTES, FileStore, StoredFile
 from ...batches.record_folder import new_id
 from ...shared.dialect import Dialect, admit_reader, between, describe_body, read_body, request_context, turn_taker
+from ...shared.json_body import receive_body
 from ...shared.openai_errors import write_openai_error
 from ...shared.streaming import EventStream, JsonResponse
 from .upload import read_upload
@@ -164,8 +165,7 @@ async def show_batch(request: Request, batch_id: str) -> Response:
 
 @router.post("/v1/batches/{batch_id}/cancel", summary="Answer no more requests of a batch.")
 async def cancel_batch(request: Request, batch_id: str) -> Response:
-    async for _ in request.stream():  # clients send no body, or an empty one
-        pass
+    await receive_body(request)  # clients send none, or an empty one
     return JsonResponse(write_batch(await runner(request).cancel(batch_id, owner(request))))
 
 

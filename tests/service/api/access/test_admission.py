@@ -18,6 +18,7 @@ from polyhead.models.tokenizer import Tokenizer
 from polyhead.service.api.access.admission import MAX_WAIT_S, RATE_SAMPLES, Admission, AdmissionLimits
 from polyhead.service.api.access.app_state import AppState
 from polyhead.service.api.shared import json_body as body
+from polyhead.service.api.shared.streaming import JsonResponse
 from polyhead.service.core.errors import BadRequest, Overloaded, Unavailable
 from polyhead.service.core.model import Model
 from tests.support.scripted import WAIT, Connection, FakeEngine, Registry, application, ask, echo, model, until
@@ -541,3 +542,25 @@ def test_a_long_text_full_of_commas_is_one_value(generator: Model) -> None:
     app = application(Registry([generator], echo))
     [answer] = ask(app, ("/v1/completions", GO_ON | {"prompt": "a,[{" * 500_000}))
     assert "has 2000000 characters" in answer.json()["error"]["message"]
+
+
+def test_a_drain_counts_requests_without_a_permit(generator: Model, monkeypatch: pytest.MonkeyPatch) -> None:
+    """While they are answered: those that need a key, not those that are polled or public."""
+    app, counted = application(Registry([generator], echo)), dict[str, int]()
+    admission = server_of(app).admission
+    respond = JsonResponse.__call__
+
+    async def call(self: JsonResponse, scope: Any, receive: Any, send: Any) -> None:
+        counted[scope["path"]] = admission.unfinished
+        await respond(self, scope, receive, send)
+
+    monkeypatch.setattr(JsonResponse, "__call__", call)
+    ask(app, ("/v1/models", None), ("/v1/models/nobody", None))
+    assert counted == {"/v1/models": 1, "/v1/models/nobody": 1}
+    for path in ("/livez", "/metrics", "/docs"):
+        with monkeypatch.context() as patched:
+            patched.setattr(admission, "count_unfinished", None)
+            assert ask(app, (path, None))[0].status_code == 200
+    assert admission.unfinished == 0
+    admission.close()
+    assert ask(app, ("/v1/models", None))[0].status_code == 200

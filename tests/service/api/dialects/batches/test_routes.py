@@ -23,7 +23,7 @@ from polyhead.service.api.shared import dialect
 from polyhead.service.concurrency.time_slices import LoopTurns
 from polyhead.service.core.errors import Overloaded
 from polyhead.service.resources.request_memory import Headroom, MemoryClaim
-from tests.support.scripted import Registry, application, echo
+from tests.support.scripted import Connection, Registry, application, echo
 
 METADATA = {str(number): "x" * 512 for number in range(16)}
 
@@ -180,3 +180,21 @@ def test_contents_and_errors_over_http(tmp_path: Path) -> None:
         store.close()
 
     asyncio.run(run())
+
+
+def test_a_client_that_leaves_while_it_cancels_a_batch_is_no_bug(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    async def run() -> None:
+        app = application(Registry([], echo), files_dir=str(tmp_path))
+        connection = Connection("/v1/batches/batch_1/cancel", b"")
+        connection.incoming.get_nowait()
+        connection.incoming.put_nowait({"type": "http.request", "body": b"{", "more_body": True})
+        connection.drop()
+        await connection.run(app)
+        assert connection.sent[0]["status"] == 499
+
+    with caplog.at_level("INFO"):
+        asyncio.run(run())
+    assert [record.outcome for record in caplog.records if record.name == "polyhead.http"] == ["aborted"]  # type: ignore[attr-defined]
+    assert not [record for record in caplog.records if record.exc_info]
