@@ -63,7 +63,7 @@ def read_json(path: Path, default: JsonObject | None = None, kind: type = dict, 
 
 
 def missing_hint(path: Path) -> str:
-    files = list_files(path.parent, {".gguf"}) if path.parent.is_dir() else []
+    files = list_files(path.parent, {".gguf"})
     hint = f"; for a GGUF file name the file itself: {', '.join(files)}" if files else ""
     return f"is not there, and is needed{hint}"
 

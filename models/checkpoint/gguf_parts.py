@@ -78,12 +78,15 @@ def check_part(path: Path, metadata: dict[str, Any], number: int, count: int) ->
 
 def find_split_file(folder: Path) -> Path | None:
     """The first part in a folder without config.json whose GGUF files are the parts of one file; None for other
-    folders. Only names are compared.
+    folders. Only names are compared. CheckpointError if the folder cannot be read.
     """
     if (folder / "config.json").exists():
         return None
-    with os.scandir(folder) as listed:
-        names = [each.name for each in islice(listed, MAX_LISTED_FILES) if each.name.endswith(".gguf")]
+    try:
+        with os.scandir(folder) as listed:
+            names = [each.name for each in islice(listed, MAX_LISTED_FILES) if each.name.endswith(".gguf")]
+    except OSError as error:
+        raise CheckpointError(f"cannot be read: {error.strerror}", file=str(folder)) from None
     found = [PART_NAME.fullmatch(name) for name in names]
     stems = {(part["stem"], part["count"]) for part in found if part}
     if len(stems) != 1 or not all(found):

@@ -387,7 +387,7 @@ def read_module_tensors(folder: Path) -> dict[str, TensorEntry]:
     """The tensors of a module's folder. UnsupportedError if they are pickled."""
     if (folder / SINGLE).is_file():
         return read_safetensors(folder / SINGLE)
-    if found := list_files(folder, {".bin", ".pt", ".pth"}) if folder.is_dir() else []:
+    if found := list_files(folder, {".bin", ".pt", ".pth"}):
         message = (
             f"only pickled weights ({', '.join(found)}), which can run code when opened and are never opened here; "
             "convert them where you trust them: "

@@ -169,7 +169,11 @@ def is_plain_name(name: str) -> bool:
 
 
 def list_files(folder: Path, suffixes: Collection[str]) -> list[str]:
-    """Names of up to three files in a folder with one of these suffixes, for a hint in a message. Raises OSError."""
-    with os.scandir(folder) as found:
-        names = [each.name for each in islice(found, MAX_LISTED_FILES)]
+    """Names of up to three files in a folder with one of these suffixes, for a hint in a message. A folder that is
+    missing or cannot be read has none: what reads its files says what is wrong with it."""
+    try:
+        with os.scandir(folder) as found:
+            names = [each.name for each in islice(found, MAX_LISTED_FILES)]
+    except OSError:
+        return []
     return sorted(name for name in names if Path(name).suffix in suffixes)[:3]

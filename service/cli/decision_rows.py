@@ -15,7 +15,7 @@ from polyhead.models.core.errors import ModelError
 from ..api.shared.json_body import parse_json
 from ..config.yaml_file import YamlFileError, read_yaml
 from ..core.errors import BadRequest
-from .labelled_files import DELIMITERS, JSON_SUFFIXES, parse_table, shorten_repr
+from .labelled_files import DELIMITERS, JSON_SUFFIXES, MAX_LINE, parse_table, read_lines, shorten_repr
 
 STANDARD_INPUT = Path("-")
 
@@ -48,7 +48,7 @@ class ReadPosition:
 def read_questions_file(path: Path) -> dict[str, Any]:
     """The fields of the request that all rows share, from YAML or JSON. Raises ModelError."""
     try:
-        found = parse_json(path.read_bytes(), str(path)) if path.suffix == ".json" else read_yaml(str(path)).values
+        found = read_json_file(path) if path.suffix == ".json" else read_yaml(str(path)).values
     except OSError as error:
         raise ModelError(f"{path} cannot be read: {error.strerror or error}") from None
     except (YamlFileError, BadRequest) as error:
@@ -59,6 +59,15 @@ def read_questions_file(path: Path) -> dict[str, Any]:
     if "state" in found:
         raise ModelError(f"{path}: state: belongs in the rows")
     return found
+
+
+def read_json_file(path: Path) -> Any:
+    """The value of a JSON file. Raises ModelError for one that is longer than MAX_LINE, OSError and BadRequest."""
+    with path.open("rb") as file:
+        raw = file.read(MAX_LINE + 1)
+    if len(raw) > MAX_LINE:
+        raise ModelError(f"{path}: is longer than {MAX_LINE >> 20} MiB, which no questions are")
+    return parse_json(raw, str(path))
 
 
 def read_decision_rows(path: Path, file: BinaryIO, field: str, position: ReadPosition) -> Iterator[DecisionRow]:
@@ -80,7 +89,7 @@ def read_decision_rows(path: Path, file: BinaryIO, field: str, position: ReadPos
 
 def decode_lines(path: Path, file: BinaryIO, position: ReadPosition) -> Iterator[str]:
     try:
-        for line in file:
+        for line in read_lines(path, file):
             text = line.decode("utf-8-sig" if not position.done else "utf-8")
             position.done += len(line)
             yield text
@@ -133,10 +142,11 @@ def repair_answers(file: BinaryIO) -> None:
 
 def read_answers(path: Path, file: BinaryIO) -> Iterator[Mapping[str, Any]]:
     """The answers that a run before has written. Raises ModelError if they are not the first ones, in order."""
-    for index, line in enumerate(file):
+    for index, line in enumerate(read_lines(path, file)):
         found: Any = None
         with suppress(orjson.JSONDecodeError):
             found = orjson.loads(line)
-        if not isinstance(found, dict) or found.get("index") != index:
+        is_answer = isinstance(found, dict) and isinstance(found.get("answers", {}), dict)
+        if not is_answer or found.get("index") != index:
             raise ModelError(f"{path}, line {index + 1}: is not an answer of polyhead decide to row {index}")
         yield found

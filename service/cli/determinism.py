@@ -42,6 +42,7 @@ from ..engine.worker import RequestTiming, StepReport, Worker
 from ..runtime.executor_choice import CacheSize, build_executor, build_sampler, make_deterministic
 from ..runtime.placement import choose_placement
 from .checkpoint_source import try_tokenizer_apart
+from .labelled_files import read_lines
 
 SMALL_BLOCK = 4  # tokens in a block of a small cache; answers need new blocks more often
 MIN_BATCH, MAX_BATCH = 2, 32  # requests in a batch
@@ -295,7 +296,8 @@ def random_requests(loaded: Checkpoint, count: int) -> list[Request]:
 def read_requests(loaded: Checkpoint, path: Path) -> list[Request]:
     """Read one prompt or text per line.  Raises ModelError if there is none, or one is too long."""
     try:
-        lines = [line for line in path.read_text(encoding="utf-8").splitlines() if line.strip()]
+        with path.open(encoding="utf-8") as file:
+            lines = [line.rstrip("\n") for line in read_lines(path, file) if line.strip()]
     except (OSError, UnicodeDecodeError) as error:
         raise ModelError(f"{path} cannot be read: {error}") from None
     if not lines:

@@ -7,13 +7,15 @@ import csv
 import json
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from itertools import count
 from pathlib import Path
-from typing import Any, Literal, TextIO
+from typing import IO, Any, AnyStr, Literal
 
 from polyhead.models.core.errors import ModelError
 
 JSON_SUFFIXES, DELIMITERS = (".jsonl", ".ndjson"), {".csv": ",", ".tsv": "\t"}
 MAX_DIGITS = 20  # of the number of a label; Python reads no number of thousands
+MAX_LINE = 16 << 20  # characters, or bytes where these are read
 MAX_LISTED = 8  # labels, or other choices, that a message lists
 
 
@@ -94,7 +96,7 @@ def read_rows(path: Path, limit: int = 0) -> list[LabelledRow]:
         raise ModelError(f"{path}: must be JSON lines (.jsonl), a table (.csv, .tsv) or lines of text (.txt)")
     try:
         with path.open(encoding="utf-8-sig", newline="") as file:
-            every = list(parse_rows(path, file))
+            every = list(parse_rows(path, read_lines(path, file)))
     except (OSError, UnicodeDecodeError) as error:
         raise ModelError(f"{path} cannot be read: {error}") from None
     if not every:
@@ -104,11 +106,23 @@ def read_rows(path: Path, limit: int = 0) -> list[LabelledRow]:
     return [every[number * len(every) // limit] for number in range(limit)]
 
 
-def parse_rows(path: Path, file: TextIO) -> Iterator[LabelledRow]:
+def read_lines(path: Path, file: IO[AnyStr]) -> Iterator[AnyStr]:
+    """Yield the lines of a file.  Raises ModelError for one that is longer than MAX_LINE, before the rest is read: a
+    file without lines may have gigabytes, also if it takes nothing of the disk.
+    """
+    for number in count(1):
+        if not (line := file.readline(MAX_LINE + 1)):
+            return
+        if len(line) > MAX_LINE:
+            raise ModelError(f"{path}, line {number}: is longer than {MAX_LINE >> 20} MiB, which no row is")
+        yield line
+
+
+def parse_rows(path: Path, read: Iterable[str]) -> Iterator[LabelledRow]:
     suffix, name = path.suffix.lower(), str(path)
     if suffix in DELIMITERS:
-        return parse_table(name, file, DELIMITERS[suffix])
-    lines = ((number, line.rstrip("\r\n")) for number, line in enumerate(file, 1) if line.strip())
+        return parse_table(name, read, DELIMITERS[suffix])
+    lines = ((number, line.rstrip("\r\n")) for number, line in enumerate(read, 1) if line.strip())
     if suffix in JSON_SUFFIXES:
         return (LabelledRow(name, number, parse_object(name, number, line)) for number, line in lines)
     return (LabelledRow(name, number, {"text": line}) for number, line in lines)

@@ -120,13 +120,14 @@ class UnmergedAdapter:
 @dataclass(frozen=True, eq=False)
 class LoadedModel:
     """A model that takes requests, and the memory that it holds of the budget. An adapter has the worker and the base
-    model of another.
+    model of another. `description` is what the weights were read by; that of an adapter is merged with its base.
     """
 
     model: Model
     worker: Worker
     need: MemoryNeed
     base_model: BaseModel
+    description: Description
     distributed: DistributedModel | None = None  # if several processes compute it together
 
 
@@ -245,7 +246,7 @@ class Loader:
             undo.pop_all()
         size, seconds = adapter.need.weights / 2**20, time.perf_counter() - began
         log.info("%s is ready: an adapter of %s, %.1f MiB, in %.3f s", model.name, base.model.name, size, seconds)
-        return LoadedModel(model, base.worker, need, base.base_model)
+        return LoadedModel(model, base.worker, need, base.base_model, adapter.plan.description)
 
     def _attach_on_engine(self, loading: LoadTask, adapter: UnmergedAdapter, base: LoadedModel) -> int:
         """Read the adapter's weights and attach them; returns its number. Called on the engine's thread."""
@@ -390,7 +391,8 @@ class Loader:
         log.info("%s is ready: %s, %s, %s, %.0f MiB; read in %.2f s, warm in %.2f s", *facts)
         if model.sampling:
             log.info("%s: requests that do not set them have %s", need.name, describe_sampling(model.sampling))
-        return LoadedModel(model, built.worker, need, BaseModel(described.description), part)
+        description = described.description
+        return LoadedModel(model, built.worker, need, BaseModel(description), description, part)
 
     async def _choose_calibration(self, loading: LoadTask, weights: WeightsInUse) -> Calibration:
         """Read the calibration of a model, if it has one. Raises CheckpointError (see choose_calibration)."""

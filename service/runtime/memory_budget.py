@@ -57,6 +57,9 @@ MIB = 1 << 20
 FLOAT_BYTES = 4
 LAYER_FEATURES = 16  # vectors of a token that exist in a layer of the head, as multiples of their width
 WORD_FEATURES = 8  # vectors of a word that exist while its spans are scored, as multiples of their width
+# Of an adapter's description: its configuration, a place in two mappings for each tensor of base and adapter, and for
+# each update the entries of its two matrices and of their product.
+DESCRIPTION_BYTES, ENTRY_BYTES, UPDATE_BYTES = 8 << 10, 200, 2 << 10
 GROWTH_FACTOR = 3  # a state that grows: the old one, the new one, and its spare capacity
 
 
@@ -204,7 +207,9 @@ class MemoryNeed:
 
 
 def adapter_memory_need(name: str, plan: LoraPlan, placement: Placement) -> MemoryNeed:
-    """Predict the memory of an adapter: its matrices, padded if the compiled step packs them, and its own head."""
+    """Predict the memory of an adapter: its matrices, padded if the compiled step packs them, its own head, and its
+    description, which is kept to explain its answers.
+    """
     is_packed = bool(placement.instructions)
     low, head = plan.parameter_counts
     weights = plan.packed_bytes if is_packed else low * placement.dtype.itemsize
@@ -212,6 +217,7 @@ def adapter_memory_need(name: str, plan: LoraPlan, placement: Placement) -> Memo
     tests = [linear_test_bytes(each.in_features, each.out_features) for each in linears if is_packed]
     loading = max(plan.loading_bytes(is_packed), max(tests, default=0))
     weights += head * placement.dtype.itemsize
+    weights += DESCRIPTION_BYTES + ENTRY_BYTES * len(plan.description.entries) + UPDATE_BYTES * len(plan.updates)
     return MemoryNeed(name, weights, cache=0, workspace=0, loading=loading, blocks=0, block_size=0)
 
 

@@ -146,11 +146,9 @@ class ModelRegistry:
 
         Raises Unavailable for a model that was removed: its explainer would be loaded after the model was unloaded.
         """
-        self._find(model)
-        base = base_model_name(model.name)
-        source = f"{self._sources[base]}+{model.source}" if base else model.source
+        description = self._find(model).description
         with name_model_in_errors(model):
-            return await self._explainers.load(model, source)
+            return await self._explainers.load(model, description)
 
     # Loads at the start of the server
 

@@ -6,18 +6,14 @@ child process with limits reads it first. The child imports the tokenizers libra
 GGUF file, from which merges are made, is checked too: the child gets the metadata in the file's header.
 """
 
-import hashlib
 import json
-import os
 import signal
 import subprocess
 import sys
 import threading
 import time
-from collections import OrderedDict
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
-from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -37,9 +33,7 @@ CPU_SECONDS_PER_CALL = 3.0  # of CPU time, in which no other thread runs; 262,14
 WATCH_SECONDS = 0.005  # of real time, between two looks at the clock
 TEXT_PIECES = ("a", "a ", " ", "\n", "0", ".", "é", "the quick brown fox ", "\u4e2d")
 CANCEL_INTERVAL_S = 0.25  # seconds between two looks at whether a check that waits for its turn was cancelled
-MAX_PASSED = 256  # checks that are remembered
 SLICE_ITEMS = 1 << 10  # of a list of metadata that are written in one call; numbers take a microsecond each
-MAX_FILES = 1024  # files of a folder whose check is remembered
 VOCABULARY_IDS = 512  # the first tokens of the vocabulary, from which texts are made too
 VOCABULARY_TEXTS = 4  # tokens of these that are a text of their own each
 ERROR_TYPES = {kind.__name__: kind for kind in (CheckpointError, UnsupportedError)}
@@ -55,7 +49,6 @@ class TokenizerCheck:
     def __init__(self) -> None:
         self._process: subprocess.Popen[bytes] | None = None
         self._lock = threading.Lock()
-        self._passed: OrderedDict[Path, object] = OrderedDict()  # what was checked without an error, the newest last
 
     def check_folder(
         self, source: Path, fields: Mapping[str, Any], check_wanted: Callable[[], object] = lambda: None
@@ -67,18 +60,7 @@ class TokenizerCheck:
         nothing needs the result any more.
         """
         with self._turn(check_wanted):
-            state = read_state(source, fields)
             self._ask_child(source, fields)
-            self._passed[source] = state
-            self._passed.move_to_end(source)
-            while len(self._passed) > MAX_PASSED:
-                self._passed.popitem(last=False)
-
-    def check_changed(self, source: Path, fields: Mapping[str, Any], check_wanted: Callable[[], object]) -> None:
-        """The same, but do nothing if the last check of the source found no error and its files are unchanged."""
-        state = read_state(source, fields)
-        if state is None or self._passed.get(source) != state:
-            self.check_folder(source, fields, check_wanted)
 
     @contextmanager
     def _turn(self, check_wanted: Callable[[], object]) -> Iterator[None]:
@@ -156,29 +138,6 @@ def write_fields(fields: Mapping[str, Any]) -> Iterator[bytes]:
         else:
             yield json.dumps(value, ensure_ascii=False).encode()
     yield b"}"
-
-
-def read_state(source: Path, fields: Mapping[str, Any]) -> object:
-    """Return the state of a tokenizer's files, which differs after a change; None if it cannot be read.
-
-    Of a folder these are the sizes and times of its files, of a GGUF file a digest of its metadata. Links are followed.
-    """
-    if fields:
-        digest = hashlib.blake2b(digest_size=32)
-        for piece in write_fields(fields):
-            digest.update(piece)
-        return digest.digest()
-    try:
-        with os.scandir(source) as found:
-            entries = list(islice(found, MAX_FILES + 1))
-        states = [(entry.name, entry.stat()) for entry in entries]
-    except OSError:
-        return None
-    if len(entries) > MAX_FILES:
-        return None
-    return sorted(
-        (name, each.st_dev, each.st_ino, each.st_size, each.st_mtime_ns, each.st_ctime_ns) for name, each in states
-    )
 
 
 def tokenizer_error(source: Path | str, reason: str) -> CheckpointError:

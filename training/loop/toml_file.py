@@ -17,6 +17,7 @@ from .errors import RecipeError
 
 MAX_BYTES = 1 << 14  # bytes of a file; recipes have 800, and long keys take the square of their length
 MAX_FILES = 16  # a file, its base, the base of that, and so on
+MAX_FAULTS = 16  # wrong fields that a message names
 MAX_DEPTH = 16  # tables and lists inside each other
 Value = TypeVar("Value")
 
@@ -82,5 +83,6 @@ def validate(kind: type[Value], values: Any, path: Path, *within: str) -> Value:
     try:
         return TypeAdapter(kind).validate_python(values)
     except ValidationError as error:
-        faults = [f"{'.'.join(map(str, (*within, *fault['loc'])))}: {fault['msg']}" for fault in error.errors()]
+        found = error.errors(include_url=False, include_input=False)[:MAX_FAULTS]
+        faults = [f"{'.'.join(map(str, (*within, *fault['loc'])))}: {fault['msg']}" for fault in found]
         raise RecipeError(f"{path}: {'; '.join(faults)}") from None

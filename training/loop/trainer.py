@@ -15,6 +15,8 @@ from typing import Generic, Protocol, TypeVar
 import torch
 from torch import Tensor, nn
 
+from polyhead.models.core.errors import show_value
+
 from . import saved_runs as saved
 from .errors import RecipeError
 from .journal import Journal, Progress
@@ -23,6 +25,7 @@ from .toml_file import validate
 
 Batch = TypeVar("Batch")
 RUN_FILE, BEST_FILE = "run.safetensors", "best.safetensors"
+MAX_COUNT = 1 << 63  # of tokens, seconds and bytes of a saved run
 
 
 class Trainable(Protocol[Batch]):
@@ -122,7 +125,10 @@ def train(task: Trainable[Batch], plan: TrainingPlan, run_folder: RunFolder) -> 
 
 
 def start_run(task: Trainable[Batch], plan: TrainingPlan, run_folder: RunFolder) -> TrainingRun[Batch]:
-    """Return a new run, or the saved one."""
+    """Return a new run, or the saved one.  Its file may be a stranger's: all of it is checked before a file is changed.
+
+    Raises RecipeError.
+    """
     modules, last = task.modules(), run_folder.folder / RUN_FILE
     trained = {id(p): p for module in modules for p in module.parameters() if p.requires_grad}
     optimizer = torch.optim.AdamW(
@@ -131,13 +137,48 @@ def start_run(task: Trainable[Batch], plan: TrainingPlan, run_folder: RunFolder)
     saved_run = saved.read_run(last, modules, optimizer) if run_folder.resume and last.exists() else {}
     if saved_run and saved_run.get("made_of") != run_folder.recipe_text:
         raise RecipeError(f"{last}: it is of another recipe; start a new run, or restore the recipe")
-    steps = plan.epochs * -(-len(task.batches(0)) // plan.accumulate)
-    steps = min(steps, plan.steps or steps)
+    portions = -(-len(task.batches(0)) // plan.accumulate)  # of an epoch: each is a step
+    steps = min(plan.epochs * portions, plan.steps or plan.epochs * portions)
     progress = validate(Progress, saved_run.get("progress", {}), last, "progress")
-    journal = Journal(run_folder.folder / "metrics.jsonl", progress)
     best = validate(BestEvaluation, saved_run.get("watch", {}), last, "watch")
     figures = validate(dict[str, float], saved_run.get("figures", {}), last, "figures")
+    if saved_run:
+        check_progress(last, progress, portions, steps)
+        saved.check_optimizer(last, optimizer, progress.step)
+        check_best(run_folder.folder / BEST_FILE, best, progress.step, task, plan)
+    journal = Journal(run_folder.folder / "metrics.jsonl", progress)
     return TrainingRun(task, plan, steps, optimizer, journal, run_folder, best, figures)
+
+
+def check_progress(run_file: Path, progress: Progress, portions: int, steps: int) -> None:
+    """Raise RecipeError unless a run of `steps` steps, `portions` of them in an epoch, can have made this progress.
+
+    Every step counts one portion of an epoch, so the number of steps determines epoch and batch.
+    """
+    refused = f"{run_file}: no run can be resumed from it: progress"
+    if not 0 <= progress.step <= steps:
+        raise RecipeError(f"{refused}.step: {show_value(progress.step)} should be 0 to {steps}, the steps of the plan")
+    epoch, batch = divmod(progress.step, portions or 1)
+    for name, right in (("epoch", epoch), ("batch", batch)):
+        if (found := getattr(progress, name)) != right:
+            counted = f"after {progress.step} steps, {portions} in an epoch"
+            raise RecipeError(f"{refused}.{name}: {show_value(found)} should be {right} {counted}")
+    for name in ("tokens", "seconds", "written"):
+        if not 0 <= (found := getattr(progress, name)) <= MAX_COUNT:
+            raise RecipeError(f"{refused}.{name}: {show_value(found)} should be a number of 0 to 2^63")
+    if not math.isfinite(progress.loss):
+        raise RecipeError(f"{refused}.loss: {progress.loss} should be finite")
+
+
+def check_best(best_file: Path, best: BestEvaluation, step: int, task: Trainable[Batch], plan: TrainingPlan) -> None:
+    """Raise RecipeError unless the best evaluation of a saved run has the watched figure, and its weights are there."""
+    refused = f"{best_file.with_name(RUN_FILE)}: no run can be resumed from it: watch"
+    if not 0 <= best.since <= step:
+        raise RecipeError(f"{refused}.since: {show_value(best.since)} should be 0 to {step}, the steps so far")
+    if plan.watch and step:
+        if plan.watch not in best.figures:
+            raise RecipeError(f"{refused}.figures: {plan.watch}, which plan.watch names, is missing")
+        saved.check_weights(best_file, saved.read_entries(best_file), task.modules())
 
 
 def train_step(run: TrainingRun[Batch], portion: Sequence[Batch], portions: int) -> None:

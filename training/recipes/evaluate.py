@@ -20,6 +20,7 @@ from ..tasks.task import measure_task
 from .finetune_run import build_reader
 from .recipe import FinetuneRecipe, NetworkRecipe, split_corpus
 
+MAX_TEXT_BYTES = 128 << 20  # bytes of a file of texts, all of which are tokenised before any is measured
 BATCH_TEXTS = 16  # tokens of a batch, in numbers of the longest texts
 
 
@@ -83,7 +84,11 @@ def choose_objective(checkpoint: Checkpoint, limit: int) -> Objective[Any]:
 def read_examples(file: Path) -> Sequence[Example[Any]]:
     """Read a file as one document, or a .tsv as sentences with their translations."""
     try:
-        text = file.read_text("utf-8")
+        with file.open("rb") as content:
+            raw = content.read(MAX_TEXT_BYTES + 1)
+        if len(raw) > MAX_TEXT_BYTES:
+            raise RecipeError(f"{file}: is longer than {MAX_TEXT_BYTES >> 20} MiB, the most that is measured; cut it")
+        text = raw.decode().replace("\r\n", "\n").replace("\r", "\n")
     except (OSError, UnicodeDecodeError) as error:
         raise RecipeError(f"{file}: cannot be read as text: {error}") from None
     if file.suffix != ".tsv":

@@ -198,6 +198,17 @@ def test_folders_of_modules_that_no_folder_can_have(tiny_embedder: Path, tmp_pat
         describe_source(str(folder))
 
 
+@pytest.mark.parametrize("path", ["1", "~root", "modules.json"])
+def test_a_network_in_a_folder_that_is_missing_is_refused(tiny_embedder: Path, tmp_path: Path, path: str) -> None:
+    folder = tmp_path / "copy"
+    shutil.copytree(tiny_embedder, folder)
+    (folder / "modules.json").write_text(
+        json.dumps([{"path": path, "type": "sentence_transformers.models.Transformer"}])
+    )
+    with pytest.raises(CheckpointError, match=rf"{path}/config\.json: (is not there, and is needed|cannot be read)"):
+        load(str(folder))
+
+
 @pytest.mark.parametrize("model_type", ["SentenceTransformer", "CrossEncoder", "ColBERT", "MultiVectorEncoder"])
 def test_a_list_of_no_modules_is_refused(tiny_embedder: Path, tmp_path: Path, model_type: str) -> None:
     folder = tmp_path / "model"

@@ -1,11 +1,11 @@
-"""Writing files in folders of strangers."""
+"""Listing and writing files in folders of strangers."""
 
 import stat
 from pathlib import Path
 
 import pytest
 
-from polyhead.models.core.files import replace_file
+from polyhead.models.core.files import list_files, replace_file
 
 
 def test_a_file_is_replaced_whole_with_the_mode_that_is_asked(tmp_path: Path) -> None:
@@ -41,3 +41,10 @@ def test_a_file_that_cannot_be_written_is_left_as_it_is(tmp_path: Path) -> None:
     with pytest.raises(IsADirectoryError):
         replace_file(tmp_path / "out.json", b"new")
     assert [each.name for each in tmp_path.iterdir()] == ["out.json"]
+
+
+def test_a_folder_that_is_missing_or_is_a_file_has_no_files_for_a_hint(tmp_path: Path) -> None:
+    (tmp_path / "a.gguf").write_bytes(b"")
+    assert list_files(tmp_path, {".gguf"}) == ["a.gguf"]
+    assert list_files(tmp_path / "none", {".gguf"}) == []
+    assert list_files(tmp_path / "a.gguf", {".gguf"}) == []

@@ -2,6 +2,7 @@
 
 import gc
 import shutil
+import tracemalloc
 import weakref
 from collections import Counter
 from collections.abc import Callable, Sequence
@@ -587,15 +588,29 @@ def test_a_base_model_and_its_adapters_are_models(
     serving(models, act)
 
 
+def traced_bytes(make: Callable[[], object]) -> int:
+    """The bytes that each of ten results of `make` holds."""
+    gc.collect()
+    tracemalloc.start()
+    try:
+        kept = [make() for _ in range(10)]
+        gc.collect()
+        return tracemalloc.get_traced_memory()[0] // len(kept)
+    finally:
+        tracemalloc.stop()
+
+
 def test_the_memory_of_adapters_is_estimated(tiny_embedder: Path, spam: Path) -> None:
     models = {"base": str(tiny_embedder), "base:spam": str(spam)}
     found = check_models(Settings(models=models))
     assert found.fits
     assert "base:spam" in found.report
-    needed = adapter_memory_need(
-        "base:spam", BaseModel(describe_source(str(tiny_embedder))).plan_adapter(spam), choose_placement(Settings())
-    )
-    assert 2 * 2 * 2 * 4 * 32 * 4 < needed.weights < 20_000  # queries and values of two layers, of rank 4
+    base = BaseModel(describe_source(str(tiny_embedder)))
+    needed = adapter_memory_need("base:spam", base.plan_adapter(spam), choose_placement(Settings()))
+    described = traced_bytes(lambda: base.plan_adapter(spam).description)
+    assert (
+        2 * 2 * 2 * 4 * 32 * 4 + described < needed.weights < 20_000 + 2 * described
+    )  # queries and values of two layers, of rank 4
     assert needed.total == needed.weights + needed.loading
     with pytest.raises(InsufficientMemory, match="base:spam needs 1 MiB, and 1 of 1 MiB are free"):
         MemoryBudget(1000, Settings()).reserve_adapter(needed)

@@ -1,16 +1,21 @@
-"""Loads of explainers: requests share one, it goes on without them, and a checked tokenizer is not checked again."""
+"""Loads of explainers: requests share one, it goes on without them, and what is read is what is served."""
 
 import asyncio
+import json
 import shutil
 import threading
 from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
+import transformers as tf
+from safetensors.torch import load_file, save_file
 
 from polyhead.service.core.errors import Conflict
 from polyhead.service.runtime import explain_models, tokenizer_check
 from polyhead.service.runtime.registry import ModelRegistry
+from tests.models.checkpoint.test_merged_adapter import adapted
 from tests.service.runtime.test_load_task import Hold, before
 from tests.service.runtime.test_registry import serving
 
@@ -45,8 +50,8 @@ def test_requests_that_are_cancelled_share_one_load_and_one_thread(
     async def act(served: ModelRegistry) -> None:
         await served.load_all()
         judge = served.resolve("judge", ["classify"])
-        before(explain_models.checkpoint, "describe_source")(monkeypatch, hold)
-        described = Calls(monkeypatch, explain_models.checkpoint, "describe_source")
+        before(explain_models, "build_network")(monkeypatch, hold)
+        built = Calls(monkeypatch, explain_models, "build_network")
         threads = threading.active_count()
         for _ in range(REQUESTS):
             request = asyncio.create_task(served.load_explainer(judge))
@@ -57,7 +62,7 @@ def test_requests_that_are_cancelled_share_one_load_and_one_thread(
         waiting = asyncio.create_task(served.load_explainer(judge))
         hold.released.set()
         assert await waiting == {"self": (2, 4)}
-        assert described.count == 1
+        assert built.count == 1
         assert served._explainers._load_tasks == {}
         assert served._explainers._waiting.total() == 0
 
@@ -101,23 +106,84 @@ def test_a_load_that_fails_fails_every_request_that_waits_for_it(folder: Path) -
     serving({"judge": folder}, act)
 
 
-def test_the_tokenizer_of_a_served_model_is_checked_again_only_if_its_files_changed(
-    folder: Path, monkeypatch: pytest.MonkeyPatch
+CHANGED = "judge cannot be read again to be explained: .*was changed or replaced after .* load the model again"
+
+
+@pytest.mark.parametrize("other", ["of its kind", "a generator", "with fewer labels"])
+def test_a_folder_whose_weights_were_replaced_explains_nothing_until_it_is_reloaded(
+    other: str, folder: Path, tiny_generator: Path, tmp_path: Path
 ) -> None:
+    """Its network would explain another model's answers; a file is the same inode after a copy over it."""
+    second = tmp_path / "second"
+    if other == "a generator":
+        shutil.copytree(tiny_generator, second)
+    else:
+        torch.manual_seed(1)
+        labels = 3 if other == "of its kind" else 2
+        config = tf.BertConfig.from_pretrained(folder, num_labels=labels)
+        tf.BertForSequenceClassification(config).save_pretrained(second)
+
     async def act(served: ModelRegistry) -> None:
-        checks = Calls(monkeypatch, tokenizer_check.TokenizerCheck, "_ask_child")
         await served.load_all()
-        judge = served.resolve("judge", ["classify"])
-        assert checks.count == 1
-        await served.load_explainer(judge)
-        assert checks.count == 1
-        await served._explainers.unload(judge)
-        vocabulary = folder / "tokenizer.json"
-        vocabulary.write_bytes(vocabulary.read_bytes() + b"\n")
-        await served.load_explainer(judge)
-        assert checks.count == 2
+        judge, free = served.resolve("judge", ["classify"]), served.memory_budget()
+        shutil.copytree(second, folder, dirs_exist_ok=True)
+        for _ in range(2):
+            with pytest.raises(Conflict, match=CHANGED):
+                await served.load_explainer(judge)
+        assert served.memory_budget() == free
+        if other != "a generator":
+            await served.reload("judge", "", 0.0).wait_and_raise()
+            assert await served.load_explainer(served.resolve("judge", ["classify"])) == {"self": (2, 4)}
 
     serving({"judge": folder}, act)
+
+
+def test_what_was_read_when_the_model_was_loaded_is_not_read_again(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its tokenizer, labels and sizes are those that are served, also where their files say something else now."""
+
+    async def act(served: ModelRegistry) -> None:
+        await served.load_all()
+        judge = served.resolve("judge", ["classify"])
+        checks = Calls(monkeypatch, tokenizer_check.TokenizerCheck, "_ask_child")
+        described = Calls(monkeypatch, explain_models.checkpoint, "describe_source")
+        for name in ("tokenizer.json", "config.json"):
+            (folder / name).write_text("{}")
+        assert await served.load_explainer(judge) == {"self": (2, 4)}
+        assert (checks.count, described.count) == (0, 0)
+
+    serving({"judge": folder}, act)
+
+
+def test_an_adapter_is_explained_as_it_was_attached(tiny_embedder: Path, tmp_path: Path) -> None:
+    """Its scale is not read again, and matrices that were replaced are refused."""
+    base: Any = tf.BertForSequenceClassification.from_pretrained(tiny_embedder, num_labels=2)
+    tuned = tmp_path / "tuned"
+    adapted(base, tuned, task_type="SEQ_CLS", base=str(tiny_embedder))
+
+    async def act(served: ModelRegistry) -> None:
+        await served.load_all()
+        model = served.resolve("vectors:tuned", ["classify"])
+
+        async def read_weights() -> list[torch.Tensor]:
+            await served.load_explainer(model)
+            worker = served._explainers.find_worker(model)
+            assert worker is not None
+            read = [each.clone() for each in worker._network.network.parameters()]
+            await served._explainers.unload(model)
+            return read
+
+        first, settings = await read_weights(), tuned / "adapter_config.json"
+        settings.write_text(json.dumps(json.loads(settings.read_text()) | {"lora_alpha": 4096}))
+        assert all(map(torch.equal, first, await read_weights()))
+        matrices = tuned / "adapter_model.safetensors"
+        tensors = {name: each + 1 for name, each in load_file(matrices).items()}
+        save_file(tensors, matrices, {"format": "pt"})
+        with pytest.raises(Conflict, match=CHANGED.replace("judge", "vectors:tuned")):
+            await served.load_explainer(model)
+
+    serving({"vectors": tiny_embedder, "vectors:tuned": tuned}, act)
 
 
 def test_the_thread_of_a_cancelled_load_does_not_wait_for_its_turn(

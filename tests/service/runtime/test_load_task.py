@@ -418,14 +418,13 @@ def test_an_explainer_has_the_same_load_deadline(
 ) -> None:
     async def act(served: ModelRegistry) -> None:
         await served.load_all()
-        [model], before = served.models(), served.memory_budget()
-        before_describing = STAGES["describing"][0]
+        [model], free = served.models(), served.memory_budget()
         with monkeypatch.context() as patched:
-            before_describing(patched, hold)
+            before(watching, "build_network")(patched, hold)
             limited(patched, "the explainer of judge")
             with pytest.raises(Expired, match="the load of the explainer of judge has taken longer than load_seconds"):
                 await served.load_explainer(model)
-        assert served.memory_budget() == before
+        assert served.memory_budget() == free
         assert await served.load_explainer(model)
 
     registered({"judge": tiny_classifier}, act)

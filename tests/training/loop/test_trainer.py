@@ -9,11 +9,11 @@ from pathlib import Path
 
 import pytest
 import torch
+from safetensors import safe_open
 from safetensors.torch import save_file
 from torch import Tensor, nn
 
 from polyhead.training.loop import journal, trainer
-from polyhead.training.loop import loss_plot as plot
 from polyhead.training.loop import saved_runs as saved
 from polyhead.training.loop.errors import RecipeError
 from polyhead.training.loop.schedule import TrainingPlan
@@ -163,6 +163,103 @@ def test_a_changed_file_cannot_be_resumed(
         train(task, TrainingPlan(epochs=1, rate=0.1), RunFolder(tmp_path, resume=True))
 
 
+def change_run(folder: Path, changes: dict[str, dict[str, object]], tensors: dict[str, Tensor] | None = None) -> None:
+    """Change fields of a saved run's progress, as its file has them, and replace some of its tensors."""
+    with safe_open(folder / RUN_FILE, "pt") as file:
+        place = json.loads(file.metadata()["place"])
+        kept = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 - it is no mapping
+    for table, fields in changes.items():
+        place[table] |= fields
+    save_file(kept | (tensors or {}), folder / RUN_FILE, {"place": json.dumps(place)})
+
+
+class Impatient(Regression):
+    """It ends a loop that asks for ever more epochs."""
+
+    def batches(self, epoch: int) -> list[Batch]:
+        self.evaluations += 1
+        assert self.evaluations < 20
+        return super().batches(epoch)
+
+
+@pytest.mark.parametrize(
+    ("changes", "complaint"),
+    [
+        (
+            {"progress": {"step": 1, "epoch": 0, "batch": 10**9}},
+            r"progress\.batch: 1000000000 should be 1 after",
+        ),
+        ({"progress": {"batch": -1}}, r"progress\.batch: -1 should be 0 after 3 steps"),
+        ({"progress": {"batch": 3}}, r"progress\.batch: 3 should be 0"),
+        ({"progress": {"epoch": -1}}, r"progress\.epoch: -1 should be 1"),
+        ({"progress": {"epoch": 10**30}}, r"progress\.epoch: 10+ should be 1"),
+        ({"progress": {"step": -1}}, r"progress\.step: -1 should be 0 to 6, the steps of the plan"),
+        ({"progress": {"step": 7}}, r"progress\.step: 7 should be 0 to 6"),
+        ({"progress": {"written": -5}}, r"progress\.written: -5 should be a number of 0 to 2\^63"),
+        ({"progress": {"written": 10**20}}, r"progress\.written: 1"),
+        ({"progress": {"seconds": float("nan")}}, r"progress\.seconds: nan should be"),
+        ({"progress": {"seconds": -1e9}}, r"progress\.seconds: -1"),
+        ({"progress": {"tokens": 10**400}}, r"progress\.tokens: 1"),
+        ({"progress": {"loss": float("inf")}}, r"progress\.loss: inf should be finite"),
+        ({"watch": {"since": -(10**9)}}, r"watch\.since: -1000000000 should be 0 to 3"),
+        ({"watch": {"figures": {"other": 1.0}}}, r"watch\.figures: loss, which plan\.watch names, is missing"),
+    ],
+)
+def test_a_run_that_the_plan_cannot_have_made_is_not_resumed(
+    changes: dict[str, dict[str, object]], complaint: str, tmp_path: Path
+) -> None:
+    """It is refused before its journal is cut; a batch beyond the epoch would be waited for without end."""
+    plan = TrainingPlan(epochs=2, rate=0.1, evaluate_every=3, watch="loss")
+    with pytest.raises(KeyboardInterrupt):
+        train(Regression(batch=4, fails=4), plan, RunFolder(tmp_path))
+    change_run(tmp_path, changes)
+    before = (tmp_path / "metrics.jsonl").read_bytes()
+    with pytest.raises(RecipeError, match=r"run\.safetensors: no run can be resumed from it: " + complaint):
+        train(Impatient(batch=4), plan, RunFolder(tmp_path, resume=True))
+    assert (tmp_path / "metrics.jsonl").read_bytes() == before
+
+
+@pytest.mark.parametrize(
+    ("tensors", "complaint"),
+    [
+        ({"optimizer.0.step": torch.tensor(-1.0)}, r"optimizer\.0\.step: -1 should be 1 to 3, the steps of the run"),
+        ({"optimizer.0.step": torch.tensor(float("nan"))}, r"optimizer\.0\.step: nan should be"),
+        ({"optimizer.0.step": torch.tensor(4.0)}, r"optimizer\.0\.step: 4 should be"),
+        ({"optimizer.1.exp_avg": torch.full((8,), float("inf"))}, r"optimizer\.1: its moments should be finite"),
+        ({"optimizer.1.exp_avg_sq": torch.full((8,), -1.0)}, r"optimizer\.1: .* squares not negative"),
+    ],
+)
+def test_states_that_the_optimizer_cannot_have_are_not_resumed(
+    tensors: dict[str, Tensor], complaint: str, tmp_path: Path
+) -> None:
+    plan = TrainingPlan(epochs=2, rate=0.1)
+    with pytest.raises(KeyboardInterrupt):
+        train(Regression(batch=4, fails=4), plan, RunFolder(tmp_path))
+    change_run(tmp_path, {}, tensors)
+    with pytest.raises(RecipeError, match=complaint):
+        train(Regression(batch=4), plan, RunFolder(tmp_path, resume=True))
+
+
+def test_a_run_without_its_best_weights_is_refused_before_it_is_trained(tmp_path: Path) -> None:
+    plan = TrainingPlan(epochs=2, rate=0.1, watch="loss")
+    with pytest.raises(KeyboardInterrupt):
+        train(Regression(batch=4, fails=4), plan, RunFolder(tmp_path))
+    (tmp_path / BEST_FILE).unlink()
+    with pytest.raises(RecipeError, match=r"best\.safetensors"):
+        train(Regression(batch=4, fails=0), plan, RunFolder(tmp_path, resume=True))
+
+
+def test_a_run_without_its_journal_begins_a_new_one(tmp_path: Path) -> None:
+    plan = TrainingPlan(epochs=2, rate=0.1)
+    with pytest.raises(KeyboardInterrupt):
+        train(Regression(batch=4, fails=4), plan, RunFolder(tmp_path))
+    (tmp_path / "metrics.jsonl").unlink()
+    train(Regression(batch=4), plan, RunFolder(tmp_path, resume=True))
+    with safe_open(tmp_path / RUN_FILE, "pt") as file:
+        written = json.loads(file.metadata()["place"])["progress"]["written"]
+    assert written == (tmp_path / "metrics.jsonl").stat().st_size
+
+
 def test_a_failed_save_keeps_the_previous_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     task = Regression()
     saved.write_weights(tmp_path / BEST_FILE, task.modules())
@@ -230,8 +327,3 @@ def test_an_unknown_figure_and_a_nan_loss_are_errors(tmp_path: Path) -> None:
     task.x[0] = torch.nan
     with pytest.raises(RecipeError, match=r"plan\.rate: in step \d+ the loss is nan"):
         train(task, TrainingPlan(epochs=1, rate=0.1), RunFolder(tmp_path))
-
-
-def test_the_loss_is_plotted_or_the_missing_package_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(plot, "HAS_MATPLOTLIB", False)
-    assert "pip install 'polyhead[explain]'" in plot.draw_loss(tmp_path / "none", tmp_path / "loss.png")
