@@ -1,8 +1,9 @@
 """Cache of explainers: networks that compute explanations, each beside the served model that it explains.
 
 A serving network is packed and fused, perhaps in 8 bits, and does not expose attention weights or gradients. So an
-explainer is the same checkpoint in float32 and plain torch. It is loaded with the first request for an explanation, and
-its memory is taken from the common budget. It is unloaded with its model, when another explainer needs the memory, or
+explainer is the same checkpoint in float32 and plain torch, read by the description of the served model: it shares its
+tokenizer, and cannot be of other files. It is loaded with the first request for an explanation, and its memory is taken
+from the common budget. It is unloaded with its model, when another explainer needs the memory, or
 when it was not used for `explain_idle_seconds`. Requests for the explainer of one model share one load, which goes on
 when its clients leave: a thread of it cannot be stopped, and the next request would start another.
 """
@@ -20,7 +21,7 @@ from typing import Protocol, cast
 import torch
 
 from polyhead.models import checkpoint
-from polyhead.models.checkpoint.folder_files import FolderCheck
+from polyhead.models.checkpoint.description import Description
 from polyhead.models.checkpoint.weight_reader import WeightReader
 from polyhead.models.core.errors import ModelError
 from polyhead.models.explain import InstrumentedNetwork, measure_head
@@ -64,8 +65,6 @@ class ExplainerCache:
 
     def __init__(self, engine: Engine, settings: Settings, loader: Loader) -> None:
         self._engine, self._settings, self._loader, self._budget = engine, settings, loader, loader.budget
-
-        self._source_policy, self._tokenizer_check = loader.source_policy, loader.tokenizer_check
         self._device = loader.placement.device
         # By model name, the most recently used last.
         self._explainers: OrderedDict[str, LoadedExplainer] = OrderedDict()
@@ -85,17 +84,17 @@ class ExplainerCache:
         """Return the bytes of the budget that the explainer of the model of that name holds; 0 if it is not loaded."""
         return self._explainers[name].need.total if name in self._explainers else 0
 
-    async def load(self, model: Model, source: str) -> Mapping[str, tuple[int, int]]:
+    async def load(self, model: Model, description: Description) -> Mapping[str, tuple[int, int]]:
         """Load the explainer of a model unless it is loaded. Return the layers and heads of each kind of attention.
 
         The explainer is not unloaded before the caller awaits again, unless its model is. Raises InsufficientMemory,
-        Expired after `load_seconds`, and Conflict if the source cannot be read any more.
+        Expired after `load_seconds`, and Conflict if the files cannot be read any more or have changed.
         """
         worker = self.find_worker(model)
         if worker is None:  # a loaded one does not wait for the load of another
             self._waiting[model.name] += 1
             try:
-                worker = await asyncio.shield(self._start_load(model, source))
+                worker = await asyncio.shield(self._start_load(model, description))
             finally:
                 self._waiting[model.name] -= 1
         if worker is self.find_worker(model):
@@ -103,11 +102,11 @@ class ExplainerCache:
             self._start_timer(model.name)
         return worker.layout
 
-    def _start_load(self, model: Model, source: str) -> "asyncio.Task[ExplainWorker]":
+    def _start_load(self, model: Model, description: Description) -> "asyncio.Task[ExplainWorker]":
         """Return the task that loads the explainer of a model: the one that runs, or a new one."""
         task = self._load_tasks.get(id(model))
         if task is None:
-            task = self._load_tasks[id(model)] = asyncio.create_task(self._load(model, source))
+            task = self._load_tasks[id(model)] = asyncio.create_task(self._load(model, description))
             task.add_done_callback(partial(self._on_load_done, id(model)))
         return task
 
@@ -115,11 +114,11 @@ class ExplainerCache:
         del self._load_tasks[key]
         retrieve_outcome(task)  # perhaps no request waits for it any more
 
-    async def _load(self, model: Model, source: str) -> ExplainWorker:
+    async def _load(self, model: Model, description: Description) -> ExplainWorker:
         async with self._lock:
             await self._unload(model.name)  # an explainer of an older model of that name
             loading = LoadTask(f"the explainer of {model.name}", self._settings.load_seconds)
-            await loading.run(self._read_explainer(loading, model, source))
+            await loading.run(self._read_explainer(loading, model, description))
             self._start_timer(model.name)
             return self._explainers[model.name].worker
 
@@ -177,11 +176,10 @@ class ExplainerCache:
         """Whether requests are explained by the loaded explainer of that name, or are about to be."""
         return self._waiting[name] > 0 or self._engine.has_open_streams(self._explainers[name].worker)
 
-    async def _read_explainer(self, loading: LoadTask, model: Model, source: str) -> None:
+    async def _read_explainer(self, loading: LoadTask, model: Model, description: Description) -> None:
         began, loading.stage = time.perf_counter(), "was being read"
-        check_tokenizer = partial(self._tokenizer_check.check_changed, check_wanted=loading.check)
         try:
-            weights, size = await run_on_daemon_thread(lambda: self._measure(model.name, source, check_tokenizer))
+            weights, size = await run_on_daemon_thread(lambda: build_and_measure(model.name, description))
             need = await self._reserve_memory(size)
             worker = await self._load_worker(loading, model, weights, need)
         except ModelError as error:
@@ -190,11 +188,6 @@ class ExplainerCache:
         self._engine.add_worker(worker, BACKGROUND_SHARE * self._settings.weights.get(model.name, 1.0))
         seconds = time.perf_counter() - began
         log.info("the explainer of %s is ready: %.0f MiB more, in %.2f s", model.name, need.weights / 2**20, seconds)
-
-    def _measure(self, name: str, source: str, check_tokenizer: FolderCheck) -> tuple[WeightReader, ModelSize]:
-        """Describe, build and measure a network. Raises ModelError."""
-        weights = WeightReader(checkpoint.describe_source(source, self._source_policy, check_tokenizer))
-        return weights, measure_model(name, weights.description, weights=weights)
 
     async def _reserve_memory(self, size: ModelSize) -> MemoryNeed:
         """Reserve the memory that an explainer needs. If too little is free, unload idle explainers first, the least
@@ -244,3 +237,10 @@ class ExplainerCache:
         worker = ExplainWorker(instrumented, head, model=model.name, answers=model.task, piece=CHUNK_TOKENS)
         worker.check_cost = limit.check
         return worker
+
+
+def build_and_measure(name: str, description: Description) -> tuple[WeightReader, ModelSize]:
+    """Build a described network without its weights and measure it. Raises ModelError."""
+    weights = WeightReader(description)
+    _ = description.text_tokenizer  # made here: the engine's thread needs it
+    return weights, measure_model(name, description, weights=weights)

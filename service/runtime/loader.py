@@ -22,6 +22,7 @@ from polyhead.models import checkpoint
 from polyhead.models.checkpoint import Checkpoint
 from polyhead.models.checkpoint.default_precision import DefaultPrecision
 from polyhead.models.checkpoint.description import Description
+from polyhead.models.checkpoint.folder_files import JsonObject
 from polyhead.models.checkpoint.hub import DownloadOptions
 from polyhead.models.checkpoint.published_rerankers import TASK_MARK
 from polyhead.models.checkpoint.source_policy import SourcePolicy
@@ -64,6 +65,7 @@ from .memory_budget import (
     MemoryNeed,
     ModelSize,
     adapter_memory_need,
+    ceil_mib,
     describe_state_shortage,
     measure_model,
     memory_limit,
@@ -72,7 +74,7 @@ from .placement import Placement, choose_placement, native_step_obstacle
 from .rank_processes import DistributedModel, RankProcesses, check_adapter_allowed
 from .self_test import SelfTest, apply_known_cost, describe_cost, is_tested, prefer_float32
 from .served_model import build_adapter_model, build_model
-from .tokenizer_check import TokenizerCheck
+from .tokenizer_check import TokenizerCheck, TokenizerMemory
 
 STAGES = {  # the phrase for each stage in errors and in the log
     "describe": "was being described",
@@ -103,6 +105,11 @@ class DescribedModel:
     companion: Description | None = None
     companion_weights: WeightReader | None = None
 
+    @property
+    def tokenizer_bytes(self) -> int:
+        """What it takes in memory before it is loaded."""
+        return sum(each.checkpoint_size.tokenizer for each in (self.size, self.size.companion) if each is not None)
+
 
 @dataclass(frozen=True)
 class UnmergedAdapter:
@@ -119,13 +126,14 @@ class UnmergedAdapter:
 @dataclass(frozen=True, eq=False)
 class LoadedModel:
     """A model that takes requests, and the memory that it holds of the budget. An adapter has the worker and the base
-    model of another.
+    model of another, and the description of the two merged.
     """
 
     model: Model
     worker: Worker
     need: MemoryNeed
     base_model: BaseModel
+    description: Description
     distributed: DistributedModel | None = None  # if several processes compute it together
 
 
@@ -190,12 +198,15 @@ class Loader:
         self._proven_sizes: SafeSizes = {}  # sizes of adapter heads whose batch invariance was tested
         self.stage_seconds = dict.fromkeys(STAGES, 0.0)  # seconds of all loads, by stage
 
-    async def describe(self, loading: LoadTask, source: str) -> DescribedModel:
-        """Describe the checkpoint, its draft model and their sizes. Raises ModelError, and any error that a checkpoint
-        causes in a library.
+    async def describe(self, loading: LoadTask, source: str, kept: int = 0) -> DescribedModel:
+        """Describe the checkpoint, its draft model and their sizes. Raises InsufficientMemory if its tokenizer takes
+        more memory than is free beside `kept` bytes, ModelError, and any error that a checkpoint causes in a library.
         """
+        room = self.budget.free - kept
 
-        check_tokenizer = partial(self.tokenizer_check.check_folder, check_wanted=loading.check)
+        def check_tokenizer(source: Path, fields: JsonObject) -> int:
+            check_memory = partial(check_tokenizer_fits, loading.name, room)
+            return self.tokenizer_check.check_folder(source, fields, loading.check, check_memory)
 
         def read() -> DescribedModel:
             policy = self._with_downloads(loading)
@@ -244,7 +255,7 @@ class Loader:
             undo.pop_all()
         size, seconds = adapter.need.weights / 2**20, time.perf_counter() - began
         log.info("%s is ready: an adapter of %s, %.1f MiB, in %.3f s", model.name, base.model.name, size, seconds)
-        return LoadedModel(model, base.worker, need, base.base_model)
+        return LoadedModel(model, base.worker, need, base.base_model, adapter.plan.description)
 
     def _attach_on_engine(self, loading: LoadTask, adapter: UnmergedAdapter, base: LoadedModel) -> int:
         """Read the adapter's weights and attach them; returns its number. Called on the engine's thread."""
@@ -389,7 +400,8 @@ class Loader:
         log.info("%s is ready: %s, %s, %s, %.0f MiB; read in %.2f s, warm in %.2f s", *facts)
         if model.sampling:
             log.info("%s: requests that do not set them have %s", need.name, describe_sampling(model.sampling))
-        return LoadedModel(model, built.worker, need, BaseModel(described.description), part)
+        description = described.description
+        return LoadedModel(model, built.worker, need, BaseModel(description), description, part)
 
     async def _choose_calibration(self, loading: LoadTask, weights: WeightsInUse) -> Calibration:
         """Read the calibration of a model, if it has one. Raises CheckpointError (see choose_calibration)."""
@@ -580,6 +592,15 @@ class Loader:
             drafter = companion if isinstance(companion, DraftModel) else None
             generator.speculation = Speculation(settings.draft_tokens, settings.max_running, drafter)
         return generator
+
+
+def check_tokenizer_fits(name: str, room: int, memory: TokenizerMemory) -> None:
+    """Raise InsufficientMemory if a tokenizer takes more than `room` bytes while it is read. It is read before anything
+    is reserved for its model.
+    """
+    if memory.most > room:
+        takes, free = ceil_mib(memory.most), max(room, 0) >> 20
+        raise InsufficientMemory(f"to read the tokenizer of {name} takes {takes} MiB, and {free} MiB are free")
 
 
 def yielding_progress(

@@ -146,11 +146,9 @@ class ModelRegistry:
 
         Raises Unavailable for a model that was removed: its explainer would be loaded after the model was unloaded.
         """
-        self._find(model)
-        base = base_model_name(model.name)
-        source = f"{self._sources[base]}+{model.source}" if base else model.source
+        served = self._find(model)
         with name_model_in_errors(model):
-            return await self._explainers.load(model, source)
+            return await self._explainers.load(model, served.description)
 
     # Loads at the start of the server
 
@@ -203,7 +201,8 @@ class ModelRegistry:
             loading.finished.set()
 
     async def _describe_first(self, loading: LoadTask, described: dict[str, DescribedModel]) -> None:
-        described[loading.name] = await self._loader.describe(loading, self._sources[loading.name])
+        kept = sum(other.tokenizer_bytes for other in described.values())
+        described[loading.name] = await self._loader.describe(loading, self._sources[loading.name], kept)
 
     async def _describe_adapter_first(
         self, loading: LoadTask, described: Mapping[str, DescribedModel], adapters: dict[str, UnmergedAdapter]

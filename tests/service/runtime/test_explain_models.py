@@ -1,4 +1,4 @@
-"""Loads of explainers: requests share one, it goes on without them, and a checked tokenizer is not checked again."""
+"""Loads of explainers: requests share one, it goes on without them, and it reads the files of the served model."""
 
 import asyncio
 import shutil
@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from polyhead.models.tokenizer import Tokenizer
 from polyhead.service.core.errors import Conflict
 from polyhead.service.runtime import explain_models, tokenizer_check
 from polyhead.service.runtime.registry import ModelRegistry
@@ -45,8 +46,8 @@ def test_requests_that_are_cancelled_share_one_load_and_one_thread(
     async def act(served: ModelRegistry) -> None:
         await served.load_all()
         judge = served.resolve("judge", ["classify"])
-        before(explain_models.checkpoint, "describe_source")(monkeypatch, hold)
-        described = Calls(monkeypatch, explain_models.checkpoint, "describe_source")
+        before(explain_models, "build_and_measure")(monkeypatch, hold)
+        built = Calls(monkeypatch, explain_models, "build_and_measure")
         threads = threading.active_count()
         for _ in range(REQUESTS):
             request = asyncio.create_task(served.load_explainer(judge))
@@ -57,7 +58,7 @@ def test_requests_that_are_cancelled_share_one_load_and_one_thread(
         waiting = asyncio.create_task(served.load_explainer(judge))
         hold.released.set()
         assert await waiting == {"self": (2, 4)}
-        assert described.count == 1
+        assert built.count == 1
         assert served._explainers._load_tasks == {}
         assert served._explainers._waiting.total() == 0
 
@@ -101,21 +102,29 @@ def test_a_load_that_fails_fails_every_request_that_waits_for_it(folder: Path) -
     serving({"judge": folder}, act)
 
 
-def test_the_tokenizer_of_a_served_model_is_checked_again_only_if_its_files_changed(
-    folder: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_explainer_has_the_tokenizer_of_its_model(tiny_classifier: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A second one could take a gigabyte, which no budget counts."""
+
     async def act(served: ModelRegistry) -> None:
+        await served.load_all()
+        made = Calls(monkeypatch, Tokenizer, "__init__")
         checks = Calls(monkeypatch, tokenizer_check.TokenizerCheck, "_ask_child")
+        await served.load_explainer(served.resolve("judge", ["classify"]))
+        assert (made.count, checks.count) == (0, 0)
+
+    serving({"judge": tiny_classifier}, act)
+
+
+def test_a_model_whose_files_were_replaced_is_not_explained_by_others(folder: Path) -> None:
+    """The explanation would be of another model than the answer."""
+
+    async def act(served: ModelRegistry) -> None:
         await served.load_all()
         judge = served.resolve("judge", ["classify"])
-        assert checks.count == 1
-        await served.load_explainer(judge)
-        assert checks.count == 1
-        await served._explainers.unload(judge)
-        vocabulary = folder / "tokenizer.json"
-        vocabulary.write_bytes(vocabulary.read_bytes() + b"\n")
-        await served.load_explainer(judge)
-        assert checks.count == 2
+        weights = folder / "model.safetensors"
+        weights.write_bytes(weights.read_bytes())
+        with pytest.raises(Conflict, match="was changed or replaced after the model was described"):
+            await served.load_explainer(judge)
 
     serving({"judge": folder}, act)
 
@@ -126,9 +135,9 @@ def test_the_thread_of_a_cancelled_load_does_not_wait_for_its_turn(
     """The number of threads would not show it: others begin and end meanwhile."""
     checking, real = list[threading.Thread](), tokenizer_check.TokenizerCheck.check_folder
 
-    def check_folder(*given: Any, **named: Any) -> None:
+    def check_folder(*given: Any, **named: Any) -> int:
         checking.append(threading.current_thread())
-        real(*given, **named)
+        return real(*given, **named)
 
     monkeypatch.setattr(tokenizer_check.TokenizerCheck, "check_folder", check_folder)
 

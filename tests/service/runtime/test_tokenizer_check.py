@@ -188,7 +188,7 @@ def test_a_question_is_a_line_of_json() -> None:
         assert json.loads(line) == {"source": "a\nb", "memory": 3, "fields": fields}
 
 
-def test_metadata_is_sent_and_compared_in_slices(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_metadata_is_sent_in_slices(monkeypatch: pytest.MonkeyPatch) -> None:
     """No other thread runs while one call writes a list as JSON: four million numbers take seconds."""
     written, dumps = list[int](), json.dumps
 
@@ -199,19 +199,8 @@ def test_metadata_is_sent_and_compared_in_slices(monkeypatch: pytest.MonkeyPatch
     monkeypatch.setattr(vetting, "json", SimpleNamespace(dumps=count_items, loads=json.loads))
     fields: dict[str, Any] = {"scores": [0.1] * 10_000, "tokens": ["a"] * 10_000}
     vetting.write_question({"source": "a"}, fields)
-    asked = sum(written)
-    first = vetting.read_state(Path("a"), fields)
     assert max(written) <= vetting.SLICE_ITEMS
-    assert asked > 20_000
-    assert sum(written) >= 2 * 20_000
-    assert first == vetting.read_state(Path("a"), dict(fields))
-    for changed in (
-        {**fields, "scores": [*fields["scores"][:-1], 0.2]},
-        {**fields, "tokens": [*fields["tokens"], "a"]},
-        {**fields, "scores": fields["tokens"], "tokens": fields["scores"]},
-        {**fields, "scores": [0] * 10_000},
-    ):
-        assert vetting.read_state(Path("a"), changed) != first
+    assert sum(written) > 20_000
 
 
 def test_a_child_that_ends_by_itself_is_no_failure_of_the_library() -> None:
