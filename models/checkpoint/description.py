@@ -32,7 +32,7 @@ from ..seq2seq.decoding import DecodingConfig
 from ..tokenizer import Text, Tokenizer
 from .default_precision import DefaultPrecision, choose_precision
 from .folder_files import FolderParts
-from .tensor_files import TensorEntry, check_readable
+from .tensor_files import TensorEntry, check_readable, file_size
 
 RANDOM_INITIALIZERS = frozenset(("normal_", "uniform_", "kaiming_uniform_"))
 SIZE_FIELDS = ("vocab_size", "width", "depth", "heads", "kv_heads", "head_width", "mlp_width", "max_positions")
@@ -98,6 +98,10 @@ MAX_SINUSOIDS = 1 << 24  # numbers of sinusoidal positions, which are computed a
 # With the special tokens around a text and around a pair.
 PROBE_TEXTS: tuple[Text, ...] = ("", "word", ("word", "word"))
 LAYER_NAME = re.compile(r"(^|\.)(blocks\.\d+|layers)\.")  # in our names; "layers" in those of recurrent networks
+# Bytes that the files of a network may have: so many whatever it reads, and a multiple of what it reads. Beside a text
+# network there may be towers for images, or another stack. Files are read whole to hash them.
+SMALL_FILES = 1 << 30
+MAX_UNREAD_SHARE = 8
 MAX_NAMED = 5  # tensors named in a message; the others are counted
 NamedPieces = list[tuple[str, Tensor]]
 Form = Literal["tokens", "words"]  # of an output: a vector for each token, weights of words
@@ -596,6 +600,7 @@ def match_entries(description: Description, network: Transformer, head: nn.Modul
             check_readable(entry)
     check_missing(description, [name for name in shapes if name not in sources], sources)
     check_unknown(description, unknown, entries)
+    check_file_sizes(description, entries)
     return dict(sorted(entries.items(), key=lambda item: (str(item[1].file), item[1].start)))
 
 
@@ -619,6 +624,16 @@ def check_missing(description: Description, missing: list[str], sources: Mapping
         files = sorted({str(entry.file) for entry in description.entries.values()}) or [description.file]
         message = f"{len(names)} tensors are missing: {join_names(names)}; {description.file} asks for them"
         raise CheckpointError(message, file=", ".join(files[:MAX_NAMED]), tensor=names[0])
+
+
+def check_file_sizes(description: Description, entries: Mapping[str, TensorEntry]) -> None:
+    """CheckpointError for files that are much longer than `entries`, the tensors that the network reads from them."""
+    sizes = {path: file_size(path) for path in {path for each in description.entries.values() for path in each.files}}
+    read, held = sum(entry.read_size for entry in entries.values()), sum(sizes.values())
+    if held > (most := SMALL_FILES + MAX_UNREAD_SHARE * read):
+        message = f"the files of this network have {held} bytes, and it reads {read} of them; {most} are the most"
+        longest = max(sizes, key=sizes.__getitem__)
+        raise CheckpointError(f"{message}; save the network's tensors alone", file=str(longest))
 
 
 def check_unknown(description: Description, unknown: list[tuple[str, str]], entries: Mapping[str, TensorEntry]) -> None:

@@ -351,8 +351,7 @@ def list_sharded_tensors(path: Path, most: float = math.inf) -> dict[str, Tensor
 
 def load_tokenizer(path: Path, folder_check: FolderCheck = accept_folder) -> Tokenizer:
     try:
-        folder_check(path, {})
-        return Tokenizer.from_folder(path)
+        return Tokenizer.from_folder(path, folder_check(path, {}))
     except CheckpointError as error:
         raise error if error.file else type(error)(str(error), file=str(path)) from None
 

@@ -15,15 +15,15 @@ from .tensor_files import TensorEntry
 
 JsonObject = dict[str, Any]
 Role = Literal["documents", "queries"]  # of the texts that a network reads
-FolderCheck = Callable[
-    [Path, JsonObject], None
-]  # called with a folder, or a GGUF file and its metadata, before its tokenizer is read
+# Called with a folder, or a GGUF file and its metadata, before its tokenizer is read. Returns the bytes that it takes.
+FolderCheck = Callable[[Path, JsonObject], int]
 T = TypeVar("T")
 MAX_STOP_TOKENS = 64  # stop tokens of a checkpoint; published models have up to ten
 
 
-def accept_folder(source: Path, fields: JsonObject) -> None:
-    """The default check: accepts every folder and GGUF file."""
+def accept_folder(source: Path, fields: JsonObject) -> int:  # noqa: ARG001
+    """The default check: accepts every folder and GGUF file, and measures nothing."""
+    return 0
 
 
 @dataclass(frozen=True)

@@ -247,8 +247,7 @@ def choose_score_head(
 def load_tokenizer(path: Path, metadata: Json, folder_check: FolderCheck = accept_folder) -> Tokenizer:
     try:
         fields = Tokenizer.select_gguf_fields(metadata)
-        folder_check(path, fields)
-        return Tokenizer.from_gguf(fields)
+        return Tokenizer.from_gguf(fields, folder_check(path, fields))
     except CheckpointError as error:
         raise error if error.file else type(error)(str(error), file=str(path)) from None
 

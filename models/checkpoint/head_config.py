@@ -5,6 +5,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 from functools import partial
 from logging import getLogger
+from math import prod
 from pathlib import Path
 
 import torch
@@ -57,6 +58,7 @@ EMBEDDING_COPIES = ("head.copied.encoder.weight", "head.copied.decoder.weight") 
 BOTH_ORDERS = "both_orders"
 NO_PROMPTS: Mapping[str, str] = {"": ""}
 MAX_INPUT_LIMIT = 1 << 24  # tokenizers write 10^30 if there is no limit
+MAX_COMPARED_NUMBERS = 1 << 33  # of a token embedding; the largest published ones have half of it
 MAX_LABEL_LENGTH = 1000  # characters of a label or of a prompt's name: answers repeat them
 MAX_PROMPTS = 256
 MAX_PROMPT_LENGTH = 4096  # characters; it is put before every text
@@ -88,8 +90,12 @@ def is_tied(parts: FolderParts, config: ModelConfig) -> bool:
 
 def is_embedding_copy(copy: TensorEntry, tokens: TensorEntry, config: ModelConfig) -> bool:
     """Whether `copy` has the numbers of the token embedding. Tensors of another shape than the network's embedding are
-    not read: their size has no bound, and the network is refused for them later."""
+    not read: their size has no bound, and the network is refused for them later. CheckpointError for more numbers than
+    any network has there: they are compared before the memory for them is estimated."""
     expected = (config.vocab_size, config.embedding_width or config.width)
+    if copy.shape == expected and prod(expected) > MAX_COMPARED_NUMBERS:
+        message = f"it has {prod(expected)} numbers, and {MAX_COMPARED_NUMBERS} are the most where two are compared"
+        raise CheckpointError(message, file=str(copy.file), tensor=copy.name)
     return copy.shape == tokens.shape == expected and has_same_bytes(copy, tokens)
 
 

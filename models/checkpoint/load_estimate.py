@@ -20,8 +20,6 @@ from .tensor_files import PIECE_BYTES, TensorEntry
 from .tensor_slices import locate_pieces
 from .weight_reader import WeightReader
 
-TOKEN_BYTES = 300  # bytes that a tokenizer takes for an entry of its vocabulary, merges included
-CHARACTER_BYTES = 50  # bytes for each character of long tokens: most are nodes of the tree for grammars
 STORED_BITS = {
     **dict.fromkeys(("Q4_0", "Q1_0", "TQ1_0", "TQ2_0", "int4"), INT4),
     "int4 with zero points": INT4_SHIFTED,
@@ -86,9 +84,7 @@ def estimate_reading(weights: WeightReader) -> LoadSize:
             default=0,
         ),
         computed=max(map(_count_computed, entries.values()), default=0),
-        tokenizer=max(
-            description.tokenizer.vocab_size * TOKEN_BYTES, description.tokenizer.text_size * CHARACTER_BYTES
-        ),
+        tokenizer=description.tokenizer.memory_bytes,
         buffers=sum(each.nbytes for each in network.buffers() if not each.is_meta),
         explained_head=measure_head(head),
         tied=isinstance(head, LanguageHead) and head.output.weight is network.tokens.weight,

@@ -56,8 +56,7 @@ def describe_recurrent(folder: Path, folder_check: FolderCheck = accept_folder) 
     """The description of the folder. `folder_check` is called before the tokenizer is read."""
     file = folder / "config.json"
     config, entries = parse_recurrent_config(str(file), read_json(file)), list_tensors(folder)
-    folder_check(folder, {})
-    tokenizer = Tokenizer.from_folder(folder)
+    tokenizer = Tokenizer.from_folder(folder, folder_check(folder, {}))
     if tokenizer.vocab_size > config.vocab_size:
         message = f"it knows {tokenizer.vocab_size} tokens, {file} says that the network knows {config.vocab_size}"
         raise CheckpointError(message, file=str(folder))

@@ -152,6 +152,14 @@ class TensorEntry:
         return raw
 
 
+def file_size(path: Path) -> int:
+    """Bytes of a file. Raises CheckpointError if it is gone."""
+    try:
+        return path.stat().st_size
+    except OSError as error:
+        raise CheckpointError(f"cannot be read: {error.strerror}", file=str(path)) from None
+
+
 def entry_rows(entry: TensorEntry, rows: range) -> TensorEntry:
     """These rows as an entry of their own."""
     start = entry.start + rows.start * (entry.size // entry.shape[0])

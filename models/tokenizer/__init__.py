@@ -23,6 +23,7 @@ from . import gguf_vocabulary as gguf
 from . import patterns
 from . import tokenizer_files as folder
 from .fill_in_middle import FillMarks, find_fill_marks
+from .memory_size import count_memory
 from .panics import TokenizerError, encoding_failure, load_failure, run_library, text_failure
 from .regular_expression import Expression
 from .special_token_escape import ESCAPE_MARK, SpecialTokenEscape, check_control_tokens
@@ -122,9 +123,10 @@ class Tokenizer:
 
     `marks_words`: a piece shows whether it continues a word ("##ing"). `growth`: how many characters one character of a
     text may become before it is split into tokens. `text_size`: an upper bound of the characters of all tokens.
+    `memory_bytes`: an upper bound of what it takes in memory.
     """
 
-    def __init__(self, vocabulary: Vocabulary) -> None:
+    def __init__(self, vocabulary: Vocabulary, measured_bytes: int = 0) -> None:
         self._vocabulary, self._backend = vocabulary, vocabulary.backend
         known = self._backend.get_vocab(with_added_tokens=True)
         self.text_size = patterns.check_piece_lengths(self._backend, known)
@@ -134,6 +136,7 @@ class Tokenizer:
         self._heavy = self._weights.heavier_than(MAX_MEAN_GROWTH)
         self._spelling = TokenSpelling(self._backend)
         self._literal = copy_without_control(self._backend)
+        self._tagged: dict[frozenset[str], Tokenizer] = {}
         check_control_tokens([self.piece(id) for id in self._spelling.special])
         self.bos_token, self.eos_token = vocabulary.bos, vocabulary.eos
         self.bos_id, self.eos_id, self.pad_id = map(self.token_id, (vocabulary.bos, vocabulary.eos, vocabulary.pad))
@@ -144,17 +147,23 @@ class Tokenizer:
             raise CheckpointError(
                 f"the vocabulary has ids up to {self.vocab_size - 1}; {MAX_VOCAB_SIZE} are known here"
             )
+        counted = count_memory(self._backend, known, self.vocab_size, self.text_size)
+        self._measured_bytes, self.memory_bytes = measured_bytes, max(counted, measured_bytes)
 
     @classmethod
-    def from_folder(cls, path: Path) -> "Tokenizer":
-        """The tokenizer of a checkpoint folder; CheckpointError names the faulty file."""
+    def from_folder(cls, path: Path, measured_bytes: int = 0) -> "Tokenizer":
+        """The tokenizer of a checkpoint folder; CheckpointError names the faulty file. `measured_bytes`: what it took
+        in a process that tried it."""
         file = path / "tokenizer.json"
-        return build_tokenizer(lambda: cls(folder.read_vocabulary(path)), str(file if file.is_file() else path))
+        name = str(file if file.is_file() else path)
+        return build_tokenizer(lambda: cls(folder.read_vocabulary(path), measured_bytes), name)
 
     @classmethod
-    def from_gguf(cls, fields: Mapping[str, Any]) -> "Tokenizer":
-        """The tokenizer in a GGUF file's metadata; CheckpointError names the faulty field."""
-        return run_library(lambda: cls(gguf.read_gguf_vocabulary(fields)), load_failure())
+    def from_gguf(cls, fields: Mapping[str, Any], measured_bytes: int = 0) -> "Tokenizer":
+        """The tokenizer in a GGUF file's metadata; CheckpointError names the faulty field. `measured_bytes`: as in
+        `from_folder`."""
+
+        return run_library(lambda: cls(gguf.read_gguf_vocabulary(fields), measured_bytes), load_failure())
 
     @staticmethod
     def select_gguf_fields(metadata: Mapping[str, Any]) -> dict[str, Any]:
@@ -190,25 +199,28 @@ class Tokenizer:
     def with_text_tags(self, tags: frozenset[str]) -> "Tokenizer":
         """The tokenizer with `tags` decoded as text, even if the vocabulary has them as control tokens.
 
-        It makes what `quote` needs, which takes long for many control tokens, so that no request waits for it.
+        It makes what `quote` needs, which takes long for many control tokens, so that no request waits for it. The same
+        tags give the same tokenizer: a model and its adapters share it.
         """
-        other = copy(self)
-        other._spelling = TokenSpelling(self._backend, tags)
-        other.__dict__["_quoting"] = other._build_quoting()
-        return other
+        if tags not in self._tagged:
+            other = copy(self)
+            other._spelling, other._tagged = TokenSpelling(self._backend, tags), {}
+            other.__dict__["_quoting"] = other._build_quoting()
+            self._tagged[tags] = other
+        return self._tagged[tags]
 
     def lower_case(self) -> "Tokenizer":
         """The tokenizer that reads every text in lower case, as sentence-transformers' `do_lower_case` does."""
         backend = tokenizers.Tokenizer.from_str(self._backend.to_str())
         steps = [] if backend.normalizer is None else [backend.normalizer]
         backend.normalizer = tokenizers.normalizers.Sequence([tokenizers.normalizers.Lowercase(), *steps])
-        return type(self)(replace(self._vocabulary, backend=backend))
+        return type(self)(replace(self._vocabulary, backend=backend), self._measured_bytes)
 
     def without_boundary_tokens(self) -> "Tokenizer":
         """The tokenizer that adds no tokens around a text."""
         backend = tokenizers.Tokenizer.from_str(self._backend.to_str())
         backend.post_processor = tokenizers.processors.Sequence([])
-        return type(self)(replace(self._vocabulary, backend=backend))
+        return type(self)(replace(self._vocabulary, backend=backend), self._measured_bytes)
 
     def expressions(self) -> list[Expression]:
         """The regular expressions of its steps."""

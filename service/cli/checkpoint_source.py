@@ -37,13 +37,14 @@ def describe_checked(source: str) -> Description:
     return describe_source(source, folder_check=try_tokenizer_apart)
 
 
-def try_tokenizer_apart(source: Path, fields: JsonObject) -> None:
+def try_tokenizer_apart(source: Path, fields: JsonObject) -> int:
     """Have a child process, which ends then, try the tokenizer of a folder or of a GGUF file's metadata `fields`.
+    Return the bytes that it takes in memory.
 
     Raises CheckpointError as TokenizerCheck does.
     """
     check = TokenizerCheck()
     try:
-        check.check_folder(source, fields)
+        return check.check_folder(source, fields)
     finally:
         check.close()

@@ -20,6 +20,7 @@ else:
     HAS_FILE_LIMIT = True
 
 STATM = Path("/proc/self/statm")
+STATUS = Path("/proc/self/status")
 STAT, UPTIME = Path("/proc/self/stat"), Path("/proc/uptime")
 TRIM_GROWTH = 64 << 20  # bytes that the process may grow by before its heap is trimmed
 TRIM_INTERVAL_S = 1.0
@@ -44,6 +45,12 @@ def log_task_failure(task: "asyncio.Task[None]") -> None:
 def resident_memory() -> int:
     """Resident bytes of this process; 0 where the system does not tell."""
     return int(STATM.read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE") if STATM.exists() else 0
+
+
+def peak_memory() -> int:
+    """The most resident bytes that this process had; 0 where the system does not tell."""
+    lines = STATUS.read_text().splitlines() if STATUS.exists() else []
+    return next((int(line.split()[1]) << 10 for line in lines if line.startswith("VmHWM:")), 0)
 
 
 def process_age() -> float:

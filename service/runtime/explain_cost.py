@@ -29,14 +29,16 @@ GIGA = 10**9
 
 
 def explainer_memory_need(size: ModelSize, settings: Settings) -> MemoryNeed:
-    """Predict the bytes of an explainer: its float32 weights, and the working memory of its longest text."""
+    """Predict the bytes of an explainer: its float32 weights, and the working memory of its longest text. It has the
+    tokenizer of the served model.
+    """
     numbers = size.checkpoint_size
     return MemoryNeed(
         name=size.name,
         weights=numbers.weight_bytes(torch.float32),
         cache=0,
-        workspace=numbers.tokenizer + max_explain_bytes(size, min(settings.explain_tokens, size.context)),
-        loading=numbers.tokenizer + numbers.temporary_bytes(torch.float32),
+        workspace=max_explain_bytes(size, min(settings.explain_tokens, size.context)),
+        loading=numbers.temporary_bytes(torch.float32),
         blocks=0,
         block_size=0,
     )

@@ -1,9 +1,9 @@
 """Cache of explainers: networks that compute explanations, each beside the served model that it explains.
 
 A serving network is packed and fused, perhaps in 8 bits, and does not expose attention weights or gradients. So an
-explainer is the same checkpoint in float32 and plain torch, read by the description that the model was loaded with:
-files of weights that were changed since then are refused. It is loaded with the first request for an explanation, and
-its memory is taken from the common budget. It is unloaded with its model, when another explainer needs the memory, or
+explainer is the same checkpoint in float32 and plain torch, read by the description of the served model: it shares its
+tokenizer, and cannot be of other files. It is loaded with the first request for an explanation, and its memory is taken
+from the common budget. It is unloaded with its model, when another explainer needs the memory, or
 when it was not used for `explain_idle_seconds`. Requests for the explainer of one model share one load, which goes on
 when its clients leave: a thread of it cannot be stopped, and the next request would start another.
 """
@@ -180,7 +180,7 @@ class ExplainerCache:
     async def _read_explainer(self, loading: LoadTask, model: Model, description: Description) -> None:
         began, loading.stage = time.perf_counter(), "was being read"
         try:
-            weights, size = await run_on_daemon_thread(lambda: build_network(model.name, description))
+            weights, size = await run_on_daemon_thread(lambda: build_and_measure(model.name, description))
             need = await self._reserve_memory(size)
             worker = await self._load_worker(loading, model, weights, need)
         except ModelError as error:
@@ -240,7 +240,8 @@ class ExplainerCache:
         return worker
 
 
-def build_network(name: str, description: Description) -> tuple[WeightReader, ModelSize]:
-    """Build and measure a network, without its weights. Raises ModelError."""
+def build_and_measure(name: str, description: Description) -> tuple[WeightReader, ModelSize]:
+    """Build a described network without its weights and measure it. Raises ModelError."""
     weights = WeightReader(description)
+    _ = description.text_tokenizer  # made here: the engine's thread needs it
     return weights, measure_model(name, description, weights=weights)

@@ -22,6 +22,7 @@ from polyhead.models import checkpoint
 from polyhead.models.checkpoint import Checkpoint
 from polyhead.models.checkpoint.default_precision import DefaultPrecision
 from polyhead.models.checkpoint.description import Description
+from polyhead.models.checkpoint.folder_files import JsonObject
 from polyhead.models.checkpoint.hub import DownloadOptions
 from polyhead.models.checkpoint.published_rerankers import TASK_MARK
 from polyhead.models.checkpoint.source_policy import SourcePolicy
@@ -65,6 +66,7 @@ from .memory_budget import (
     MemoryNeed,
     ModelSize,
     adapter_memory_need,
+    ceil_mib,
     describe_state_shortage,
     measure_model,
     memory_limit,
@@ -73,7 +75,7 @@ from .placement import Placement, choose_placement, native_step_obstacle
 from .rank_processes import DistributedModel, RankProcesses, check_adapter_allowed
 from .self_test import SelfTest, apply_known_cost, describe_cost, is_tested, prefer_float32
 from .served_model import build_adapter_model, build_model
-from .tokenizer_check import TokenizerCheck
+from .tokenizer_check import TokenizerCheck, TokenizerMemory
 
 STAGES = {  # the phrase for each stage in errors and in the log
     "describe": "was being described",
@@ -103,6 +105,11 @@ class DescribedModel:
     weights: WeightReader | None
     companion: Description | None = None
     companion_weights: WeightReader | None = None
+
+    @property
+    def tokenizer_bytes(self) -> int:
+        """What it takes in memory before it is loaded."""
+        return sum(each.checkpoint_size.tokenizer for each in (self.size, self.size.companion) if each is not None)
 
 
 @dataclass(frozen=True)
@@ -192,12 +199,15 @@ class Loader:
         self._proven_sizes: SafeSizes = {}  # sizes of adapter heads whose batch invariance was tested
         self.stage_seconds = dict.fromkeys(STAGES, 0.0)  # seconds of all loads, by stage
 
-    async def describe(self, loading: LoadTask, source: str) -> DescribedModel:
-        """Describe the checkpoint, its draft model and their sizes. Raises ModelError, and any error that a checkpoint
-        causes in a library.
+    async def describe(self, loading: LoadTask, source: str, kept: int = 0) -> DescribedModel:
+        """Describe the checkpoint, its draft model and their sizes. Raises InsufficientMemory if its tokenizer takes
+        more memory than is free beside `kept` bytes, ModelError, and any error that a checkpoint causes in a library.
         """
+        room = self.budget.free - kept
 
-        check_tokenizer = partial(self.tokenizer_check.check_folder, check_wanted=loading.check)
+        def check_tokenizer(source: Path, fields: JsonObject) -> int:
+            check_memory = partial(check_tokenizer_fits, loading.name, room)
+            return self.tokenizer_check.check_folder(source, fields, loading.check, check_memory)
 
         def read() -> DescribedModel:
             policy = self._with_downloads(loading)
@@ -584,6 +594,15 @@ class Loader:
             drafter = companion if isinstance(companion, DraftModel) else None
             generator.speculation = Speculation(settings.draft_tokens, settings.max_running, drafter)
         return generator
+
+
+def check_tokenizer_fits(name: str, room: int, memory: TokenizerMemory) -> None:
+    """Raise InsufficientMemory if a tokenizer takes more than `room` bytes while it is read. It is read before anything
+    is reserved for its model.
+    """
+    if memory.most > room:
+        takes, free = ceil_mib(memory.most), max(room, 0) >> 20
+        raise InsufficientMemory(f"to read the tokenizer of {name} takes {takes} MiB, and {free} MiB are free")
 
 
 def yielding_progress(

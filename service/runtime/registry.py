@@ -201,7 +201,8 @@ class ModelRegistry:
             loading.finished.set()
 
     async def _describe_first(self, loading: LoadTask, described: dict[str, DescribedModel]) -> None:
-        described[loading.name] = await self._loader.describe(loading, self._sources[loading.name])
+        kept = sum(other.tokenizer_bytes for other in described.values())
+        described[loading.name] = await self._loader.describe(loading, self._sources[loading.name], kept)
 
     async def _describe_adapter_first(
         self, loading: LoadTask, described: Mapping[str, DescribedModel], adapters: dict[str, UnmergedAdapter]

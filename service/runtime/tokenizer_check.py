@@ -2,10 +2,12 @@
 
 A tokenizer.json is a program: any number of patterns, replacements and steps, which the tokenizers library executes. A
 malicious one aborts the process, takes all memory or never returns, and the library has no limits against that. So a
-child process with limits reads it first. The child imports the tokenizers library, and not torch. The vocabulary of a
-GGUF file, from which merges are made, is checked too: the child gets the metadata in the file's header.
+child process with limits reads it first, and measures what memory it takes. The child imports the tokenizers library,
+and not torch. The vocabulary of a GGUF file, from which merges are made, is checked too: the child gets the metadata in
+the file's header.
 """
 
+import gc
 import json
 import signal
 import subprocess
@@ -14,6 +16,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +26,7 @@ from polyhead.models.tokenizer.regular_expression import remove_matches
 
 from ..concurrency.child_limits import limit_memory, limit_processor_time
 from ..concurrency.child_process import exchange_lines, kill_child, start_child
+from ..resources.process_info import peak_memory, resident_memory, trim_heap
 
 CPU_SECONDS = 15  # of CPU time, for the whole check; a vocabulary of 262,144 tokens takes two
 WALL_SECONDS = 90.0  # seconds of real time: on a busy machine the child gets little CPU time
@@ -36,11 +40,27 @@ CANCEL_INTERVAL_S = 0.25  # seconds between two looks at whether a check that wa
 SLICE_ITEMS = 1 << 10  # of a list of metadata that are written in one call; numbers take a microsecond each
 VOCABULARY_IDS = 512  # the first tokens of the vocabulary, from which texts are made too
 VOCABULARY_TEXTS = 4  # tokens of these that are a text of their own each
+UNCLEAR_BYTES = 8 << 20  # that a process has more after its first texts, whatever the tokenizer is
+RESET_PEAK = Path("/proc/self/clear_refs")  # what resets the most memory that a process had, on Linux
 ERROR_TYPES = {kind.__name__: kind for kind in (CheckpointError, UnsupportedError)}
 CHILD_CODE = "import sys, importlib; sys.path[:] = sys.argv[2:]; importlib.import_module(sys.argv[1]).main()"
 
 assert __spec__ is not None
 COMMAND = (sys.executable, "-P", "-c", CHILD_CODE, __spec__.name, *sys.path)
+
+
+@dataclass(frozen=True)
+class TokenizerMemory:
+    """Bytes that a tokenizer took in the child process: `kept` while it is in use, `most` while it was read and tried,
+    both of which are resident.
+    """
+
+    kept: int
+    most: int
+
+
+def accept_memory(memory: TokenizerMemory) -> None:
+    """The default of `check_memory`: accepts every tokenizer."""
 
 
 class TokenizerCheck:
@@ -51,16 +71,22 @@ class TokenizerCheck:
         self._lock = threading.Lock()
 
     def check_folder(
-        self, source: Path, fields: Mapping[str, Any], check_wanted: Callable[[], object] = lambda: None
-    ) -> None:
+        self,
+        source: Path,
+        fields: Mapping[str, Any],
+        check_wanted: Callable[[], object] = lambda: None,
+        check_memory: Callable[[TokenizerMemory], object] = accept_memory,
+    ) -> int:
         """Raise CheckpointError if the tokenizer of a folder, or in the metadata `fields` of a GGUF file, cannot be
-        read, costs too much, or ends the process.
+        read, costs too much, or ends the process. Return the bytes that it takes in memory; 0 for a few.
 
         One tokenizer is checked at a time. `check_wanted` is called while this check waits for its turn, and raises if
-        nothing needs the result any more.
+        nothing needs the result any more. `check_memory` raises if this process has too little for it.
         """
         with self._turn(check_wanted):
-            self._ask_child(source, fields)
+            memory = self._ask_child(source, fields)
+        check_memory(memory)
+        return memory.kept if memory.kept > UNCLEAR_BYTES else 0
 
     @contextmanager
     def _turn(self, check_wanted: Callable[[], object]) -> Iterator[None]:
@@ -73,7 +99,7 @@ class TokenizerCheck:
         finally:
             self._lock.release()
 
-    def _ask_child(self, source: Path, fields: Mapping[str, Any]) -> None:
+    def _ask_child(self, source: Path, fields: Mapping[str, Any]) -> TokenizerMemory:
         """Have the child process check a tokenizer. Raises CheckpointError."""
         if self._process is not None and self._process.poll() is not None:  # it has ended or was killed
             self._end()
@@ -94,8 +120,9 @@ class TokenizerCheck:
             code = self._process.wait()
             self._end()
             raise tokenizer_error(source, describe_exit(code)) from None
-        if answer:
+        if "kind" in answer:
             raise ERROR_TYPES[answer["kind"]](answer["wrong"], file=answer["file"])
+        return TokenizerMemory(kept=answer["kept"], most=answer["most"])
 
     def close(self) -> None:
         """End the child process; the next check starts another. Does nothing while a check is running."""
@@ -180,9 +207,11 @@ class InterpreterWatch:
             self.longest, last = max(self.longest, now - last), now
 
 
-def try_tokenizer(request: dict[str, Any]) -> CheckpointError | None:
-    """Read the tokenizer of a folder or of a GGUF file's metadata, and tokenise texts; return what is wrong with it."""
+def try_tokenizer(request: dict[str, Any]) -> CheckpointError | TokenizerMemory:
+    """Read the tokenizer of a folder or of a GGUF file's metadata, and tokenise texts; return what is wrong with it, or
+    the memory that it takes."""
     source = Path(request["source"])
+    before = start_measuring()
     try:
         with InterpreterWatch() as watch:
             tokenizer = Tokenizer.from_folder(source) if source.is_dir() else Tokenizer.from_gguf(request["fields"])
@@ -209,7 +238,27 @@ def try_tokenizer(request: dict[str, Any]) -> CheckpointError | None:
                 f"{seconds:.1f} s of a processor for {len(text)} characters as {piece[:60]!r}; {limit:g} s are the most"
             )
             return tokenizer_error(source, f"the tokenizer takes {cost}")
-    return None
+    return measure_memory(before)
+
+
+def start_measuring() -> TokenizerMemory:
+    """Return the resident bytes of this process, without free memory of its heap, and the most that it had. The system
+    counts the most anew from here on, if it can.
+    """
+    gc.collect()
+    trim_heap()
+    with suppress(OSError):
+        RESET_PEAK.write_text("5")
+    return TokenizerMemory(kept=resident_memory(), most=peak_memory())
+
+
+def measure_memory(before: TokenizerMemory) -> TokenizerMemory:
+    """Return what this process has, and had at most, beside what it had `before`."""
+    most = peak_memory()
+    gc.collect()
+    trim_heap()
+    kept = max(resident_memory() - before.kept, 0)
+    return TokenizerMemory(kept, max(most - before.kept, kept) if most > before.most else kept)
 
 
 def try_expressions(tokenizer: Tokenizer, limit: float) -> str:
@@ -253,11 +302,11 @@ def step_pieces(tokenizer: Tokenizer) -> list[str]:
     return [*tokenizer.literals(), *(probe[0] for each in tokenizer.expressions() for probe in each.probes())]
 
 
-def error_fields(error: CheckpointError | None) -> dict[str, str]:
-    """Return the error as the JSON answer has it; empty if there is none."""
-    if error is None:
-        return {}
-    return {"kind": type(error).__name__, "wrong": str(error).removeprefix(f"{error.file}: "), "file": error.file}
+def answer_fields(found: CheckpointError | TokenizerMemory) -> dict[str, Any]:
+    """Return the error, or the memory, as the JSON answer has it."""
+    if isinstance(found, TokenizerMemory):
+        return asdict(found)
+    return {"kind": type(found).__name__, "wrong": str(found).removeprefix(f"{found.file}: "), "file": found.file}
 
 
 def main() -> None:
@@ -271,7 +320,7 @@ def main() -> None:
         limit_processor_time(request["seconds"])  # of CPU time, then this process is killed
         found = try_tokenizer(request)
         limit_processor_time(0)
-        write_line(json.dumps(error_fields(found)))
+        write_line(json.dumps(answer_fields(found)))
 
 
 def write_line(line: str) -> None:

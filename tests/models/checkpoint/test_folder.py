@@ -2,10 +2,12 @@
 
 import json
 import logging
+import os
 import shutil
 import subprocess
 import sys
 import threading
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +16,8 @@ import torch
 import transformers as tf
 from safetensors.torch import load_file
 
-from polyhead.models.checkpoint import Checkpoint, describe_source, load
+from polyhead.models.checkpoint import Checkpoint, describe_source, head_config, load
+from polyhead.models.checkpoint.weight_reader import WeightReader
 from polyhead.models.core.errors import CheckpointError, UnsupportedError
 from polyhead.models.network.heads import SparsePooling
 from polyhead.models.network.ragged import RaggedBatch
@@ -70,6 +73,57 @@ def test_a_tied_output_that_is_stored_separately(tiny_generator: Path, tmp_path:
     assert same.head.output.weight is same.network.tokens.weight
     untied = load(str(with_tensors(tiny_generator, tmp_path / "apart", differ)))
     assert torch.equal(untied.head.output.weight, untied.network.tokens.weight + 1)
+
+
+def with_sparse_tensors(folder: Path, sizes: dict[str, int]) -> Path:
+    """Adds tensors of zeros, of so many bytes each, which take no room on the disk."""
+    file = folder / "model.safetensors"
+    raw = file.read_bytes()
+    size = int.from_bytes(raw[:8], "little")
+    header, data = json.loads(raw[8 : 8 + size]), raw[8 + size :]
+    end = len(data)
+    for name, count in sizes.items():
+        header[name] = {"dtype": "F32", "shape": [count // 4], "data_offsets": [end, end + count]}
+        end += count
+    written = json.dumps(header).encode()
+    file.write_bytes(len(written).to_bytes(8, "little") + written + data)
+    os.truncate(file, 8 + len(written) + end)
+    return folder
+
+
+def test_files_much_longer_than_what_the_network_reads_are_refused(tiny_generator: Path, tmp_path: Path) -> None:
+    """They would be hashed whole, for a calibration or a self-test: 400 GiB take minutes, and other loads wait."""
+    ignored = "model.layers.0.self_attn.rotary_emb.inv_freq"
+    small = with_sparse_tensors(Path(shutil.copytree(tiny_generator, tmp_path / "small")), {ignored: 1 << 29})
+    assert WeightReader(describe_source(str(small))).parameter_count
+    long = with_sparse_tensors(Path(shutil.copytree(tiny_generator, tmp_path / "long")), {ignored: 400 << 30})
+    said = r"the files of this network have 42949\d+ bytes, and it reads \d+ of them; \d+ are the most; save"
+    with pytest.raises(CheckpointError, match=said) as raised:
+        WeightReader(describe_source(str(long)))
+    assert raised.value.file == str(long / "model.safetensors")
+
+
+def test_a_long_file_of_an_adapter_is_refused(tiny_generator: Path, tmp_path: Path) -> None:
+    described = describe_source(str(tiny_generator))
+    other = tmp_path / "adapter_model.safetensors"
+    other.touch()
+    os.truncate(other, 400 << 30)
+    name, entry = next(iter(described.entries.items()))
+    spoiled = replace(entry, source=replace(entry.source, path=other))
+    with pytest.raises(CheckpointError, match="the files of this network have") as raised:
+        WeightReader(replace(described, entries={**described.entries, name: spoiled}))
+    assert raised.value.file == str(other)
+
+
+def test_huge_tables_are_not_compared(tiny_generator: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whether an output is tied is read while the folder is described, before the memory for it is estimated."""
+    described = describe_source(str(tiny_generator))
+    config = replace(described.config, vocab_size=1 << 30, width=64)
+    entry = next(iter(described.entries.values()))
+    table = replace(entry, name="lm_head.weight", shape=(1 << 30, 64))
+    monkeypatch.setattr(head_config, "has_same_bytes", lambda *_: pytest.fail("they are read"))
+    with pytest.raises(CheckpointError, match="it has 68719476736 numbers, and 8589934592 are the most where two are"):
+        head_config.is_embedding_copy(table, table, config)
 
 
 def test_an_untied_output(tmp_path: Path) -> None:

@@ -12,6 +12,7 @@ import torch
 import transformers as tf
 from safetensors.torch import load_file, save_file
 
+from polyhead.models.tokenizer import Tokenizer
 from polyhead.service.core.errors import Conflict
 from polyhead.service.runtime import explain_models, tokenizer_check
 from polyhead.service.runtime.registry import ModelRegistry
@@ -50,8 +51,8 @@ def test_requests_that_are_cancelled_share_one_load_and_one_thread(
     async def act(served: ModelRegistry) -> None:
         await served.load_all()
         judge = served.resolve("judge", ["classify"])
-        before(explain_models, "build_network")(monkeypatch, hold)
-        built = Calls(monkeypatch, explain_models, "build_network")
+        before(explain_models, "build_and_measure")(monkeypatch, hold)
+        built = Calls(monkeypatch, explain_models, "build_and_measure")
         threads = threading.active_count()
         for _ in range(REQUESTS):
             request = asyncio.create_task(served.load_explainer(judge))
@@ -104,6 +105,19 @@ def test_a_load_that_fails_fails_every_request_that_waits_for_it(folder: Path) -
         assert [type(outcome) for outcome in outcomes] == [Conflict] * 3
 
     serving({"judge": folder}, act)
+
+
+def test_an_explainer_has_the_tokenizer_of_its_model(tiny_classifier: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A second one could take a gigabyte, which no budget counts."""
+
+    async def act(served: ModelRegistry) -> None:
+        await served.load_all()
+        made = Calls(monkeypatch, Tokenizer, "__init__")
+        checks = Calls(monkeypatch, tokenizer_check.TokenizerCheck, "_ask_child")
+        await served.load_explainer(served.resolve("judge", ["classify"]))
+        assert (made.count, checks.count) == (0, 0)
+
+    serving({"judge": tiny_classifier}, act)
 
 
 CHANGED = "judge cannot be read again to be explained: .*was changed or replaced after .* load the model again"
@@ -192,9 +206,9 @@ def test_the_thread_of_a_cancelled_load_does_not_wait_for_its_turn(
     """The number of threads would not show it: others begin and end meanwhile."""
     checking, real = list[threading.Thread](), tokenizer_check.TokenizerCheck.check_folder
 
-    def check_folder(*given: Any, **named: Any) -> None:
+    def check_folder(*given: Any, **named: Any) -> int:
         checking.append(threading.current_thread())
-        real(*given, **named)
+        return real(*given, **named)
 
     monkeypatch.setattr(tokenizer_check.TokenizerCheck, "check_folder", check_folder)
 

@@ -15,6 +15,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from polyhead.models.executors.contract import Executor, StepInput
 from polyhead.models.executors.seq2seq_executor import Seq2SeqExecutor
+from polyhead.models.tokenizer import Tokenizer
 from polyhead.service.config.settings import Settings, SettingsError
 from polyhead.service.core.errors import BadRequest, NotFound, Unavailable, WrongTask
 from polyhead.service.core.model import LoadState
@@ -25,6 +26,7 @@ from polyhead.service.resources import capacity, machine
 from polyhead.service.runtime import loader, registry
 from polyhead.service.runtime.placement import choose_placement
 from polyhead.service.runtime.registry import ModelRegistry
+from polyhead.service.runtime.tokenizer_check import TokenizerCheck, TokenizerMemory
 from tests.support import translators
 
 
@@ -380,3 +382,48 @@ def test_placeholders_name_the_only_model(tiny_classifier: Path, tiny_ranker: Pa
 
     serving({"judge": tiny_classifier}, alone)
     serving({"judge": tiny_classifier, "ranker": tiny_ranker}, together)
+
+
+def test_a_tokenizer_without_room_in_the_budget_is_not_read(
+    tiny_classifier: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It is read before the model's memory is reserved, so what the child process measured is compared first."""
+    read, real = list[Path](), Tokenizer.from_folder
+
+    def from_folder(path: Path, measured_bytes: int = 0) -> Tokenizer:
+        read.append(path)
+        return real(path, measured_bytes)
+
+    monkeypatch.setattr(Tokenizer, "from_folder", from_folder)
+    taken = TokenizerMemory(kept=60 << 20, most=110 << 20)
+    monkeypatch.setattr(TokenizerCheck, "_ask_child", lambda *_: taken)
+
+    async def act(served: ModelRegistry) -> None:
+        await served.load_all()
+        read.clear()
+        operation = served.load("more", str(tiny_classifier))
+        await operation.wait()
+        assert operation.error is not None
+        assert "to read the tokenizer of more takes 110 MiB, and 6" in operation.error.message
+        assert read == []
+
+    serving({"judge": tiny_classifier}, act, memory_mib=130, model_root=str(tiny_classifier.parent))
+    reason = "to read the tokenizer of second takes 110 MiB, and 70 MiB are free"
+
+    async def first(served: ModelRegistry) -> None:
+        """Neither is loaded yet when the second is described."""
+        await served.load_all()
+        assert [name for name, state in served.states().items() if state.reason == reason] == ["second"]
+
+    serving({"judge": tiny_classifier, "second": tiny_classifier}, first, memory_mib=130)
+
+
+def test_what_a_tokenizer_takes_is_reserved(tiny_classifier: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def act(served: ModelRegistry) -> int:
+        await served.load_all()
+        return served._loader.budget.limit - served._loader.budget.free
+
+    assert serving({"judge": tiny_classifier}, act, memory_mib=800) < 30 << 20
+    taken = TokenizerMemory(kept=300 << 20, most=300 << 20)
+    monkeypatch.setattr(TokenizerCheck, "_ask_child", lambda *_: taken)
+    assert serving({"judge": tiny_classifier}, act, memory_mib=800) >= 300 << 20
