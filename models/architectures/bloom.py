@@ -27,11 +27,11 @@ def model_config(hf: Json) -> ModelConfig:
     exact = hf.get("slow_but_exact", False) and hf.get("pretraining_tp", 1) > 1  # the reference then drops biases
     known = {"apply_residual_connection_post_layernorm": False, "slow_but_exact": False}
     check_required_values({**hf, "slow_but_exact": bool(exact)}, known)
-    width, heads = read_width(hf), read_heads(hf)
+    width, [heads] = read_width(hf), read_sizes(hf, "n_head")
     return ModelConfig(
         vocab_size=hf["vocab_size"],
         width=width,
-        depth=hf["n_layer"] if "n_layer" in hf else hf["num_hidden_layers"],
+        depth=hf["n_layer"],
         heads=heads,
         kv_heads=heads,
         head_width=width // heads,
@@ -50,14 +50,10 @@ def read_width(hf: Json) -> int:
     return width
 
 
-def read_heads(hf: Json) -> int:
-    (heads,) = read_sizes(hf, "n_head" if "n_head" in hf else "num_attention_heads")
-    return heads
-
-
 def choose_variant(family: Family, hf: Json) -> Family:
     """The fused matrix is split by heads."""
-    return replace(family, convert=partial(split_fused, "query_key_value", read_heads(hf), 1))
+    [heads] = read_sizes(hf, "n_head")
+    return replace(family, convert=partial(split_fused, "query_key_value", heads, 1))
 
 
 BLOOM = Family(

@@ -228,8 +228,9 @@ def read_rope(hf: Json, layer_type: str = "full_attention") -> tuple[float, Rope
         case "linear":
             return base, RopeScaling(kind="linear", factor=float(parameters["factor"]))
         case "proportional":
-            factor, share = float(parameters.get("factor", 1.0)), float(parameters.get("partial_rotary_factor", 1.0))
-            return base, RopeScaling(kind="share", factor=factor, share=share)
+            share = rotated_share(hf, parameters)
+            factor = float(parameters.get("factor", 1.0))
+            return base, RopeScaling(kind="share", factor=factor, share=1.0 if share is None else float(share))
         case "llama3":
             return base, RopeScaling(
                 kind="llama3",
@@ -313,13 +314,18 @@ def context_length(hf: Json) -> int:
     return int(hf["max_position_embeddings"])
 
 
+def rotated_share(hf: Json, parameters: Json) -> Any:
+    """`partial_rotary_factor` of a rotation, or else of the whole network; None: neither has it."""
+    return parameters.get("partial_rotary_factor", hf.get("partial_rotary_factor"))
+
+
 def read_rotary_width(hf: Json, head_width: int) -> int:
     """The number of rotated features of a head, from `partial_rotary_factor`; 0: all. Proportional rotations turn all,
     a share of them by the angle 0 (`read_rope`)."""
     parameters = rope_parameters(hf)
     if rope_type(parameters) == "proportional":
         return 0
-    share = parameters.get("partial_rotary_factor", hf.get("partial_rotary_factor"))
+    share = rotated_share(hf, parameters)
     width = head_width if share is None else int(head_width * float(share))
     if width < 1:
         raise UnsupportedError(f"partial_rotary_factor is {show_value(share)}: no feature of {head_width} is rotated")

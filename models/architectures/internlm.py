@@ -26,9 +26,8 @@ def internlm2_config(hf: Json) -> ModelConfig:
 
 
 def internlm3_config(hf: Json) -> ModelConfig:
-    """`qkv_bias` is that of queries, keys and values, `bias` that of all other projections."""
-    others = bool(hf.get("bias", hf.get("mlp_bias", False)))
-    biased = bool(hf.get("qkv_bias", hf.get("attention_bias", False)))
+    """`attention_bias` is that of queries, keys and values, `mlp_bias` that of all other projections."""
+    others, biased = bool(hf.get("mlp_bias", False)), bool(hf.get("attention_bias", False))
     shape = llama.llama_config(
         {"head_dim": 128, "rms_norm_eps": 1e-5, **hf, "attention_bias": biased, "mlp_bias": others}
     )

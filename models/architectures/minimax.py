@@ -5,7 +5,7 @@ from dataclasses import replace
 
 from ..network.model_config import ExpertConfig, ModelConfig
 from . import experts, llama, mixtral
-from .family import Family, Json, check_required_values, read_sizes, rope_parameters
+from .family import Family, Json, check_required_values, read_sizes
 
 RENAMES = ((r"\.(block_sparse_moe|mlp)\.e_score_correction_bias$", ".mlp.choice_bias"), *mixtral.RENAMES)
 KNOWN = {"scoring_func": "sigmoid", "use_qk_norm": True, "qk_norm_type": "per_layer", "shared_intermediate_size": 0}
@@ -15,11 +15,10 @@ def model_config(hf: Json) -> ModelConfig:
     """Published configurations have `rotary_dim`, the number of rotated features, in place of their share."""
     check_required_values(hf, KNOWN)
     hf = {"head_dim": 128, "rope_theta": 5_000_000.0, **hf}
-    shape = llama.llama_config({**hf, "attention_bias": False})
-    share = rope_parameters(hf).get("partial_rotary_factor")
-    if share is None and (width := hf.get("rotary_dim")) is not None:
+    if hf.get("rotary_dim") is not None:
         [width] = read_sizes(hf, "rotary_dim")
-        shape = replace(shape, rotary_width=0 if width == shape.head_width else width)
+        hf = {"partial_rotary_factor": width / hf["head_dim"], **hf}
+    shape = llama.llama_config({**hf, "attention_bias": False})
     mixture = ExpertConfig(
         count=experts.expert_count(hf),
         chosen=hf["num_experts_per_tok"],

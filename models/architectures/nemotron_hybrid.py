@@ -42,7 +42,7 @@ def convert_weight(mixers: tuple[MixerName, ...], name: str, tensor: Tensor) -> 
 
 def list_kinds(hf: Json) -> list[str]:
     """The kind of each layer, from a list or from an older pattern of letters."""
-    kinds = hf.get("layers_block_type") or hf.get("layer_types")
+    kinds = hf.get("layers_block_type")
     if kinds is None and (pattern := hf.get("hybrid_override_pattern")) is not None:
         if unknown := set(pattern) - PATTERN.keys():
             [letter, *_] = sorted(unknown)

@@ -35,7 +35,7 @@ def model_config(hf: Json) -> ModelConfig:
         raise UnsupportedError(f"{message}, are not known here")
     width, heads, before = hf["emb_dim"], hf["n_heads"], bool(hf.get("pre_norm", False))
     return ModelConfig(
-        vocab_size=hf["vocab_size"] if hf.get("vocab_size") is not None else hf["n_words"],
+        vocab_size=hf["vocab_size"],
         width=width,
         depth=hf["n_layers"],
         heads=heads,

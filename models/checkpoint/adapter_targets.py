@@ -73,6 +73,11 @@ class AdaptedModules:
             return ""
         return "layers_to_transform"
 
+    def is_saved(self, module: str) -> bool:
+        """Whether PEFT has a copy of this module, as `modules_to_save` says, and leaves the base's as it is."""
+        self._spend(len(self._saved))
+        return any(module.endswith(name) for name in self._saved)
+
     def _is_named(self, names: str | frozenset[str], module: str) -> bool:
         """Whether a pattern is that of the whole name, or names are those of the module or of its end."""
         if isinstance(names, str):

@@ -14,6 +14,7 @@ from torch import Tensor
 
 from ..architectures import FAMILIES, Family, HeadSpec, rename_weight
 from ..architectures.family import NamedTensors, no_decoder
+from ..architectures.field_names import STACKS, unify_names
 from ..architectures.published_architectures import explain_model_type
 from ..chat import ChatTemplate
 from ..chat.pair_prompt import PairPrompt
@@ -51,7 +52,7 @@ from .published_rerankers import (
 from .quantized.config_fields import CONFIG
 from .quantized.formats import read_quantization
 from .query_route import add_query_route, check_query_network, has_query_network
-from .rotation_fields import STACKS, check_rotation_fields
+from .rotation_fields import check_rotation_fields
 from .sampling_defaults import read_folder_sampling
 from .sentence_modules import (
     MODULES,
@@ -76,8 +77,9 @@ def open_folder(root: Path, wanted: WantedTask = FOLDER_TASK, role: Role = "docu
     UnsupportedError names the problem."""
     path = network_folder(root, role)
     check_folder(path)
-    config = read_json(path / "config.json")
+    config = parse_config(str(path / "config.json"), partial(unify_names, read_json(path / "config.json")))
     check_config(path / "config.json", config)
+    check_named_weights(path, config)
     family = find_family(path / "config.json", config)
     spec = choose_head_spec(root, path / "config.json", config, family, wanted)
     prompt = choose_prompt(root, config, spec, wanted)
@@ -232,6 +234,14 @@ def check_config(file: Path, config: JsonObject) -> None:
         read_quantization(file, quantised)
 
 
+def check_named_weights(path: Path, config: JsonObject) -> None:
+    """UnsupportedError for a configuration that names another file of weights than the one that is read."""
+    named, read = config.get("transformers_weights"), SINGLE if (path / SINGLE).is_file() else INDEX
+    if named not in (None, read):
+        message = f"transformers_weights is {show_value(named)}, and the weights are read from {read}; "
+        raise UnsupportedError(f"{message}give the file of weights this name", file=str(path / "config.json"))
+
+
 def find_family(file: Path, config: JsonObject) -> Family:
     """The family of a configuration. Code that comes with a checkpoint is never run: the classes that `auto_map` names
     must be ones that the family computes."""
@@ -312,12 +322,12 @@ def find_head_spec(file: Path, config: JsonObject, family: Family) -> HeadSpec:
 
 
 def list_tensors(path: Path, most: float = math.inf) -> dict[str, TensorEntry]:
-    """Every tensor of the folder by name, from its index or else from its one safetensors file. CheckpointError for
-    more tensors than `most`."""
-    if (path / INDEX).is_file():
-        return list_sharded_tensors(path, most)
+    """Every tensor of the folder by name, from its one safetensors file or else from its index: the order of
+    transformers, in a folder that has both. CheckpointError for more tensors than `most`."""
     if (path / SINGLE).is_file():
         return read_safetensors(path / SINGLE, most)
+    if (path / INDEX).is_file():
+        return list_sharded_tensors(path, most)
     check_folder(path)
     if (graph := find_onnx(path)) is not None:
         return read_onnx(graph)
@@ -357,21 +367,21 @@ def load_tokenizer(path: Path, folder_check: FolderCheck = accept_folder) -> Tok
 
 
 def load_chat_template(path: Path, tokenizer: Tokenizer) -> ChatTemplate | None:
-    """The chat template, from its own file or from the tokenizer's configuration."""
-    if (path / "chat_template.jinja").is_file():
-        tool_use = subfolder(path, "additional_chat_templates") / "tool_use.jinja"
-        files = {"default": path / "chat_template.jinja"} | ({"tool_use": tool_use} if tool_use.is_file() else {})
-        sources = {name: read_text(file, errors="replace") for name, file in files.items()}
+    """The chat template, chosen as transformers' tokenizers do: that of files of their own, which leave out what
+    tokenizer_config.json has; then the latter's. That of processors, chat_template.json, is taken where neither is."""
+    more = subfolder(path, "additional_chat_templates")
+    files = {"default": path / "chat_template.jinja"}
+    files |= {name: more / f"{name}.jinja" for name in ("default", "tool_use") if (more / f"{name}.jinja").is_file()}
+    if sources := {name: read_text(file, errors="replace") for name, file in files.items() if file.is_file()}:
         return build_chat_template(str(path), sources, tokenizer)
-    json_template = read_json(path / "chat_template.json", {})
-    source = json_template.get("chat_template")
+    source = read_json(path / "tokenizer_config.json", {}, limit=LARGE_JSON).get("chat_template")
     if not source:
-        source = read_json(path / "tokenizer_config.json", {}, limit=LARGE_JSON).get("chat_template")
+        source = read_json(path / "chat_template.json", {}).get("chat_template")
     if isinstance(source, list):
         templates = (each for each in source if isinstance(each, dict) and isinstance(each.get("name"), str))
-        named = {each["name"]: each.get("template") for each in templates}
-        return build_chat_template(str(path), named, tokenizer)
-    return build_chat_template(str(path), {"default": source}, tokenizer)
+        source = {each["name"]: each.get("template") for each in templates}
+    named = source if isinstance(source, dict) else {"default": source}
+    return build_chat_template(str(path), named, tokenizer)
 
 
 def read_sampling(parts: FolderParts) -> dict[str, float]:

@@ -99,7 +99,7 @@ def choose_weights(files: Collection[HubFile], shards: Collection[str]) -> list[
     Further large files at the top are the same weights again (`consolidated.safetensors`); small ones may be heads.
     """
     names = {file.name for file in files}
-    main = set(shards) or ({SINGLE} & names)
+    main = ({SINGLE} & names) or set(shards)  # as the folder's reader chooses
     chosen = []
     for file in files:
         if file.path.suffix != SAFE or not is_read_folder(file.path.parts[:-1], MODULES in names):

@@ -21,6 +21,7 @@ from ..core.errors import CheckpointError, UnsupportedError, show_value, truncat
 from ..core.turns import convert_by_parts
 from .adapter_targets import AdaptedModules, check_target_settings
 from .folder_files import FolderParts, JsonObject, read_json
+from .head_config import OUTPUT, TOKENS
 from .hub import is_id
 from .module_patterns import MAX_PATTERN_LENGTH, UnsupportedPattern, matches, parse_pattern
 from .source_policy import SourcePolicy
@@ -28,6 +29,7 @@ from .tensor_files import FLOAT_ENCODINGS, TensorEntry, check_readable, ignore_b
 
 CONFIG, WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
 PREFIX = "base_model.model."
+OUTPUT_LAYERS = ("lm_head.weight", "output_projection.weight")  # the names that generators have for their output matrix
 LOW_RANK = re.compile(r"(?P<module>.+)\.lora_(?P<side>[AB])(\.weight)?")
 TASKS = {
     "SEQ_CLS": "classify",
@@ -58,6 +60,7 @@ MAX_PATTERN_STEPS = 1 << 24  # of all patterns on all modules; 504 modules with 
 MAX_RANK = 1 << 13  # of a matrix that is merged; A and B are read whole
 PRODUCTS = 1 << 28  # multiplications of B @ A between two calls of the progress callback
 MAX_ALPHA = 1e9  # a larger value is an error
+META = torch.empty((3, 3), device="meta")  # a matrix of which only the name is asked for
 log = getLogger(__name__)
 
 
@@ -237,7 +240,8 @@ def apply_adapter(adapter: Adapter, base: FolderParts) -> FolderParts:
     if spec.task in ("classify", "tag") and "id2label" not in adapter.overlay:
         config = label_overlay(adapter, base.family, spec, config)
     entries = merge_entries(adapter, base.family, base.entries)
-    return replace(base, config=config, spec=spec, entries=entries)
+    merged = replace(base, config=config, spec=spec, entries=entries)
+    return replace(merged, entries={**entries, **kept_output(adapter, base, merged)})
 
 
 def adapter_head_spec(adapter: Adapter, base: FolderParts) -> HeadSpec:
@@ -260,7 +264,7 @@ def label_overlay(adapter: Adapter, family: Family, spec: HeadSpec, config: Json
     """Generic label names, if the saved head has another number of labels than the base. CheckpointError if it has
     none."""
     for name, entry in adapter.saved.items():
-        names = [ours for ours, _ in rename_weight(family, spec.renames, name, torch.empty((3, 3), device="meta"))]
+        names = [ours for ours, _ in rename_weight(family, spec.renames, name, META)]
         count = entry.shape[0] if entry.shape else 0
         if names != ["head.out.weight"]:
             continue
@@ -296,6 +300,37 @@ def merge_entries(adapter: Adapter, family: Family, base: Mapping[str, TensorEnt
         transposed = bool(re.search(family.transposed, strip_prefix(family, f"{module}.weight")))
         entries[place] = build_merged_entry(base[place], pair, scale, transposed=transposed)
     return entries
+
+
+def kept_output(adapter: Adapter, base: FolderParts, merged: FolderParts) -> dict[str, TensorEntry]:
+    """The output matrix of a base that is tied to a token embedding which `modules_to_save` replaces: peft replaces
+    what reads texts alone, so the output layer keeps the base's table. One that `modules_to_save` does not name, as
+    peft saves it after new tokens, replaces both. UnsupportedError where other layers share the embedding."""
+    modules = AdaptedModules(adapter.settings, PatternSteps(adapter.path / CONFIG).spend)
+    name = next((name for name in adapter.saved if read_name(merged, name) == TOKENS), "")
+    task, has_decoder = merged.spec.task, merged.spec.reads_decoder or merged.spec.task == "translate"
+    has_table = has_decoder or task in ("generate", "score", "fill")
+    if not name or not has_table or not modules.is_saved(name.removesuffix(".weight")):
+        return {}
+    if not has_decoder:
+        has_own = any(read_name(merged, each) == OUTPUT for each in merged.entries)
+        if has_own or base.config.get("tie_word_embeddings", True) is False:
+            return {}
+        output = next((each for each in OUTPUT_LAYERS if read_name(merged, each) == OUTPUT), "")
+        tables = [entry for each, entry in base.entries.items() if read_name(base, each) == TOKENS]
+        if output and tables:
+            return {output: tables[0]}
+    message = "it replaces the token embedding, which other layers of this base share; merge it with peft"
+    raise UnsupportedError(message, file=str(adapter.saved[name].file), tensor=adapter.saved[name].name)
+
+
+def read_name(parts: FolderParts, name: str) -> str:
+    """Our name of a tensor; empty for one that is split, or not used."""
+    try:
+        names = [ours for ours, _ in rename_weight(parts.family, parts.spec.renames, name, META)]
+    except (RuntimeError, ValueError, IndexError):  # a matrix that is split; this one has three rows and columns
+        return ""
+    return names[0] if len(names) == 1 else ""
 
 
 def strip_prefix(family: Family, name: str) -> str:

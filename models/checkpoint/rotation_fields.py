@@ -9,12 +9,12 @@ from typing import Any
 
 from ..architectures import Family
 from ..architectures.family import Json, rope_type
+from ..architectures.field_names import STACKS
 from ..core.errors import UnsupportedError, show_value
 from ..network.model_config import ModelConfig
 
 OLD, NEW = "rope_scaling", "rope_parameters"
 SHARE = "partial_rotary_factor"
-STACKS = ("text_config", "encoder", "decoder")  # fields of a configuration that have those of a stack
 
 
 def list_stacks(hf: Json) -> list[Json]:

@@ -59,6 +59,7 @@ ADDED: dict[str, list[Any]] = {
         {"rope_type": "linear", "factor": 4.0, "rope_theta": 100.0},
         {"rope_type": "default", "rope_theta": 100.0},
         {"rope_type": "default", "rope_theta": 100.0, "partial_rotary_factor": 0.5},
+        {"rope_type": "proportional", "rope_theta": 100.0},
         by_layer(),
         by_layer(rope_type="linear", factor=4.0),
         by_layer(partial_rotary_factor=0.5),
@@ -116,7 +117,7 @@ def _save_decoder(kind: Any, name: str, path: Path) -> None:
 
 ROWS = dict(all_rows())
 SAMPLE = (
-    *("llama", "gemma3", "gpt_neox", "mellum"),
+    *("llama", "gemma3", "gpt_neox", "mellum", "glm4_moe", "minimax_m2"),
     *("BertForSequenceClassification", "ModernBertForSequenceClassification", "XmodForSequenceClassification"),
 )
 pytestmark = pytest.mark.filterwarnings("ignore:`rope_scaling` is deprecated:FutureWarning")

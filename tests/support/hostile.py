@@ -218,9 +218,15 @@ def long(name: str, content: bytes = b"") -> Callable[[Path], None]:
 def indexed(shard: str) -> Callable[[Path], None]:
     def write(folder: Path) -> None:
         outside(folder)
+        (folder / "model.safetensors").unlink()  # it would be read without the index
         (folder / "model.safetensors.index.json").write_text(json.dumps({"weight_map": {"a": shard}}))
 
     return write
+
+
+def long_index(folder: Path) -> None:
+    (folder / "model.safetensors").unlink()
+    long("model.safetensors.index.json", b"{")(folder)
 
 
 def crowded(folder: Path) -> None:
@@ -516,7 +522,7 @@ FOLDERS: dict[str, Callable[[Path], object]] = {
     "a description of 1 GiB": long("config.json", b"{"),
     "a vocabulary of 1 GiB": long("tokenizer.json", b"{"),
     "settings of a tokenizer of 1 GiB": long("tokenizer_config.json", b"{"),
-    "an index of 1 GiB": long("model.safetensors.index.json", b"{"),
+    "an index of 1 GiB": long_index,
     "a description of five million lists": of_json("config.json", b'{"a":[' + b"[]," * 5_000_000 + b"[]]}"),
     "a description of a hundred thousand brackets": of_json("config.json", b"[" * 100_000),
     "a vocabulary of a hundred thousand brackets": of_json("tokenizer.json", b"[" * 100_000),

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 import torch
 import transformers as tf
-from safetensors.torch import load_file
+from safetensors.torch import load_file, save_file
 
 from polyhead.models.checkpoint import Checkpoint, describe_source, head_config, load
 from polyhead.models.checkpoint.weight_reader import WeightReader
@@ -296,6 +296,31 @@ def test_stop_tokens_come_from_all_configuration_files(tiny_generator: Path, tmp
     assert loaded.stop_tokens == {7, 9, 11, loaded.tokenizer.eos_id}
 
 
+@pytest.mark.parametrize(
+    ("config", "files"),
+    [
+        ("config", {"chat_template.jinja": "jinja"}),
+        ("config", {"chat_template.json": '{"chat_template": "json"}'}),
+        ("config", {"additional_chat_templates/default.jinja": "more"}),
+        ("config", {"chat_template.jinja": "jinja", "additional_chat_templates/default.jinja": "more"}),
+        (None, {"additional_chat_templates/default.jinja": "more", "chat_template.json": '{"chat_template": "json"}'}),
+        ({"default": "named", "tool_use": "tools"}, {}),
+        ([{"name": "default", "template": "first"}, {"name": "default", "template": "second"}], {}),
+    ],
+)
+def test_the_chat_template_is_the_one_that_transformers_chooses(
+    tiny_generator: Path, tmp_path: Path, config: Any, files: dict[str, str]
+) -> None:
+    folder = edited(tiny_generator, tmp_path / "g", "tokenizer_config.json", chat_template=config)
+    (folder / "chat_template.jinja").unlink(missing_ok=True)
+    for name, content in files.items():
+        (folder / name).parent.mkdir(exist_ok=True)
+        (folder / name).write_text(content)
+    chat = describe_source(str(folder)).chat
+    assert chat is not None
+    assert chat.source == tf.AutoTokenizer.from_pretrained(folder).get_chat_template()
+
+
 @pytest.mark.parametrize("form", ["jinja", "json", "config", "named"])
 def test_chat_templates_are_read_from_every_location(tiny_generator: Path, tmp_path: Path, form: str) -> None:
     folder = edited(tiny_generator, tmp_path / "g", "tokenizer_config.json", chat_template=None)
@@ -332,6 +357,26 @@ def test_shards_equal_one_file(tiny_classifier: Path, tmp_path: Path) -> None:
     model.save_pretrained(tmp_path / "s", max_shard_size="40KB")
     assert len(list((tmp_path / "s").glob("*.safetensors"))) > 2
     assert torch.equal(answers(load(str(tmp_path / "s"))), answers(load(str(tiny_classifier))))
+
+
+def test_one_file_is_read_beside_an_index_of_others(tiny_classifier: Path, tmp_path: Path) -> None:
+    """As transformers does: the shards may be left of another state."""
+    shutil.copytree(tiny_classifier, tmp_path / "s")
+    shard, tensors = "model-00001-of-00001.safetensors", load_file(tiny_classifier / "model.safetensors")
+    save_file({name: 2 * tensor for name, tensor in tensors.items()}, tmp_path / "s" / shard, metadata={"format": "pt"})
+    index = {"metadata": {}, "weight_map": dict.fromkeys(tensors, shard)}
+    checkpoints.write_json(tmp_path / "s" / "model.safetensors.index.json", index)
+    read = tf.AutoModelForSequenceClassification.from_pretrained(tmp_path / "s").state_dict()
+    assert all(torch.equal(read[name], tensor) for name, tensor in tensors.items())
+    assert torch.equal(answers(load(str(tmp_path / "s"))), answers(load(str(tiny_classifier))))
+
+
+def test_another_file_of_weights_by_name_is_refused(tiny_classifier: Path, tmp_path: Path) -> None:
+    """transformers reads the file that `transformers_weights` names."""
+    folder = edited(tiny_classifier, tmp_path / "s", transformers_weights="other.safetensors")
+    with pytest.raises(UnsupportedError, match=r"transformers_weights is 'other\.safetensors', and .* model\.saf"):
+        describe_source(str(folder))
+    describe_source(str(edited(folder, folder, transformers_weights="model.safetensors")))
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float64])

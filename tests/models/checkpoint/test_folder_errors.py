@@ -115,7 +115,7 @@ def mixture(folder: Path) -> Path:
 def test_experts_are_not_built_without_their_numbers(tmp_path: Path, layers: int, experts: int) -> None:
     """Each expert takes memory even before its weights are read."""
     folder = mixture(tmp_path / "mixture")
-    edited(folder, folder, num_experts=experts, num_hidden_layers=layers)
+    edited(folder, folder, num_local_experts=experts, num_hidden_layers=layers)
     message = rf"config\.json: experts: it describes {layers * experts} in all layers, and the files hold \d+ numbers; "
     with pytest.raises(CheckpointError, match=f"{message}more than {SMALL_EXPERTS} need {EXPERT_NUMBERS} numbers each"):
         build_on_meta(describe_source(str(folder)))
@@ -450,11 +450,12 @@ def test_damaged_headers_are_refused(tiny_classifier: Path, tmp_path: Path, head
         ({"a": "x" * 5000}, "not a file of this folder"),
         ({"a": "a\0b"}, "not a file of this folder"),
         ({"a": "model-00002-of-00002.safetensors"}, "model-00002-of-00002.safetensors is missing"),
-        ({"nowhere": "model.safetensors"}, "places it here, but it is not"),
+        ({"nowhere": "shard.safetensors"}, "places it here, but it is not"),
     ],
 )
 def test_broken_indices_are_refused(tiny_classifier: Path, tmp_path: Path, weight_map: Any, message: str) -> None:
     folder = edited(tiny_classifier, tmp_path / "s", "model.safetensors.index.json", weight_map=weight_map)
+    (folder / "model.safetensors").rename(folder / "shard.safetensors")  # which would be read without the index
     with pytest.raises(CheckpointError, match=message):
         load(str(folder))
 

@@ -92,7 +92,7 @@ def test_a_folder_is_loaded_by_name_without_pickles_or_code(
 def test_only_the_shards_of_the_index_are_downloaded(stub: HubStub) -> None:
     index = b'{"weight_map": {"a": "model-00001-of-00002.safetensors", "b": "model-00002-of-00002.safetensors"}}'
     names = ("model-00001-of-00002.safetensors", "model-00002-of-00002.safetensors", "model-00001-of-00009.safetensors")
-    stub.repositories["org/name"] = dict.fromkeys((*names, "model.safetensors"), LARGE) | {
+    stub.repositories["org/name"] = dict.fromkeys((*names, "model.other.safetensors"), LARGE) | {
         "model.safetensors.index.json": index,
         "config.json": b"{}",
     }
@@ -100,6 +100,13 @@ def test_only_the_shards_of_the_index_are_downloaded(stub: HubStub) -> None:
     assert sorted(each.name for each in path.iterdir()) == sorted(
         ("config.json", "model.safetensors.index.json", *names[:2])
     )
+
+
+def test_shards_beside_one_whole_file_are_not_downloaded() -> None:
+    """The folder's reader takes the whole file, as transformers does."""
+    files = [HubFile(name) for name in ("model.safetensors", "model-00001-of-00001.safetensors")]
+    chosen = hub_files.choose_weights(files, {"model-00001-of-00001.safetensors"})
+    assert [file.name for file in chosen] == ["model.safetensors"]
 
 
 def test_modules_of_an_embedder_are_downloaded() -> None:

@@ -120,6 +120,38 @@ def test_a_generator(tiny_generator: Path, tmp_path: Path) -> None:
     assert language_difference(load(str(tiny_generator)), merged) > 1e-2
 
 
+@pytest.mark.parametrize("saved", [["embed_tokens"], ["lm_head"], ["embed_tokens", "lm_head"]])
+def test_modules_of_a_tied_base_are_replaced_as_by_peft(tiny_generator: Path, tmp_path: Path, saved: list[str]) -> None:
+    """A saved token embedding is not that of the output, which keeps the base's table unless it is saved, too."""
+    settings = {"task_type": "CAUSAL_LM", "target_modules": ["q_proj"], "modules_to_save": saved}
+    adapted(generator(tiny_generator), tmp_path, **settings)
+    wanted = peft.PeftModel.from_pretrained(generator(tiny_generator), str(tmp_path)).eval()
+    assert language_difference(load(f"{tiny_generator}+{tmp_path}"), wanted) < 1e-4
+
+
+def test_an_embedding_without_a_module_replaces_both_tables_of_a_tied_base(
+    tiny_generator: Path, tmp_path: Path
+) -> None:
+    """As peft writes that of a base which got new tokens: beside the modules, under the base's own name."""
+    adapted(generator(tiny_generator), tmp_path, task_type="CAUSAL_LM", target_modules=["q_proj"])
+    table = torch.randn(generator(tiny_generator).get_input_embeddings().weight.shape)
+    retensor(tmp_path, lambda tensors: tensors.update({"base_model.model.model.embed_tokens.weight": table}))
+    wanted = peft.PeftModel.from_pretrained(generator(tiny_generator), str(tmp_path)).eval()
+    assert language_difference(load(f"{tiny_generator}+{tmp_path}"), wanted) < 1e-3
+
+
+def test_the_embedding_of_two_tied_sides_is_not_replaced(tmp_path: Path) -> None:
+    """peft replaces a module that neither side of T5 reads."""
+    config = tf.T5Config(
+        vocab_size=400, d_model=32, d_ff=64, d_kv=8, num_layers=1, num_heads=4, decoder_start_token_id=0
+    )
+    base = checkpoints.save(tf.T5ForConditionalGeneration(config), checkpoints.byte_level_bpe(), tmp_path / "base")
+    model = tf.T5ForConditionalGeneration.from_pretrained(base)
+    adapted(model, tmp_path / "adapter", target_modules=["q"], modules_to_save=["shared"])
+    with pytest.raises(UnsupportedError, match=r"shared\.weight.*which other layers of this base share; merge it"):
+        describe_source(f"{base}+{tmp_path / 'adapter'}")
+
+
 def test_matrices_that_the_base_stores_transposed(tmp_path: Path) -> None:
     """As in GPT-2, where one matrix is square, so its shape does not show that it is transposed."""
     config = tf.GPT2Config(vocab_size=400, n_embd=32, n_layer=2, n_head=4, n_positions=64)
