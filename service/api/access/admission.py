@@ -159,6 +159,7 @@ class Permit:
     def __init__(self, counters: Sequence[InFlightCounter], has_tokens: bool = True) -> None:
         self.counters, self.has_tokens = counters, has_tokens
         self.is_acquired = False
+        self._sends = 0  # that wait for the client at once
         self.check_room()
 
     def check_room(self) -> None:
@@ -179,14 +180,23 @@ class Permit:
 
     @contextmanager
     def leave_uncounted(self) -> Iterator[None]:
-        """Do not count the request meanwhile.  It is counted again at the end, even if there is no room by then."""
-        for counter in self.counters if self.is_acquired else ():
-            counter.in_flight -= 1
+        """Do not count the request meanwhile.  It is counted again at the end, even if there is no room by then.
+
+        Several may overlap: it is counted again when the last of them ends.
+        """
+        self._sends += 1
+        if self._sends == 1:
+            self._count(-1)
         try:
             yield
         finally:
-            for counter in self.counters if self.is_acquired else ():
-                counter.in_flight += 1
+            self._sends -= 1
+            if not self._sends:
+                self._count(1)
+
+    def _count(self, change: int) -> None:
+        for counter in self.counters if self.is_acquired else ():
+            counter.in_flight += change
 
 
 class Admission:
