@@ -115,26 +115,19 @@ class Headroom:
                 if name:
                     self._count(name, change)
 
-    @contextmanager
-    def reserved(self, size: int, what: str, owner: str = "") -> Iterator[None]:
-        self.reserve(size, what, owner=owner)
-        try:
-            yield
-        finally:
-            self.release(size, owner)
-
     def _reserve(self, size: int, what: str, before: int, owner: str) -> float:
         """Reserve `size` bytes, or return how many are missing because of others.  Raises as `reserve` does."""
         with self._lock:
             whole, share = self.total, self.share_of(owner)
             if before + size > share:
-                need, room = whole_mib(before + size), f"{whole_mib(whole)} for requests"
+                need, room = whole_mib(before + size - 1) + 1, f"{whole_mib(whole)} for requests"
                 room = (
                     f"the server has {room}"
                     if share == whole
                     else f"a key has {whole_mib(share)} of {room} (key_share)"
                 )
-                raise BodyTooLarge(f"{what} takes about {need} MiB, and {room}")
+                rest = " with the rest of its request" if before else ""
+                raise BodyTooLarge(f"{what} takes about {need} MiB{rest}, and {room}")
             if missing := self.share_shortfall(size, owner):
                 left = f"{whole_mib(size - missing)} are left by other requests of this key"
                 most = f"which may have {whole_mib(share)} (key_share)"
@@ -155,11 +148,22 @@ class Headroom:
 
 
 class MemoryClaim:
-    """The memory reserved for one request of `owner`, until it is released.  Any thread may let it grow."""
+    """The memory reserved for one request of `owner`, until it is released.  Any thread may let it grow.
+
+    What a request has already counts where it needs more: what can never fit beside it is refused for good, since it
+    would wait for itself.
+    """
 
     def __init__(self, headroom: Headroom, owner: str = "") -> None:
         self._headroom, self._owner, self._size = headroom, owner, 0
+        self._working = 0  # bytes for work on threads
+        self._wholes: tuple[MemoryClaim, ...] = ()  # the claims that this one is a part of
         self._is_closed, self._lock = False, RLock()
+
+    @property
+    def held(self) -> int:
+        """Bytes that its request has, without those of other parts, which are released before it ends."""
+        return sum(claim._size + claim._working for claim in (self, *self._wholes))
 
     def set_owner(self, owner: str) -> None:
         """The request is that of `owner`.  Call it before anything is claimed."""
@@ -169,7 +173,7 @@ class MemoryClaim:
     def grow(self, size: int, what: str) -> None:
         """Reserve `size` bytes more.  Raises as `Headroom.reserve` does, and Expired after `close`."""
         if not self._is_closed:
-            self._headroom.reserve(size, what, self._size, self._owner)
+            self._headroom.reserve(size, what, self.held, self._owner)
             with self._lock:
                 if not self._is_closed:
                     self._size += size
@@ -188,9 +192,28 @@ class MemoryClaim:
             self._size -= size
         self._headroom.release(size, self._owner)
 
+    @contextmanager
+    def reserved(self, size: int, what: str) -> Iterator[None]:
+        """Reserve `size` bytes more for work on a thread, which may end after the request.  Raises as `grow` does."""
+        if self._is_closed:
+            raise Expired(f"{what} is not needed any more: its request has ended")
+        self._headroom.reserve(size, what, self.held, self._owner)
+        self._work(size)
+        try:
+            yield
+        finally:
+            self._work(-size)
+            self._headroom.release(size, self._owner)
+
+    def _work(self, size: int) -> None:
+        with self._lock:
+            self._working += size
+
     def open_part(self) -> "MemoryClaim":
         """A claim of its own for a part of the request, which is released before the request ends."""
-        return MemoryClaim(self._headroom, self._owner)
+        part = MemoryClaim(self._headroom, self._owner)
+        part._wholes = self, *self._wholes
+        return part
 
     def release(self) -> None:
         """Release all; the claim may grow again."""

@@ -102,6 +102,7 @@ class LexerMemory:
         self._queue: FairQueue[LexerJob] = FairQueue()  # grammars take turns, by seconds
         self._lock = Lock()
         self.owner = ""  # the name of the key; empty for guides that are of no key
+        self.held = 0  # bytes of the request whose grammar is being compiled
 
     def for_owner(self, owner: str) -> "LexerMemory":
         """The same memory and thread, for the grammars of a key."""
@@ -113,6 +114,7 @@ class LexerMemory:
         """Drops cached guides for it where others have the memory.  Raises Overloaded, or TooComplex where there is
         never as much.
         """
+        before += self.held
         try:
             try:
                 self._limit.reserve(size, WHAT, before, owner)

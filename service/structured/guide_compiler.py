@@ -64,10 +64,10 @@ class GuideCompiler:
         return guide if thinking is None else None
 
     def compile(
-        self, model: Model, grammar: Grammar | None, thinking: Thinking | None, owner: str = ""
+        self, model: Model, grammar: Grammar | None, thinking: Thinking | None, owner: str = "", held: int = 0
     ) -> Guide | None:
         """The guide of an answer; None if nothing constrains it.  A new one takes its memory from that of `owner`,
-        except while it is cached: all keys use it then.
+        except while it is cached: all keys use it then.  Its request has `held` bytes already.
 
         Raises BadRequest, which names the field and what is wrong.  It can take seconds, for the first guide of a model
         or for a hard grammar.
@@ -75,7 +75,7 @@ class GuideCompiler:
         if grammar is None and (thinking is None or thinking.budget < 0):
             return None
         cache = self._cache_of(model, grammar.field if grammar is not None else "thinking_budget")
-        guide = self._compile_cached(cache, grammar, owner) if grammar is not None else None
+        guide = self._compile_cached(cache, grammar, owner, held) if grammar is not None else None
         return guide if thinking is None else ThinkingGuide(cache.vocabulary, thinking, guide)
 
     def prepare(self, model: Model) -> None:
@@ -109,7 +109,7 @@ class GuideCompiler:
             raise BadRequest(f"{field}: {cache}", param=field)
         return cache
 
-    def _compile_cached(self, cache: "GuideCache", grammar: Grammar, owner: str) -> CompiledGuide:
+    def _compile_cached(self, cache: "GuideCache", grammar: Grammar, owner: str, held: int) -> CompiledGuide:
         guide = cache.find(grammar)
         if guide is None:
             is_trusted = grammar.kind == "object"
@@ -119,7 +119,9 @@ class GuideCompiler:
                 else self._grammar_check.compile(grammar, cache.vocabulary.outline)
             )
             memory = self._memory.for_owner("" if is_trusted else owner)  # all keys use the trusted one
+            memory.held = held
             guide = compile_guide(cache.vocabulary, source, grammar, memory)
+            memory.held = 0
             cache.add(grammar, guide)
             self._memory.trim_caches()
         return guide

@@ -354,7 +354,7 @@ async def answer_question(
     size = sum(table.size for table in tables) + spans
 
     def find() -> list[AnswerRange]:
-        with job.reserve(BYTES_PER_SPAN * spans, f"{request.field}: comparing {spans} spans"):
+        with job.claim.reserved(BYTES_PER_SPAN * spans, f"{request.field}: comparing {spans} spans"):
             windows = (ScoredWindow(*each) for each in zip(read.parts, tables, strict=True))
             return find_ranges(request.span_options, context, windows, job.check)
 

@@ -1,8 +1,7 @@
 """The reading of a call's answers on threads, and its memory. It ends early after the deadline or without a client."""
 
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import TypeVar
 
@@ -34,13 +33,3 @@ class OutputJob:
     async def run(self, size: int, work: Callable[[], T]) -> T:
         """Return what `work` returns, on a thread; `size` in characters or numbers. Raises Expired at the deadline."""
         return await wait_until(self.terms.deadline, self.threads.run(size, work), READING_PHRASE)
-
-    @contextmanager
-    def reserve(self, size: int, what: str) -> Iterator[None]:
-        """Reserve `size` bytes for work on a thread, which may end after its call has released its claim."""
-        part = self.claim.open_part()
-        part.grow(size, what)
-        try:
-            yield
-        finally:
-            part.release()

@@ -23,11 +23,13 @@ class ScoreClaim:
         self._expected = 0  # of `_needed`: for what the engine has not given yet
 
     def add(self, tokens: Sequence[TokenLogprobs], times: int = 1) -> None:
-        """Claim memory for tokens, which are written `times` times. Raises Overloaded if there is too little."""
+        """Claim memory for tokens, which are written `times` times. Raises Overloaded if there is too
+        little, and BodyTooLarge if there is never as much."""
         self._grow(times * score_memory(tokens))
 
     def expect(self, requests: Sequence[Generate]) -> None:
-        """Claim memory for the log-probabilities of prompts, all of which may wait for a client. Raises Overloaded."""
+        """Claim memory for the log-probabilities of prompts, all of which may wait for a client. Raises as
+        `add` does."""
         size = sum(prompt_memory(request, len(request.tokens)) for request in requests)
         self._expected += size
         self._grow(size)
@@ -48,7 +50,9 @@ class ScoreClaim:
         except (BodyTooLarge, Overloaded) as error:
             message = "the log-probabilities of the answer take more memory than is left for requests"
             advice = "ask for fewer of them, for fewer tokens or answers, or for a stream"
-            raise Overloaded(f"logprobs: {message}; {advice}", param="logprobs", retry_after=1) from error
+            raise type(error)(
+                f"logprobs: {message}; {advice}", param="logprobs", retry_after=error.retry_after
+            ) from error
         self._claimed = self._needed
 
     def remove(self, tokens: Sequence[TokenLogprobs]) -> None:

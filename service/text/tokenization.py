@@ -10,6 +10,7 @@ import math
 import time
 from collections import Counter
 from collections.abc import Callable, Coroutine, Sequence
+from copy import copy
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, TypeVar
@@ -99,7 +100,7 @@ class TextProcessor:
 
     `batch_limit` bounds the texts of one call, `window_limit` the tokens of all its windows. `on_tokenised(model, task,
     seconds)` gets the duration of each call, with its wait for a thread. The memory of texts that are being tokenised
-    is reserved in `headroom`.
+    is reserved in `headroom`, beside what their request has (`for_request`).
     """
 
     def __init__(
@@ -117,6 +118,13 @@ class TextProcessor:
         self._guides = GuideCompiler(headroom)
         self._batch_limit, self._window_limit = batch_limit, window_limit
         self._on_tokenised, self._headroom = on_tokenised, headroom
+        self._claim: MemoryClaim | None = None  # of the request, in `for_request`
+
+    def for_request(self, claim: MemoryClaim) -> "TextProcessor":
+        """The same threads for the texts of one request, whose memory is `claim`."""
+        view = copy(self)
+        view._claim = claim
+        return view
 
     async def read_prompts(
         self, model: Model, request: GenerationRequest, call: str, terms: Terms = DEFAULT_TERMS
@@ -182,12 +190,11 @@ class TextProcessor:
             work = TokenizerJob(field, text_length(prompt), terms)
             return await self._run(model, work, lambda: read_prompt(model, prompt, field, special=special))
 
-    async def decode(
-        self, model: Model, request: Decoding, claim: MemoryClaim, terms: Terms = DEFAULT_TERMS
-    ) -> list[str]:
+    async def decode(self, model: Model, request: Decoding, terms: Terms = DEFAULT_TERMS) -> list[str]:
         """Return the texts of token ids. Claims their memory before they are decoded. Raises the errors of
-        `read_prompts` and of `claim`.
+        `read_prompts` and of the claim of its request.
         """
+        claim = self._claim_of(terms)
         with name_model_in_errors(model):
             self._check_count(request.field, len(request.rows))
             work = TokenizerJob(request.field, sum(map(len, request.rows)), terms, len(request.rows))
@@ -237,19 +244,21 @@ class TextProcessor:
         key = model, grammar, thinking
         if known := self._guides.find_cached(*key):
             return known
-        compile_guide = partial(self._guides.compile, *key, terms.owner)
+        compile_guide = partial(self._guides.compile, *key, terms.owner, self._claim_of(terms).held)
         work = self._grammars.run(compile_guide, compilation_piece(model, grammar, terms))
         return await wait_until(terms.deadline, work, "the answer's form was being compiled")
+
+    def _claim_of(self, terms: Terms) -> MemoryClaim:
+        """The claim of the request, or one of its own for a call that has none."""
+        return self._claim or MemoryClaim(self._headroom, terms.owner)
 
     async def _run(self, model: Model, job: TokenizerJob, function: Callable[[], T]) -> T:
         """Return what `function` returns, on a thread, or raise its error."""
 
+        claim, what = self._claim_of(job.terms), f"{job.field} of {job.characters} characters"
+
         def run() -> T:
-            with self._headroom.reserved(
-                BYTES_PER_CHARACTER * job.characters,
-                f"{job.field} of {job.characters} characters",
-                job.terms.owner,
-            ):
+            with claim.reserved(BYTES_PER_CHARACTER * job.characters, what):
                 return function()
 
         began = time.perf_counter()

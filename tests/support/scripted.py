@@ -227,7 +227,12 @@ def application(registry: Registry, headroom: Headroom = UNBOUNDED_HEADROOM, **s
     engine, keys = FakeEngine(), Keys(known)
     metrics = Metrics(tuple(registry.served), keys.names)
     bounds = AdmissionLimits(known.max_requests, known.max_tokens_in_flight, known.key_share)
-    text = TextProcessor(threads=1, batch_limit=known.max_batch_texts, on_tokenised=metrics.record_tokenisation)
+    text = TextProcessor(
+        threads=1,
+        batch_limit=known.max_batch_texts,
+        on_tokenised=metrics.record_tokenisation,
+        headroom=headroom,
+    )
     server = AppState(
         settings=known,
         registry=registry,

@@ -114,6 +114,10 @@ class InFlightCounter:
         """Tokens in flight, and reserved tokens that are about to be submitted."""
         return self.open_tokens() + self.reserved_tokens
 
+    @property
+    def answered_tokens(self) -> int:
+        return self._submitted_tokens - self.open_tokens()
+
     def add_request(self) -> None:
         if self.in_flight == 0:
             # samples from before an idle period say nothing about the present rate
@@ -135,7 +139,7 @@ class InFlightCounter:
     def estimate_token_wait(self) -> int:
         """The same for the tokens in flight."""
         since, tokens = self._samples[0], self.open_tokens()
-        answered = self._take_sample().tokens - since.tokens
+        answered = self.answered_tokens - since.tokens
         return self._wait_seconds(tokens, answered, since) if answered > 0 else self.estimate_wait()
 
     def _wait_seconds(self, amount: int, ended: int, since: RateSample) -> int:
@@ -143,7 +147,7 @@ class InFlightCounter:
         return min(max(math.ceil(amount / rate), 1), MAX_WAIT_S)
 
     def _take_sample(self) -> RateSample:
-        return RateSample(self.clock(), self._finished_requests, self._submitted_tokens - self.open_tokens())
+        return RateSample(self.clock(), self._finished_requests, self.answered_tokens)
 
     def _token_error(self, reason: str) -> Overloaded:
         message = f"{self.committed_tokens} tokens{self.owner_text} are in flight, {reason}"
@@ -159,6 +163,7 @@ class Permit:
     def __init__(self, counters: Sequence[InFlightCounter], has_tokens: bool = True) -> None:
         self.counters, self.has_tokens = counters, has_tokens
         self.is_acquired = False
+        self._sends = 0  # that wait for the client at once
         self.check_room()
 
     def check_room(self) -> None:
@@ -179,14 +184,23 @@ class Permit:
 
     @contextmanager
     def leave_uncounted(self) -> Iterator[None]:
-        """Do not count the request meanwhile.  It is counted again at the end, even if there is no room by then."""
-        for counter in self.counters if self.is_acquired else ():
-            counter.in_flight -= 1
+        """Do not count the request meanwhile.  It is counted again at the end, even if there is no room by then.
+
+        Several may overlap: it is counted again when the last of them ends.
+        """
+        self._sends += 1
+        if self._sends == 1:
+            self._count(-1)
         try:
             yield
         finally:
-            for counter in self.counters if self.is_acquired else ():
-                counter.in_flight += 1
+            self._sends -= 1
+            if not self._sends:
+                self._count(1)
+
+    def _count(self, change: int) -> None:
+        for counter in self.counters if self.is_acquired else ():
+            counter.in_flight += change
 
 
 class Admission:
@@ -213,6 +227,16 @@ class Admission:
     def in_flight(self) -> int:
         """HTTP requests whose bodies are complete."""
         return self._total.in_flight
+
+    @property
+    def tokens_in_flight(self) -> int:
+        """Tokens that the engine has, and tokens of calls that are being submitted."""
+        return self._total.committed_tokens
+
+    @property
+    def answered_tokens(self) -> int:
+        """Tokens that were submitted since the start, and are answered."""
+        return self._total.answered_tokens
 
     @property
     def unfinished(self) -> int:

@@ -51,7 +51,16 @@ from ...text.encoder_outputs import ScoreOutput, SubmittedAhead, read_events
 from ...text.event_source import EventSource
 from ...text.tokenization import TokenizerJob
 from ..access.authorized_models import AuthorizedModels
-from .dialect import EngineRequest, read_terms, record_model, request_context, server, submitter, turn_taker
+from .dialect import (
+    EngineRequest,
+    read_terms,
+    record_model,
+    request_context,
+    server,
+    submitter,
+    text_processor,
+    turn_taker,
+)
 from .encoding_calls import INLINE_NUMBERS, STEPS_AHEAD, collect_replies, start_replies
 from .explain_calls import ExplainCall, check_explain_enabled, compute_explanation
 from .generation_calls import cache_salt
@@ -167,7 +176,7 @@ async def write_head_texts(
     job = await build_job(request, decision, terms, partial(count_head_orders, model))
     job.written += size // (CHARACTER_BYTES * COPIED_CHARACTERS)
     work = partial(read_heads, model, decision, job.check)
-    return await server(request).text.run(model, job, work)
+    return await text_processor(request).run(model, job, work)
 
 
 async def compute_heads(
@@ -210,7 +219,7 @@ async def encode_option(
     request, encoding = explain_call.request, build_head_encoding(read, scores)
     call = f"{explain_call.model.task}-{uuid.uuid4().hex}"
     with request_context(request).time_tokenising():
-        found = await server(request).text.read_inputs(explain_call.model, encoding, call, explain_call.terms)
+        found = await text_processor(request).read_inputs(explain_call.model, encoding, call, explain_call.terms)
     [encoded] = [each for each in found if isinstance(each, EncodedInput)]
     return build_head_subject(decision, question, read, scores, encoded)
 
@@ -249,7 +258,7 @@ async def place_label(
     job = TokenizerJob(decision.field, characters, explain_call.terms)
     work = partial(build_label_subject, explain_call.model, decision.state, read, scores)
     with request_context(explain_call.request).time_tokenising():
-        return await server(explain_call.request).text.run(explain_call.model, job, work)
+        return await text_processor(explain_call.request).run(explain_call.model, job, work)
 
 
 async def tokenize_questions(
@@ -258,7 +267,7 @@ async def tokenize_questions(
     salted = replace(decision, salt=cache_salt(request, decision.salt))
     job = await build_job(request, decision, terms, count_label_orders)
     work = partial(read_labels, model, salted, f"decision-{uuid.uuid4().hex}", terms, claim_reads(request, job))
-    return await server(request).text.run(model, job, work)
+    return await text_processor(request).run(model, job, work)
 
 
 def claim_reads(request: Request, job: TokenizerJob) -> Callable[[int], None]:
@@ -312,7 +321,7 @@ async def ask_deciders(
     job = await build_job(request, decision, terms, attrgetter("permutations"))
     work = partial(read_deciders, model, decision, f"decision-{uuid.uuid4().hex}", terms, claim_reads(request, job))
     with context.time_tokenising():
-        reads = await server(request).text.run(model, job, work)
+        reads = await text_processor(request).run(model, job, work)
     ahead = STEPS_AHEAD * server(request).settings.encoder_step_tokens
     requests = (each for read in reads for each in read.requests)
     sources = SubmittedAhead(requests, submitter(request, model), ahead, turn_taker(request))
@@ -342,7 +351,7 @@ async def place_option(
     job = TokenizerJob(decision.field, characters, explain_call.terms)
     work = partial(build_decider_subject, explain_call.model, decision, index, read, scores)
     with request_context(explain_call.request).time_tokenising():
-        return await server(explain_call.request).text.run(explain_call.model, job, work)
+        return await text_processor(explain_call.request).run(explain_call.model, job, work)
 
 
 async def read_head(source: EventSource) -> tuple[list[float], Usage]:

@@ -134,6 +134,11 @@ def request_context(request: Request) -> RequestContext:
     return found
 
 
+def text_processor(request: Request) -> TextProcessor:
+    """What makes tokens of the request's texts, and texts of its tokens, beside the memory that the request has."""
+    return server(request).text.for_request(request_context(request).claim)
+
+
 def output_job(request: Request, model: Model, terms: Terms) -> OutputJob:
     """The reading of a call's answers, on the threads for short texts."""
     context = request_context(request)

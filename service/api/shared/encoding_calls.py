@@ -48,6 +48,7 @@ from .dialect import (
     request_context,
     server,
     submitter,
+    text_processor,
     turn_taker,
 )
 from .streaming import (
@@ -123,7 +124,7 @@ async def start_replies(request: Request, wire: EngineRequest, model: Model, enc
     call = f"{model.task}-{uuid.uuid4().hex}"
     terms = read_terms(request, wire)
     with request_context(request).time_tokenising():
-        encoded = await server(request).text.read_inputs(model, encoding, call, terms)
+        encoded = await text_processor(request).read_inputs(model, encoding, call, terms)
     size = sum(input_memory(model, one) for one in encoded if isinstance(one, EncodedInput))
     request_context(request).claim.grow(size, "the answer")
     ahead = STEPS_AHEAD * server(request).settings.encoder_step_tokens

@@ -56,6 +56,7 @@ from .dialect import (
     request_context,
     server,
     submitter,
+    text_processor,
 )
 from .explain_options import ExplainFields
 
@@ -230,7 +231,7 @@ async def encode_subject(explain_call: ExplainCall, given: str | tuple[str, str]
     model, options = explain_call.model, explain_call.options
     encoding, request_id = build_encoding_call(model, given, options), f"{model.task}-{uuid.uuid4().hex}"
     with request_context(explain_call.request).time_tokenising():
-        found = await server(explain_call.request).text.read_inputs(model, encoding, request_id, explain_call.terms)
+        found = await text_processor(explain_call.request).read_inputs(model, encoding, request_id, explain_call.terms)
     encoded = [each for each in found if isinstance(each, EncodedInput)]
     subject = build_subject(encoded)
     if model.task == "embed":
@@ -254,7 +255,7 @@ async def generate_subject(explain_call: ExplainCall, prompt: Prompt) -> Explain
         return await place_tokens(explain_call, prompt, first, await collect_tokens(explain_call.submit([first])[0]))
     context = request_context(explain_call.request)
     with context.time_tokenising():
-        [encoded] = await server(explain_call.request).text.tokenize(
+        [encoded] = await text_processor(explain_call.request).tokenize(
             model, [target], special=False, terms=context.terms
         )
     check_context(model, len(first.tokens), len(encoded))
@@ -267,7 +268,7 @@ async def place_tokens(
     """A prompt with `tokens` after it, and the position of each token in the texts; computed on a thread."""
     job = TokenizerJob("input", text_length(prompt) + len(tokens), explain_call.terms)
     with request_context(explain_call.request).time_tokenising():
-        text = server(explain_call.request).text
+        text = text_processor(explain_call.request)
         return await text.run(
             explain_call.model, job, lambda: build_generated_subject(explain_call.model, prompt, first, tokens)
         )
@@ -281,7 +282,7 @@ async def build_generate(explain_call: ExplainCall, prompt: Prompt, max_tokens: 
     )
     state = server(explain_call.request)
     with request_context(explain_call.request).time_tokenising():
-        [first] = await state.text.read_prompts(
+        [first] = await text_processor(explain_call.request).read_prompts(
             explain_call.model, generation, f"generate-{uuid.uuid4().hex}", explain_call.terms
         )
     check_token_count(first.prompt_tokens, state.settings)

@@ -25,7 +25,16 @@ from ...text.score_claim import SCORE_BYTES, ScoreClaim
 from ...text.stop_strings import StopRules
 from ...text.tokenization import text_length
 from ..access.authorized_models import ModelLookup
-from .dialect import EngineRequest, answer_threads, call_submitter, read_terms, request_context, server, turn_taker
+from .dialect import (
+    EngineRequest,
+    answer_threads,
+    call_submitter,
+    read_terms,
+    request_context,
+    server,
+    text_processor,
+    turn_taker,
+)
 from .json_body import SCAN_BYTES, count_containers
 from .streaming import INLINE_BYTES, PartsResponse, dump_chunks, dumps, json_weight
 
@@ -104,7 +113,7 @@ async def drop_oldest(
     [chat], [fitted] = generation.prompts, prepared.prompts
     assert isinstance(chat, ChatMessages), "a conversation"
     assert isinstance(fitted, ChatMessages), "a conversation"
-    room, text, size = answer_room(model, prepared), server(request).text, conversation_size(generation)
+    room, text, size = answer_room(model, prepared), text_processor(request), conversation_size(generation)
 
     def make_shorter(place: int) -> ChatMessages:
         shorter = replace(chat, messages=cut_messages(chat.messages, place), variables=fitted.variables)
@@ -145,7 +154,7 @@ async def read_prompts(
     request: Request, model: Model, generation: GenerationRequest, call: str, terms: Terms
 ) -> list[Generate]:
     """Tokenise the prompts on a thread."""
-    text = server(request).text
+    text = text_processor(request)
     try:
         with request_context(request).time_tokenising():
             return await text.read_prompts(model, generation, call, terms)

@@ -112,7 +112,7 @@ def test_memory_for_requests_is_taken_and_given_back() -> None:
         MemoryClaim(headroom).grow(81 * MIB, "the body")
     claim.release()
     claim.release()
-    with headroom.reserved(80 * MIB, "inputs"), pytest.raises(Overloaded):
+    with MemoryClaim(headroom).reserved(80 * MIB, "inputs"), pytest.raises(Overloaded):
         headroom.reserve(1, "inputs")
     headroom.reserve(80 * MIB, "inputs")
 
@@ -136,8 +136,8 @@ def test_a_call_that_memory_is_too_small_for_is_refused(
             room = app.state.server.headroom
             refused = await http.post("/v1/embeddings", json={"model": "embed", "input": ["x" * 60_000] * 4})
             assert refused.status_code == 413
-            assert "input of 240000 characters takes about 36 MiB" in refused.json()["error"]["message"]
-            with room.reserved(MIN_REQUEST_BYTES - MIB, "others"):
+            assert "input of 240000 characters takes about 38 MiB" in refused.json()["error"]["message"]
+            with MemoryClaim(room).reserved(MIN_REQUEST_BYTES - MIB, "others"):
                 late = await http.post("/v1/embeddings", json={"model": "embed", "input": "x" * 400_000})
             assert (late.status_code, late.headers["retry-after"]) == (429, "1")
             assert "the body takes about 1 MiB, and" in late.json()["error"]["message"]

@@ -3,6 +3,7 @@
 import asyncio
 import gc
 import math
+from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
 from threading import Event
@@ -13,7 +14,7 @@ import pytest
 
 from polyhead.service.api.dialects.tokens import routes as tokens_routes
 from polyhead.service.api.dialects.tokens.routes import write_tokens
-from polyhead.service.core.errors import BodyTooLarge, Expired, Overloaded
+from polyhead.service.core.errors import BadRequest, BodyTooLarge, Expired, Overloaded
 from polyhead.service.core.grammar import Grammar
 from polyhead.service.core.guide import GuideBusy
 from polyhead.service.core.request import Terms
@@ -29,7 +30,7 @@ from polyhead.service.structured.compiled_guide import CompiledGuide
 from polyhead.service.structured.guide_compiler import GuideCompiler
 from polyhead.service.text.tokenization import TextProcessor
 from tests.service.api.access.test_auth import keys_file
-from tests.support.scripted import Registry, application, echo, model
+from tests.support.scripted import Registry, application, ask, echo, model
 
 MIB = 1 << 20
 KEYS = {"a", "b"}
@@ -55,7 +56,9 @@ def test_a_key_holds_its_share_of_memory() -> None:
         claim.grow(10 * MIB, "the body")
     with pytest.raises(Overloaded, match=r"the list takes .* 1 MiB, and 0 are left .* this key, .* 50 \(key_share\)"):
         MemoryClaim(headroom, "a").grow(MIB, "the list")
-    with pytest.raises(BodyTooLarge, match=r"51 MiB, and a key has 50 of 100 for requests \(key_share\)"):
+    with pytest.raises(
+        BodyTooLarge, match=r"51 MiB with the rest of its request, and a key has 50 of 100 for requests \(key_share\)"
+    ):
         many[0].grow(41 * MIB, "the answer")
     MemoryClaim(headroom, "b").grow(50 * MIB, "the body")
     many[0].release()
@@ -134,6 +137,59 @@ def test_a_thread_that_goes_on_after_its_client_has_left_claims_nothing(
     assert headroom._reserved == 0
 
 
+def test_what_a_request_has_counts_where_it_needs_more() -> None:
+    """Found by an attack: what was missing was held by the request itself, which was told to come again."""
+    claim = MemoryClaim(shared(), "a")
+    claim.grow(20 * MIB, "the body")
+    line, other = claim.open_part(), claim.open_part()
+    line.grow(5 * MIB, "a line")
+    with pytest.raises(BodyTooLarge, match="56 MiB"), line.reserved(31 * MIB, "the text"):
+        pass
+    with line.reserved(10 * MIB, "the text"):
+        assert (claim.held, line.held, other.held) == (20 * MIB, 35 * MIB, 20 * MIB)
+        with pytest.raises(BodyTooLarge, match="51 MiB"):
+            line.grow(16 * MIB, "the answer")
+        with pytest.raises(Overloaded, match="15 are left by other requests"):
+            other.grow(16 * MIB, "another line, which will have room")
+    line.close()
+    with pytest.raises(Expired), line.reserved(1, "the text"):
+        pass
+    assert claim.held == claim._headroom._reserved == 20 * MIB
+
+
+LONG_TEXT = "a" * 207_000  # takes less memory than there is, and more with its body
+
+
+@pytest.mark.parametrize(
+    ("path", "body"),
+    [
+        ("/v1/completions", {"prompt": LONG_TEXT}),
+        ("/v1/chat/completions", {"messages": [{"role": "user", "content": LONG_TEXT}]}),
+        ("/v1/messages/count_tokens", {"messages": [{"role": "user", "content": LONG_TEXT}]}),
+        ("/tokenize", {"prompt": LONG_TEXT}),
+        ("/tokenize", {"inputs": LONG_TEXT}),
+        ("/v1/systemone", {"state": LONG_TEXT, "questions": {"q": {"type": "noul", "instructions": "Is it?"}}}),
+        ("/v1/explain", {"input": LONG_TEXT}),
+        ("/v1/embeddings", {"input": LONG_TEXT}),
+    ],
+    ids=lambda value: value if isinstance(value, str) else "-".join(value),
+)
+def test_a_text_that_can_never_fit_beside_its_body_is_not_asked_for_again(
+    tiny_generator: Path, tiny_embedder: Path, path: str, body: Mapping[str, Any]
+) -> None:
+    """Found by an attack: it was answered 429, so a batch sent it again until the batch expired."""
+    headroom = Headroom(free=0)
+    if path == "/v1/embeddings":
+        served = model(tiny_embedder, "it", "embed")
+    else:
+        served = model(tiny_generator, "it", "generate")
+    named = {} if "inputs" in body else {"model": "it"}
+    [refused] = ask(application(Registry([served], echo), headroom), (path, named | body))
+    assert refused.status_code == 413, refused.text
+    assert "of 2070" in refused.text
+    assert headroom._reserved == 0
+
+
 def test_one_key_or_none_has_all() -> None:
     for owners, owner in ((set(), ""), ({"a"}, "a")):
         MemoryClaim(shared(owners=owners), owner).grow(100 * MIB, "the body")
@@ -158,7 +214,7 @@ def test_claims_of_all_routes_are_those_of_the_key(tiny_embedder: Path, tmp_path
         await app.state.batches.open()
         for owner in "ab":
             await files.add(owner, "x", b"x")
-        with headroom.reserved(50 * MIB, "others", "a"):
+        with MemoryClaim(headroom, "a").reserved(50 * MIB, "others"):
             assert await statuses("a") == [429, 429]
             assert await statuses("b") == [200, 200]
         assert await statuses("a") == [200, 200]
@@ -260,6 +316,19 @@ def test_a_key_at_its_share_drops_no_guide_of_others(tiny_generator: Path) -> No
     assert guides.find_cached(talker, grammar, None) is guide
     assert guides.compile(talker, grammar, None, "a") is guide
     guides.close()
+
+
+def test_a_grammar_that_can_never_fit_beside_its_body_is_not_asked_for_again(tiny_generator: Path) -> None:
+    headroom, talker = shared(), model(tiny_generator, "talker", "generate")
+    text = TextProcessor(threads=1, batch_limit=9, on_tokenised=lambda *_: None, headroom=headroom)
+    claim = MemoryClaim(headroom, "a")
+    claim.grow(50 * MIB, "the body")
+    grammar = Grammar("regex", "[ab]+", "response_format")
+    with pytest.raises(BadRequest, match=r"response_format: the answer's form takes about .*key_share"):
+        asyncio.run(text.for_request(claim).find_guide(talker, grammar, None, Terms("a")))
+    claim.release()
+    assert asyncio.run(text.for_request(claim).find_guide(talker, grammar, None, Terms("a")))
+    text.close()
 
 
 def test_what_is_kept_makes_room_for_requests() -> None:

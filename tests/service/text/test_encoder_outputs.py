@@ -5,6 +5,7 @@ the engine.
 import asyncio
 import math
 from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
@@ -197,11 +198,11 @@ def test_the_spans_of_all_windows_of_a_context_are_bounded(finder: Case) -> None
 
 
 class RecordingClaim(MemoryClaim):
-    """Records what is claimed, and its parts."""
+    """Records what is claimed, and what is reserved for work on threads."""
 
     def __init__(self) -> None:
         super().__init__(Headroom())
-        self.claimed, self.parts = list[int](), list[MemoryClaim]()
+        self.claimed, self.reservations = list[int](), list[int]()
 
     @property
     def size(self) -> int:
@@ -211,10 +212,11 @@ class RecordingClaim(MemoryClaim):
         self.claimed.append(size)
         super().grow(size, what)
 
-    def open_part(self) -> "RecordingClaim":
-        part = RecordingClaim()
-        self.parts.append(part)
-        return part
+    @contextmanager
+    def reserved(self, size: int, what: str) -> Iterator[None]:
+        self.reservations.append(size)
+        with super().reserved(size, what):
+            yield
 
 
 def read_outputs(case: Case, reading: EncodingRequest, job: OutputJob) -> list[Any]:
@@ -236,10 +238,8 @@ def test_what_answers_take_is_claimed(finder: Case, filler: Case) -> None:
     count = len(read_inputs(finder.model, question, "call", DEFAULT_TERMS)[0].requests)  # type: ignore[union-attr]
     compared = answers.BYTES_PER_SPAN * 110 * count
     texts = sum(answers.BYTES_PER_ANSWER + 4 * len(answer.text) for answer in found.answers)
-    [part] = claim.parts
-    assert isinstance(part, RecordingClaim)
-    assert (part.claimed, part.size) == ([compared], 0), "it is given back"
-    assert claim.size == texts
+    assert claim.reservations == [compared]
+    assert claim.held == claim.size == texts, "it is given back"
     claim = RecordingClaim()
     masked = EncodingRequest(field="inputs", inputs=("The [MASK] fox.",), top_k=7)
     read_outputs(filler, masked, output_job(claim=claim))

@@ -13,7 +13,6 @@ from polyhead.service.core.errors import BadRequest, EmptyInput, TooLong
 from polyhead.service.core.grammar import Grammar
 from polyhead.service.core.model import Model
 from polyhead.service.core.request import Sampling, Terms
-from polyhead.service.resources.request_memory import UNBOUNDED_HEADROOM, MemoryClaim
 from polyhead.service.text.encoder_inputs import EncodingRequest
 from polyhead.service.text.generation_request import GenerationRequest
 from polyhead.service.text.tokenization import (
@@ -55,7 +54,7 @@ def test_work_is_charged_to_its_owner_by_its_texts(generator: Model, monkeypatch
         await text.tokenize(generator, texts, special=False, terms=terms)
         await text.read_inputs(generator, EncodingRequest(field="inputs", inputs=tuple(texts)), "call", terms)
         await text.render_prompt(generator, "The fox", "prompt", special=False, terms=terms)
-        await text.decode(generator, Decoding([[1, 2, 3]]), MemoryClaim(UNBOUNDED_HEADROOM), terms)
+        await text.decode(generator, Decoding([[1, 2, 3]]), terms)
         asked = GenerationRequest(field="prompt", prompts=("The fox",), sampling=Sampling())
         await text.read_prompts(generator, replace(asked, grammar=Grammar("regex", "[ab]+", "regex")), "call", terms)
         text.close()
@@ -84,7 +83,7 @@ def test_many_short_texts_and_banned_words_are_long_work(generator: Model, monke
             await text.read_prompts(generator, each, "call")
         await text.tokenize(generator, words, special=False)
         await text.read_inputs(generator, EncodingRequest(field="inputs", inputs=words), "call")
-        await text.decode(generator, Decoding([[1]] * many), MemoryClaim(UNBOUNDED_HEADROOM))
+        await text.decode(generator, Decoding([[1]] * many))
         text.close()
 
     monkeypatch.setattr(ThreadPool, "start", noted)

@@ -15,7 +15,7 @@ from ...shared.dialect import (
     read_terms,
     record_model,
     request_context,
-    server,
+    text_processor,
 )
 from ...shared.generation_calls import fit_conversation, start_answers, write_json
 from ...shared.output_items import stream_items
@@ -52,7 +52,7 @@ async def answer_count(request: Request, wire: CountRequest) -> Response:
     assert isinstance(chat, ChatMessages), "a conversation"
     terms = read_terms(request, wire)
     with request_context(request).time_tokenising():
-        _, ids = await server(request).text.render_prompt(model, chat, "messages", special=False, terms=terms)
+        _, ids = await text_processor(request).render_prompt(model, chat, "messages", special=False, terms=terms)
     return JsonResponse(write_count(len(ids)))
 
 

@@ -29,6 +29,7 @@ from ...shared.dialect import (
     record_model,
     request_context,
     server,
+    text_processor,
 )
 from ...shared.encoding_calls import (
     INLINE_NUMBERS,
@@ -105,8 +106,8 @@ async def read_echoes(request: Request, wire: CompletionRequest) -> tuple[str, .
     model = authorized_models(request).resolve(wire.model, ["generate"])
     prompts = normalize_inputs(wire.prompt)
     given = [prompt for prompt in prompts if not isinstance(prompt, str)]
-    text, claim, terms = server(request).text, request_context(request).claim, request_context(request).terms
-    decoded = await text.decode(model, Decoding(given, "prompt"), claim, terms) if given else []
+    text, claim, terms = text_processor(request), request_context(request).claim, request_context(request).terms
+    decoded = await text.decode(model, Decoding(given, "prompt"), terms) if given else []
     remaining = iter(decoded)
     found = tuple(prompt if isinstance(prompt, str) else next(remaining) for prompt in prompts)
     size = await run_off_loop(request, sum(map(len, found)) // 8, lambda: sum(map(json_size, found)))

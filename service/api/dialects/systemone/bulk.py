@@ -11,7 +11,7 @@ from fastapi import Request
 from starlette.responses import Response
 
 from ....core.errors import BadRequest, Overloaded, PolyheadError
-from ...shared.bulk_calls import Line, LineWork, answer_lines, receive_lines
+from ...shared.bulk_calls import Line, LineWork, NoRoom, answer_lines, receive_lines
 from ...shared.decision_calls import answer_numbers, answer_questions, check_batch, find_decision_model
 from ...shared.dialect import authorized_models, fill_model, quote_json
 from ...shared.encoding_calls import run_off_loop
@@ -45,10 +45,12 @@ async def answer_batch(request: Request) -> Response:
             return await run_off_loop(
                 part, answer_numbers(found), lambda: dumps_sliced({"index": line.index, **written(), **named}) + b"\n"
             )
-        except Overloaded:
-            raise
         except PolyheadError as error:
-            return encode_item({"index": line.index, **named, "status": error.status, **write_error(error)}, frame_line)
+            item = {"index": line.index, **named, "status": error.status, **write_error(error)}
+            refused = encode_item(item, frame_line)
+            if isinstance(error, Overloaded):
+                raise NoRoom(refused) from None
+            return refused
 
     work = LineWork(answer, lambda line: len(first) + len(questions.questions) * len(line.content))
     return await run_while_connected(request, LineStream.open(answer_lines(request, lines, work)))

@@ -23,6 +23,7 @@ from ...shared.dialect import (
     record_model,
     request_context,
     server,
+    text_processor,
 )
 from ...shared.encoding_calls import collect_replies, compare_replies, json_response, reply_response, start_replies
 from ...shared.json_body import receive_json
@@ -168,7 +169,7 @@ async def answer_tokenize(request: Request, wire: TokenizeRequest) -> Response:
     model = find_model(request, default_tasks(request))
     special, terms = wire.add_special_tokens, request_context(request).terms
     with request_context(request).time_tokenising():
-        encodings = await server(request).text.tokenize(model, texts, special=special, terms=terms)
+        encodings = await text_processor(request).tokenize(model, texts, special=special, terms=terms)
     claim, size = request_context(request).claim, TOKEN_ENTRY_BYTES * sum(map(len, encodings))
     claim.grow(size, "the list of tokens")
     # a long text has very many tokens: write them on a thread
@@ -180,7 +181,7 @@ async def answer_tokenize(request: Request, wire: TokenizeRequest) -> Response:
 async def decode(request: Request, wire: DecodeRequest) -> Response:
     model = find_model(request, default_tasks(request))
     context, decoding = request_context(request), Decoding(wire.rows, plain=wire.skip_special_tokens)
-    texts = await server(request).text.decode(model, decoding, context.claim, context.terms)
+    texts = await text_processor(request).decode(model, decoding, context.terms)
     return await json_response(request, len(texts) + sum(map(len, texts)) // 8, lambda: texts)
 
 

@@ -28,7 +28,7 @@ from ...shared.dialect import (
     read_body,
     record_model,
     request_context,
-    server,
+    text_processor,
 )
 from ...shared.generation_calls import fit_conversation
 from ...shared.streaming import PartsResponse, dump_chunks, run_while_connected
@@ -82,7 +82,7 @@ async def answer_tokens(request: Request, wire: TokenizeInput) -> Response:
 
 async def encode_prompt(request: Request, model: Model, wire: TokenizeInput) -> tuple[str, list[int]]:
     """The prompt's text and token ids.  A chat template writes the special tokens itself."""
-    text, terms = server(request).text, request_context(request).terms
+    text, terms = text_processor(request), request_context(request).terms
     if isinstance(wire, PromptRequest):
         return await text.render_prompt(model, wire.prompt, "prompt", special=wire.add_special_tokens, terms=terms)
     [chat] = (await fit_conversation(request, read_chat(wire), model)).prompts
@@ -121,7 +121,7 @@ async def detokenize(request: Request) -> Response:
 async def answer_detokenize(request: Request, wire: DetokenizeRequest) -> Response:
     model, terms = find_model(request, wire.model), request_context(request).terms
     decoding = Decoding([wire.tokens], "tokens")
-    [text] = await server(request).text.decode(model, decoding, request_context(request).claim, terms)
+    [text] = await text_processor(request).decode(model, decoding, terms)
     return await write_response(request, len(wire.tokens), lambda: {"prompt": text})
 
 

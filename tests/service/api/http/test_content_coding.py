@@ -25,7 +25,7 @@ from polyhead.service.api.http.content_coding import (
 )
 from polyhead.service.core.errors import BadRequest, UnsupportedType
 from polyhead.service.core.model import Model
-from polyhead.service.resources.request_memory import ALLOCATOR_BYTES, Headroom
+from polyhead.service.resources.request_memory import ALLOCATOR_BYTES, Headroom, MemoryClaim
 from tests.support.scripted import Registry, application, echo, model
 
 if sys.version_info >= (3, 14):
@@ -178,7 +178,7 @@ def test_memory_of_the_decoder_is_claimed_before_it_is_taken(talker: Model) -> N
     room = Headroom(free=ALLOCATOR_BYTES + (40 << 20))
     app = application(Registry([talker], echo), max_body_bytes=LIMIT, headroom=room)
     taken = int(room.total) - (256 << 10)
-    with room.reserved(taken, "others"):
+    with MemoryClaim(room).reserved(taken, "others"):
         gzipped, frames = sent(app, "gzip", gzip.compress(ASKED)), sent(app, "zstd", zstd.compress(ASKED))
     assert gzipped[0].status_code == 200
     assert frames[0].status_code == 429, frames[0].text

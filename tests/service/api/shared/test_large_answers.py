@@ -30,7 +30,7 @@ from polyhead.service.api.shared.openai_errors import write_logprobs, write_scor
 from polyhead.service.api.shared.streaming import MAX_OBJECTS, dumps_sliced
 from polyhead.service.concurrency.thread_pool import ThreadPool
 from polyhead.service.concurrency.time_slices import SLICE_SIZE, TOKENS_PER_SLICE
-from polyhead.service.core.errors import Overloaded
+from polyhead.service.core.errors import BodyTooLarge, Overloaded
 from polyhead.service.core.model import Model
 from polyhead.service.core.request import Done, Event, Generate, GeneratedToken, PromptScores
 from polyhead.service.engine.event_stream import Stream
@@ -594,7 +594,7 @@ def test_an_answer_that_takes_more_than_there_is_ends(generator_with_mark: tuple
         else:
             await collect_deltas(answers)
 
-    with pytest.raises(Overloaded, match=r"logprobs: .* ask for fewer of them"):
+    with pytest.raises(BodyTooLarge, match=r"logprobs: .* ask for fewer of them"):
         asyncio.run(run())
     assert call.headroom.total - 2 * STEP_BYTES < call.claimed <= call.headroom.total
     assert call.source.is_closed

@@ -13,14 +13,17 @@ import httpx
 import pytest
 from fastapi import FastAPI
 
+from polyhead.service.api.access import middleware
 from polyhead.service.api.access.app_state import AppState
 from polyhead.service.api.access.request_context import IGNORED_HEADER
+from polyhead.service.api.shared import bulk_calls
 from polyhead.service.api.shared.bulk_calls import CALLS_AHEAD, CHARACTERS_AHEAD
 from polyhead.service.concurrency.thread_pool import ThreadPool, WorkInfo, WorkItem
 from polyhead.service.core.model import Model
 from polyhead.service.core.request import Done, Generate, GeneratedToken, Request, Task
 from polyhead.service.decisions import generator_reads
-from polyhead.service.resources.request_memory import Headroom
+from polyhead.service.resources.request_memory import Headroom, MemoryClaim
+from polyhead.service.text import tokenization
 from polyhead.service.text.tokenization import CHARACTERS_PER_TEXT, LONG_CHARACTERS
 from tests.support.scripted import WAIT, Connection, Registry, application, ask, model, until
 
@@ -263,9 +266,9 @@ def test_a_client_that_leaves_between_two_lines_aborts_the_rest(talker: Model) -
         connection.drop()
         await task
         await until(lambda: all(source.aborted or source.ended for source in registry.sources))
+        await until(lambda: headroom._reserved == 0)  # a thread may still read a text
 
     asyncio.run(run())
-    assert headroom._reserved == 0
     assert cast(AppState, app.state.server).admission.in_flight == 0
 
 
@@ -344,6 +347,73 @@ def test_memory_is_released_with_each_answer(registry: Registry) -> None:
     body = written({"model": "talker", "questions": questions}, *["x"] * count)
     assert len(answers(post(app, body))) == count
     assert 0 < headroom.most < headroom.all / 4
+    assert headroom._reserved == 0
+
+
+def test_the_memory_of_a_state_is_released_with_its_answer(registry: Registry) -> None:
+    """Found by an attack: a call held the memory of its whole body until its end."""
+    headroom, reserved = Headroom(), list[int]()
+    app, body = application(registry, headroom), written(FIRST, *["a " * 5000] * 24)
+
+    async def note() -> None:
+        reserved.append(headroom._reserved)
+
+    async def run() -> None:
+        connection = connect(body)
+        connection.sending = note
+        await connection.run(app)
+        assert connection.body.count(b"\n") == 24
+
+    asyncio.run(run())
+    assert max(reserved) > 3 * len(body)
+    assert reserved[-1] < 3 * len(body) / 10
+    assert headroom._reserved == 0
+
+
+def test_a_state_that_can_never_fit_beside_its_body_is_refused_at_once(registry: Registry) -> None:
+    """Found by an attack: the line waited for ever for memory that its own call held."""
+    headroom = Headroom(free=0)
+    found = answers(post(application(registry, headroom), written(FIRST, "fine", {"state": "a" * 207_000, "id": 7})))
+    assert "answers" in found[0]
+    assert (found[1]["id"], found[1]["status"]) == (7, 413)
+    assert "state of 2070" in found[1]["error"]["message"]
+    assert headroom._reserved == 0
+
+
+def test_two_calls_that_wait_for_each_other_both_end(registry: Registry, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Found by an attack: the bodies of both left no room for a line of either."""
+    monkeypatch.setattr(tokenization, "BYTES_PER_CHARACTER", 16_000)
+    for module in (middleware, bulk_calls):
+        monkeypatch.setattr(module, "BYTES_PER_BODY_BYTE", 300)
+    for name, seconds in {
+        "MIN_PAUSE_S": 0.001,
+        "MAX_PAUSE_S": 0.001,
+        "MAX_IDLE_S": 0.01,
+        "SHORT_WAIT_S": 0.002,
+    }.items():
+        monkeypatch.setattr(bulk_calls, name, seconds)
+    headroom, count = Headroom(free=0), 30
+    app = application(registry, headroom)
+    engine, others = cast(Any, app.state.server.engine), MemoryClaim(headroom)
+    body = written(FIRST, *["a" * 1000] * count)
+
+    async def run() -> list[Connection]:
+        others.grow(14 << 20, "others")
+        engine.tokens = 1  # they make progress
+        connections = [connect(body), connect(body)]
+        calls = [asyncio.create_task(each.run(app)) for each in connections]
+        await until(lambda: headroom._reserved >= others.held + 2 * 300 * len(body))
+        engine.tokens = 0
+        others.release()
+        async with asyncio.timeout(120):
+            await asyncio.gather(*calls)
+        return connections
+
+    lines = [json.loads(line) for each in asyncio.run(run()) for line in each.body.splitlines()]
+    refused = [line for line in lines if "status" in line]
+    assert len(lines) == 2 * count
+    assert 0 < len(refused) < len(lines)
+    assert {(line["status"], line["error"]["code"]) for line in refused} == {(429, "overloaded")}
     assert headroom._reserved == 0
 
 
