@@ -161,6 +161,10 @@ class MemoryClaim:
         self._headroom, self._owner, self._size = headroom, owner, 0
         self._is_closed, self._lock = False, RLock()
 
+    @property
+    def size(self) -> int:
+        return self._size
+
     def set_owner(self, owner: str) -> None:
         """The request is that of `owner`.  Call it before anything is claimed."""
         assert not self._size, "what is claimed has been counted for another owner"
