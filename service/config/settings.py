@@ -239,7 +239,7 @@ class Settings(ParallelSettings):
         ge=1,
         le=1_000_000,
         description="Open connections; beyond that the longest idle one is closed. Fewer where the system allows "
-        "a process fewer files, or where connections are over TLS and memory is small.",
+        "a process fewer files, or where memory is small.",
     )
     write_seconds: float = Field(
         30, gt=0, le=3600, description="A client that takes less than 64 KiB, or than the rest, in so long is cut off."

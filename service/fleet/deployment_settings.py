@@ -5,6 +5,8 @@ from collections.abc import Collection
 from ..config.settings import Settings
 from ..core.names import base_model_name
 
+REPLICA_CONNECTIONS = 256  # of its HTTP server, which answers probes and scrapes only
+
 
 def split_settings(settings: Settings) -> dict[str, Settings]:
     """Return the settings of each deployment by its name: one model or the models of one pool, with their adapters."""
@@ -35,6 +37,7 @@ def build_deployment_settings(settings: Settings, name: str, base_models: Collec
             "pools": pools,
             "tls_cert": "",  # clients connect to the ingress
             "tls_key": "",
+            "max_connections": min(settings.max_connections, REPLICA_CONNECTIONS),
         }
     )
 

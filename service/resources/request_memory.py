@@ -161,6 +161,10 @@ class MemoryClaim:
         self._is_closed, self._lock = False, RLock()
 
     @property
+    def size(self) -> int:
+        return self._size
+
+    @property
     def held(self) -> int:
         """Bytes that its request has, without those of other parts, which are released before it ends."""
         return sum(claim._size + claim._working for claim in (self, *self._wholes))

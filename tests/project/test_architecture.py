@@ -74,6 +74,7 @@ GET_PREFIXES = {
     "service/api/shared/tagged_unions.py:__get_pydantic_core_schema__": "pydantic asks for a method of this name",
     "service/api/http/connection.py:get_buffer": "asyncio asks for a method of this name",
     "service/api/http/tls.py:get_buffer": "asyncio asks for a method of this name",
+    "service/api/http/tls.py:_get_write_buffer_size": "a method of asyncio's class has this name",
     "service/config/settings.py:get_field_value": "pydantic-settings asks for a method of this name",
 }
 BROAD_EXCEPTS = {

@@ -21,6 +21,7 @@ from ...core.errors import BadRequest, BodyTooLarge, ClientGone, Overloaded, Pol
 from ...resources.request_memory import BYTES_PER_BODY_BYTE, MemoryClaim
 from ..http.body_limits import IncomingBody
 from ..http.content_coding import ContentDecoder, make_decoder
+from ..http.request_cycle import CLAIMED_BYTES
 from ..http.request_head import REQUEST_ID_HEADERS
 from .access_log import NO_TRACING, RequestRecord, Trace
 from .admission import Permit
@@ -34,6 +35,7 @@ from .request_context import IGNORED_HEADER, TIMEOUT_HEADER, RequestContext, rea
 ErrorResponder = Callable[[RequestContext, str, PolyheadError], Response]
 
 QUIET_ACCESS = ("public", "metrics")  # polled routes, which are not traced and are logged at DEBUG
+PLANNED_HEAD_BYTES = 4 << 10  # of a head, which are planned for each connection (`resources.connection_memory`)
 REQUEST_ID = re.compile(r"[A-Za-z0-9._:/+=@-]{1,128}")
 
 CANCELLED = "the batch of this request has ended before it was answered"
@@ -71,6 +73,8 @@ class AccessMiddleware:
                 if context.ignored:
                     headers[IGNORED_HEADER] = write_ignored(context.ignored)
                 self.server.origins.add_cors_headers(request_headers, headers)
+            elif message.get("body"):
+                message[CLAIMED_BYTES] = context.claim.size
             await send(message)
 
         is_handled = False
@@ -141,6 +145,7 @@ class AccessMiddleware:
                 permit = None if is_admin else stack.enter_context(self.server.admission.open_permit(context.owner))
                 body = stack.enter_context(self.server.incoming_bodies.open_body(context.owner))
                 receiver = BodyReceiver(self.server, context, body, permit, decoder)
+                receiver.count_head(scope)
                 context.admitted = time.perf_counter()
                 await self.app(scope, receiver.limit_receive(receive), send_uncounted(permit, send))
         except PolyheadError as error:
@@ -205,7 +210,7 @@ class BodyReceiver:
         decoder: ContentDecoder | None,
     ) -> None:
         self.context, self.body, self.permit, self.decoder = context, body, permit, decoder
-        self.received_bytes = 0  # as they were sent
+        self.received_bytes = self.head_bytes = 0  # as they were sent
         self.incoming_bodies, self.headroom, self.turns = server.incoming_bodies, server.headroom, server.turns
         body.release = context.claim.release
         self.limit_seconds, self.max_bytes = server.settings.body_seconds, server.settings.max_body_bytes
@@ -234,10 +239,18 @@ class BodyReceiver:
 
         return counting
 
+    def count_head(self, scope: Scope) -> None:
+        """Count what a long head takes as bytes of the body, which it is kept with.  Raises SlowBody and Overloaded."""
+        size = len(scope.get("query_string", b"")) + sum(len(name) + len(value) for name, value in scope["headers"])
+        self.head_bytes = max(size - PLANNED_HEAD_BYTES, 0)
+        if self.head_bytes:
+            self.incoming_bodies.add_bytes(self.body, self.head_bytes)
+            self.claim_memory(BYTES_PER_BODY_BYTE * self.head_bytes)
+
     def count_bytes(self, data: bytes) -> None:
         """Count bytes of the body and claim memory for them.  Raises BodyTooLarge, SlowBody and Overloaded."""
         self.incoming_bodies.add_bytes(self.body, len(data))
-        self.check_size(self.body.size)
+        self.check_size(self.body.size - self.head_bytes)
         self.claim_memory(BYTES_PER_BODY_BYTE * len(data))
 
     def check_size(self, size: int) -> None:

@@ -58,9 +58,10 @@ class IncomingBody:
 
 
 class IncomingBodies:
-    """All incomplete bodies, at most `most` bytes together.  Lives on the event loop thread.
+    """All incomplete bodies with their long heads, at most `most` bytes together.  Lives on the event loop thread.
 
-    `room()` returns the free memory in bytes, a second limit; one body of the largest size is always within it.
+    `room()` returns the free memory in bytes, a second limit; one body of the largest size is always within it.  The
+    only body that has bytes is not aborted: its size is limited by itself.
     """
 
     def __init__(self, most: int = FULL_BODIES * (8 << 20), room: Callable[[], float] = lambda: math.inf) -> None:
@@ -99,7 +100,7 @@ class IncomingBodies:
             del of_owner[body]
             of_owner[body] = None
         bound = min(self.max_bytes, max(self.free_memory(), self.max_bytes / FULL_BODIES))
-        while self.held_bytes > bound:
+        while self.held_bytes > max(bound, body.size):
             self._abort(self._slowest(self._bytes))
         body.check_aborted()
 

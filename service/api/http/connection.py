@@ -3,12 +3,16 @@
 Until a request head is complete, a connection costs a few kilobytes and a timer.  If there are too many connections,
 the client that has made no progress for the longest time is closed, among those that are silent, send a body, or do not
 read their answer.  Writing stops as soon as the kernel's send buffer is full, and a client that reads nothing for some
-time is disconnected, so that a permit, cache blocks and buffers are not held for a client that is gone.
+time is disconnected, so that a permit, cache blocks and buffers are not held for a client that is gone.  What such
+clients hold together is bounded, too: unsent bytes, their requests, and what the kernel buffers for them.
 """
 
 import asyncio
+import contextlib
 import contextvars
 import logging
+import socket
+import struct
 import time
 import uuid
 from collections.abc import Callable
@@ -33,6 +37,10 @@ LINGER_SECONDS = 2.0
 MAX_DISCARDED = 16 << 20  # bytes that are discarded at most
 MAX_EMPTY_LINES = 2  # before a request: some clients send one after a body
 MIN_PROGRESS = 1 << 16  # bytes that a client must read of its answer in `write_seconds`, unless less is left
+# Bytes of a request whose answer is not read, beside its head and the unsent bytes: 32 KiB that the kernel has of the
+# answer (`service.server.process.UNSENT_LOW_WATER`), and 16 of the application's objects.
+BLOCKED_BYTES = 48 << 10
+CLOSE_BY_RESET = struct.pack("ii", 1, 0)  # SO_LINGER: what the kernel has for the client is discarded
 
 log = logging.getLogger("polyhead.http")
 
@@ -67,6 +75,7 @@ class Connection(asyncio.BufferedProtocol):
         self.closing = self.lingering = self.idle = False
         self.discard_left = MAX_DISCARDED
         self.unsent_bytes = 0  # bytes in the write buffer at the last check
+        self.unread_bytes = 0  # the same at the last call of `has_read`
         self.write_timer: asyncio.TimerHandle | None = None
         self.read_timer: asyncio.TimerHandle | None = None
 
@@ -128,11 +137,13 @@ class Connection(asyncio.BufferedProtocol):
     def pause_writing(self) -> None:
         self.writable.clear()
         self.limits.mark_blocked(self)
+        self.unread_bytes = self.transport.get_write_buffer_size()
         self.start_write_timer()
         self.loop.call_soon(self.limit_input)  # not inside of a write: it may close this connection
 
     def resume_writing(self) -> None:
         self.limits.blocked_since.pop(self, None)
+        self.limits.unsent_answers.remove(self)  # now: it may be blocked again before its input is limited
         self.stop_write_timer()
         self.writable.set()
         self.loop.call_soon(self.limit_input)
@@ -190,7 +201,7 @@ class Connection(asyncio.BufferedProtocol):
         head = read_head(bytes(self.buffer[:end]))
         del self.buffer[:end]
         self.empty_lines = 0
-        self.cycle = RequestResponseCycle(self, head)
+        self.cycle = RequestResponseCycle(self, head, end)
         task = self.loop.create_task(self.run_app(self.cycle), context=contextvars.Context())
         self.state.tasks.add(task)
         task.add_done_callback(partial(self.finish_task, self.cycle))
@@ -219,6 +230,10 @@ class Connection(asyncio.BufferedProtocol):
         """
         if self.transport.is_closing():
             return
+        self.limit_reading()
+        self.count_unsent()
+
+    def limit_reading(self) -> None:
         if self.is_discarding:
             self.transport.resume_reading()
             return
@@ -237,6 +252,29 @@ class Connection(asyncio.BufferedProtocol):
             self.transport.resume_reading()
 
     # Output
+
+    def count_unsent(self) -> None:
+        """Count what is held for a client that does not read its answer.  May close this connection.
+
+        Not counted is what the application has claimed of the memory for requests.
+        """
+        size = 0
+        if not self.writable.is_set():
+            size = BLOCKED_BYTES + self.transport.get_write_buffer_size()
+            size += 0 if self.cycle is None else self.cycle.head_bytes + self.cycle.unclaimed_bytes
+            size += 0 if self.transport.is_reading() else self.receive_buffer_bytes
+        self.limits.unsent_answers.set_size(self, size)
+
+    @property
+    def receive_buffer_bytes(self) -> int:
+        """Bytes that the kernel may receive while nothing is read."""
+        open_socket = self.transport.get_extra_info("socket")
+        return 0 if open_socket is None else open_socket.getsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF)
+
+    def has_read(self) -> bool:
+        """Whether the client has read some of its answer since the last call."""
+        before, self.unread_bytes = self.unread_bytes, self.transport.get_write_buffer_size()
+        return self.unread_bytes < before
 
     async def run_app(self, cycle: RequestResponseCycle) -> None:
         await self.app(cast(HTTPScope, self.build_scope(cycle.head)), cycle.receive, cycle.send)
@@ -288,6 +326,8 @@ class Connection(asyncio.BufferedProtocol):
         error = None if is_cancelled else task.exception()
         if error is not None:
             log.error("bug in the application", exc_info=error)
+        if cycle.is_client_gone:
+            self.cycle = None  # so that both are freed now: garbage is collected seldom
         if cycle.is_over or cycle.is_client_gone:
             return
         if cycle.is_begun:
@@ -390,11 +430,21 @@ class Connection(asyncio.BufferedProtocol):
             self.limits.count_cut_off()
         self.leave_queues()
         self.state.connections.discard(cast(Any, self))
+        self.abort()
+
+    def abort(self) -> None:
+        """Close at once.  If the client does not read its answer, what the kernel has for it is discarded, which it
+        would otherwise keep for minutes after the connection has ended.
+        """
+        if not self.writable.is_set() and (open_socket := self.transport.get_extra_info("socket")) is not None:
+            with contextlib.suppress(OSError):
+                open_socket.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, CLOSE_BY_RESET)
         self.transport.abort()
 
     def leave_queues(self) -> None:
         """Remove this connection from those that may be closed to make room."""
         self.limits.buffered_input.remove(self)
+        self.limits.unsent_answers.remove(self)
         self.limits.silent_since.pop(self, None)
         self.limits.blocked_since.pop(self, None)
         self.limits.lingering.pop(self, None)
@@ -435,7 +485,7 @@ class Connection(asyncio.BufferedProtocol):
         seconds = self.limits.write_seconds
         log.warning("client disconnected, it read too little of its answer in %g s: %s", seconds, self.address)
         self.limits.count_cut_off()
-        self.transport.abort()
+        self.abort()
 
     @property
     def address(self) -> str:

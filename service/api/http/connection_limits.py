@@ -4,7 +4,7 @@ import asyncio
 import time
 from collections.abc import Callable, Collection
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any, Generic, Protocol, TypeVar
 
 from ...core.errors import PolyheadError
 from .body_limits import IncomingBodies
@@ -12,6 +12,7 @@ from .body_limits import IncomingBodies
 READ_BYTES = 1 << 16  # bytes that are read in one call
 SHORT_READ_BYTES = 8 << 10  # the same of a head, and of what comes behind a request
 MAX_BUFFERED_BYTES = 16 << 20  # bytes of all input that waits, of which most are incomplete heads
+MAX_UNSENT_BYTES = 128 << 20  # bytes of all answers that wait for their clients, where the settings state no other
 MAX_STARTS = 32  # requests that start in one turn of the event loop
 MAX_HANDSHAKES = 4  # of TLS, in one turn: a signature by RSA with 4,096 bits takes five milliseconds
 HANDSHAKE_PART = 4  # handshakes that are begun and not complete are at most one in so many connections
@@ -27,32 +28,69 @@ class LimitedConnection(Protocol):
         """Process its input: its request may start."""
 
 
-class BufferedInput:
-    """Input that waits, at most `most` bytes together; beyond that the connection is dropped whose input waits longest.
+class AnsweringConnection(LimitedConnection, Protocol):
+    """What `UnsentAnswers` needs of a connection."""
 
-    It is of incomplete heads, and of what a client sends behind a request before it has read the answer.  A head that
-    comes in one piece, as most do, is never counted here.
+    def has_read(self) -> bool:
+        """Whether its client has read some of its answer since the last call."""
+
+
+Client = TypeVar("Client", bound=LimitedConnection)
+
+
+class WaitingBytes(Generic[Client]):
+    """Bytes of connections that wait for their clients, at most `most` together; beyond that the connection is dropped
+    whose bytes wait longest, but never the only one.
     """
 
-    def __init__(self, most: int = MAX_BUFFERED_BYTES) -> None:
+    def __init__(self, most: int) -> None:
         self.max_bytes, self.held_bytes = most, 0
-        self._sizes: dict[LimitedConnection, int] = {}  # the oldest first
+        self._sizes: dict[Client, int] = {}  # the oldest first
 
-    def set_size(self, client: LimitedConnection, size: int) -> None:
-        """The input of `client` that waits has `size` bytes now."""
+    def set_size(self, client: Client, size: int) -> None:
+        """`size` bytes of `client` wait now."""
         if not size:
             self.remove(client)
             return
         self.held_bytes += size - self._sizes.get(client, 0)
         self._sizes[client] = size
-        while self.held_bytes > self.max_bytes:
-            first = next(iter(self._sizes))
-            self.remove(first)
-            first.drop()
+        while self.held_bytes > self.max_bytes and len(self._sizes) > 1:
+            longest = self.find_longest()
+            self.remove(longest)
+            longest.drop()
 
-    def remove(self, client: LimitedConnection) -> None:
-        """No input of `client` waits any more."""
+    def find_longest(self) -> Client:
+        """The connection whose bytes wait longest."""
+        return next(iter(self._sizes))
+
+    def remove(self, client: Client) -> None:
+        """No bytes of `client` wait any more."""
         self.held_bytes -= self._sizes.pop(client, 0)
+
+
+class BufferedInput(WaitingBytes[LimitedConnection]):
+    """Input of incomplete heads, and what a client sends behind a request before it has read the answer.  A head that
+    comes in one piece, as most do, is never counted here.
+    """
+
+    def __init__(self, most: int = MAX_BUFFERED_BYTES) -> None:
+        super().__init__(most)
+
+
+class UnsentAnswers(WaitingBytes[AnsweringConnection]):
+    """What connections hold whose clients do not read their answers: unsent bytes, and the request.
+
+    A client that has read some of its answer counts as new again, so that those who read slowly are not dropped for
+    those who do not read.
+    """
+
+    def __init__(self, most: int = MAX_UNSENT_BYTES) -> None:
+        super().__init__(most)
+
+    def find_longest(self) -> AnsweringConnection:
+        while (first := super().find_longest()).has_read():
+            self._sizes[first] = self._sizes.pop(first)
+        return first
 
 
 class StartQueue:
@@ -116,6 +154,7 @@ class ConnectionLimits:
     start_queue: StartQueue = field(default_factory=lambda: StartQueue(MAX_STARTS))
     handshake_queue: StartQueue = field(default_factory=lambda: StartQueue(MAX_HANDSHAKES))
     buffered_input: BufferedInput = field(default_factory=BufferedInput)
+    unsent_answers: UnsentAnswers = field(default_factory=UnsentAnswers)
     # The values are times of `time.monotonic`; the oldest first.
     silent_since: dict[LimitedConnection, float] = field(default_factory=dict)  # no request is under way
     blocked_since: dict[LimitedConnection, float] = field(default_factory=dict)  # the client does not read its answer

@@ -19,6 +19,8 @@ BODILESS_STATUSES = frozenset({204, 304})
 LINE_BREAK = re.compile(rb"[\r\n\0]")
 WRITE_BYTES = 1 << 16  # bytes that are written before waiting for the client
 CONTINUE = b"HTTP/1.1 100 Continue\r\n\r\n"
+# In a message with a part of the body: how many bytes of the memory for requests are claimed for its request.
+CLAIMED_BYTES = "polyhead.claimed_bytes"
 AsgiMessage = Any
 
 
@@ -36,17 +38,20 @@ class ClientConnection(Protocol):
 
     def resume_body(self) -> None: ...
 
+    def count_unsent(self) -> None: ...
+
     def finish_answer(self, cycle: "RequestResponseCycle") -> None: ...
 
 
 class RequestResponseCycle:
-    """One request and its response.
+    """One request and its response.  Its head has `head_bytes` as it was sent.
 
     `receive` and `send` are called by the application; `notify_body`, `fail` and `disconnect` by the connection.
     """
 
-    def __init__(self, connection: ClientConnection, head: RequestHead) -> None:
-        self.connection, self.head = connection, head
+    def __init__(self, connection: ClientConnection, head: RequestHead, head_bytes: int = 0) -> None:
+        self.connection, self.head, self.head_bytes = connection, head, head_bytes
+        self.unclaimed_bytes = 0  # unwritten bytes of the answer for which no memory is claimed
         self.reader = make_body_reader(head.length)
         self.body = bytearray()  # bytes that were read and not yet received by the application
         self.is_begun = self.is_over = self.is_client_gone = False
@@ -103,8 +108,14 @@ class RequestResponseCycle:
         self.connection.resume_body()
 
     async def send(self, message: AsgiMessage) -> None:
-        """ASGI `send`.  Waits until earlier data was sent, and at the end until everything was sent."""
+        """ASGI `send`.  Waits until earlier data was sent, and at the end until everything was sent.
+
+        A part of the body may state `CLAIMED_BYTES`, which are claimed for it.
+        """
         async with self._sending:
+            self.unclaimed_bytes = max(len(message.get("body", b"")) - message.get(CLAIMED_BYTES, 0), 0)
+            if not self.connection.writable.is_set():
+                self.connection.count_unsent()
             if await self._wait_sent():
                 await self._send(message)
 
@@ -149,10 +160,12 @@ class RequestResponseCycle:
         while len(rest) > WRITE_BYTES:
             self.connection.write(b"".join((*before, rest[:WRITE_BYTES])))
             before, rest = [], rest[WRITE_BYTES:]
+            self.unclaimed_bytes = min(self.unclaimed_bytes, len(rest))
             await asyncio.sleep(0)  # let others run while a client reads fast
             if not await self._wait_sent():
                 return
         self.connection.write(b"".join((*before, rest, *after)))
+        self.unclaimed_bytes = 0
         if not more and await self._wait_sent():
             self.is_over = True
             self._changed.set()

@@ -215,6 +215,11 @@ class Handshake(SSLProtocol):
         cast(Any, transport).set_read_buffer_limits(RECEIVE_BYTES)
         self.client.start_connection(transport)
 
+    def _get_write_buffer_size(self) -> int:
+        """What waits for the client, also encrypted: asyncio's does not have the bytes of the transport below."""
+        encrypted = 0 if self.tls_transport is None else self.transport.get_write_buffer_size()
+        return cast(int, cast(Any, super())._get_write_buffer_size()) + encrypted
+
     def get_buffer(self, n: int) -> memoryview:  # noqa: ARG002
         return self._ssl_buffer_view
 

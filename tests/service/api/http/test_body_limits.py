@@ -15,9 +15,12 @@ import pytest
 
 from polyhead.service.api.access.admission import Admission, AdmissionLimits
 from polyhead.service.api.access.app_state import AppState
+from polyhead.service.api.access.middleware import PLANNED_HEAD_BYTES
 from polyhead.service.api.http.body_limits import FULL_BODIES, PROGRESS_BYTES, IncomingBodies
+from polyhead.service.api.http.request_cycle import CLAIMED_BYTES
 from polyhead.service.core.errors import Overloaded, SlowBody
 from polyhead.service.core.model import Model
+from polyhead.service.resources.request_memory import BYTES_PER_BODY_BYTE, Headroom
 from tests.support.processes import Process
 from tests.support.raw import Said, answers, chunk, connected, heard, post, said
 from tests.support.scripted import WAIT, Connection, FakeEngine, Registry, application, echo, model, until
@@ -295,6 +298,62 @@ def test_an_incomplete_body_at_the_end_of_the_drain_gets_an_error(tiny_generator
 @pytest.fixture
 def talker(tiny_generator: Path) -> Model:
     return model(tiny_generator, "talker", "generate")
+
+
+def with_long_head(body: bytes, *, more: bool) -> Connection:
+    """A request with 20,000 bytes in its head, beyond its path and the fields of every request."""
+    asked = Connection("/v1/completions", b"")
+    asked.scope["query_string"] = b"q" * 8000
+    cast(Any, asked.scope["headers"]).append((b"x-long", b"y" * 12_000))
+    asked.incoming.get_nowait()
+    asked.incoming.put_nowait({"type": "http.request", "body": body, "more_body": more})
+    return asked
+
+
+def test_a_long_head_is_counted_with_its_body(talker: Model) -> None:
+    """Its memory is claimed, and released at the end; the slowest body makes room for it.  It is no part of the body
+    that has a largest size.
+    """
+    headroom = Headroom(PLENTY)
+    app = application(Registry([talker], echo), headroom, max_body_bytes=1024)
+    receiving = cast(AppState, app.state.server).incoming_bodies
+    counted = 20_000 - PLANNED_HEAD_BYTES  # and a few fields of every request
+
+    async def run() -> list[Connection]:
+        asked = [with_long_head(b"{", more=True)]
+        tasks = [asyncio.create_task(asked[0].run(app))]
+        await until(lambda: receiving.held_bytes > 0)
+        await until(lambda: asked[0].incoming.empty())
+        await asyncio.sleep(0)
+        assert 0 <= receiving.held_bytes - counted < 200
+        assert headroom._reserved == BYTES_PER_BODY_BYTE * receiving.held_bytes
+        receiving.max_bytes = receiving.held_bytes + 1000
+        asked.append(with_long_head(orjson.dumps(TALK), more=False))
+        tasks.append(asyncio.create_task(asked[1].run(app)))
+        await asyncio.wait_for(asyncio.gather(*tasks), 60)
+        return asked
+
+    slow, whole = asyncio.run(run())
+    assert (slow.sent[0]["status"], whole.sent[0]["status"]) == (408, 200)
+    assert (receiving.held_bytes, headroom._reserved) == (0, 0)
+
+
+def test_an_answer_states_what_is_claimed_for_it(talker: Model) -> None:
+    """So that the connection counts only what nobody else does, while it is not read."""
+    headroom = Headroom(PLENTY)
+    app = application(Registry([talker], echo), headroom)
+    asked = with_long_head(orjson.dumps(TALK), more=False)
+    reserved = list[int]()
+
+    async def note() -> None:
+        reserved.append(headroom._reserved)
+
+    asked.sending = note
+    asyncio.run(asked.run(app))
+    stated = [message[CLAIMED_BYTES] for message in asked.sent if message.get("body")]
+    assert stated
+    assert set(stated) <= set(reserved)
+    assert min(stated) > 0
 
 
 @pytest.mark.parametrize(

@@ -16,19 +16,21 @@ import pytest
 
 from polyhead.service.api.access.app_state import AppState
 from polyhead.service.api.http.body_limits import IncomingBodies
-from polyhead.service.api.http.connection import READ_AHEAD, Connection
+from polyhead.service.api.http.connection import BLOCKED_BYTES, READ_AHEAD, Connection
 from polyhead.service.api.http.connection_limits import (
     MAX_STARTS,
     READ_BYTES,
     SHORT_READ_BYTES,
     BufferedInput,
     StartQueue,
+    UnsentAnswers,
 )
-from polyhead.service.api.http.request_cycle import WRITE_BYTES
+from polyhead.service.api.http.request_cycle import CLAIMED_BYTES, WRITE_BYTES
 from polyhead.service.concurrency import loop_errors
 from polyhead.service.concurrency.loop_errors import LoopErrors
 from polyhead.service.core.errors import UnreadableRequest
 from polyhead.service.resources.request_memory import BYTES_PER_BODY_BYTE, Headroom
+from polyhead.service.server.process import UNSENT_LOW_WATER, bind_socket
 from tests.service.api.http.test_connection import GET, STOPPING, Served, answers_to, newest, replying, run
 from tests.support.raw import answers
 from tests.support.scripted import Connection as Asked
@@ -243,6 +245,192 @@ def test_input_behind_answers_is_bounded_together() -> None:
     is_there, sizes = asyncio.run(one())
     assert not is_there
     assert min(sizes) > 2 * LARGE
+
+
+def replying_claimed(claimed: int) -> Any:
+    """An application with a large answer for which `claimed` bytes are claimed."""
+
+    async def app(scope: Any, receive: Any, send: Any) -> None:
+        await send({"type": "http.response.start", "status": 200, "headers": [(b"content-length", b"%d" % LARGE)]})
+        await send({"type": "http.response.body", "body": b"x" * LARGE, CLAIMED_BYTES: claimed})
+
+    return app
+
+
+async def unread_answer(served: Served, port: int, content: bytes = GET) -> socket.socket:
+    """A client whose answer is not read, and counted."""
+    client = await unread(port, content)
+    name = client.getsockname()
+    await until(lambda: blocked_by_name(served).get(name, False))
+    await asyncio.sleep(0)  # a turn of the loop, in which it is counted
+    return client
+
+
+@pytest.mark.parametrize("claimed", [LARGE, LARGE // 2, 0])
+def test_what_is_held_for_an_answer_that_is_not_read_is_counted(claimed: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The unsent bytes and the request; of the rest of the body only what the application has not claimed."""
+    written, write = Counter[Connection](), Connection.write
+
+    def counting_write(connection: Connection, data: bytes) -> None:
+        written[connection] += 1
+        write(connection, data)
+
+    long_head = GET[:-2] + b"X: " + b"y" * (20 << 10) + b"\r\n\r\n"
+
+    async def one() -> None:
+        served = Served(replying_claimed(claimed))
+        async with served.listening() as port:
+            monkeypatch.setattr(Connection, "write", counting_write)
+            for content in (GET, long_head, GET + b"z" * (20 << 10)):
+                client = await unread_answer(served, port, content)
+                name = client.getsockname()
+                connection = next(one for one in connections(served) if one.client == name)
+                if content.endswith(b"z"):
+                    await until(lambda one=connection: not one.transport.is_reading())  # type: ignore[misc]
+                    await asyncio.sleep(0)
+                unwritten = LARGE - written[connection] * WRITE_BYTES
+                held = BLOCKED_BYTES + connection.transport.get_write_buffer_size() + min(unwritten, LARGE - claimed)
+                held += len(long_head if content is long_head else GET)
+                if content.endswith(b"z"):  # the kernel receives while nothing is read
+                    kernel = connection.transport.get_extra_info("socket")
+                    held += kernel.getsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF)
+                assert served.edge.unsent_answers.held_bytes == held
+                client.close()
+                await until(lambda: not served.state.connections)
+                assert served.edge.unsent_answers.held_bytes == 0
+
+    asyncio.run(one())
+
+
+def test_answers_that_are_not_read_are_bounded_together() -> None:
+    """The client that waits longest is disconnected, and reset, so that the kernel frees what it has for it; the
+    others get all that they asked for.
+    """
+    bound = 3 * (BLOCKED_BYTES + 2 * WRITE_BYTES)
+
+    async def one() -> tuple[list[bool], list[int]]:
+        served = Served(replying_claimed(LARGE), unsent_answers=UnsentAnswers(bound))
+        async with served.listening() as port:
+            clients = []
+            for _ in range(12):
+                clients.append(await unread_answer(served, port, STOPPING))
+                await asyncio.sleep(0)
+                assert served.edge.unsent_answers.held_bytes <= bound
+            there = [one.getsockname() in blocked_by_name(served) for one in clients]
+            sizes, loop = [], asyncio.get_running_loop()
+            for client in clients:
+                size = 0
+                with contextlib.suppress(ConnectionResetError):
+                    while part := await loop.sock_recv(client, 1 << 16):
+                        size += len(part)
+                    sizes.append(size)
+                client.close()
+            return there, sizes
+
+    there, sizes = asyncio.run(one())
+    kept = there.count(True)
+    assert there == [False] * (12 - kept) + [True] * kept
+    assert kept >= 3
+    assert len(sizes) == kept, "all others were reset"
+    assert min(sizes) > LARGE
+
+
+def test_one_large_answer_may_exceed_the_bound() -> None:
+    async def one() -> int:
+        served, size = Served(replying_claimed(0), unsent_answers=UnsentAnswers(1)), 0
+        async with served.listening() as port:
+            client = await unread_answer(served, port, STOPPING)
+            assert served.edge.unsent_answers.held_bytes > 1
+            while part := await asyncio.get_running_loop().sock_recv(client, 1 << 16):
+                size += len(part)
+            client.close()
+        return size
+
+    assert asyncio.run(one()) > LARGE
+
+
+def test_clients_that_read_slowly_are_not_dropped_for_those_that_do_not_read() -> None:
+    class Client:
+        reads = is_dropped = False
+
+        def drop(self) -> None:
+            self.is_dropped = True
+
+        def continue_reading(self) -> None:
+            """Does nothing."""
+
+        def has_read(self) -> bool:
+            self.reads, found = False, self.reads
+            return found
+
+    answers, reader = UnsentAnswers(30), Client()
+    answers.set_size(reader, 10)
+    silent = [Client() for _ in range(9)]
+    for each in silent:
+        reader.reads = True
+        answers.set_size(each, 10)
+        assert answers.held_bytes <= 30
+    assert not reader.is_dropped
+    assert [each.is_dropped for each in silent] == [True] * 7 + [False] * 2
+    reader.reads = False
+    answers.set_size(last := Client(), 30)
+    assert (reader.is_dropped, last.is_dropped) == (True, False)
+
+
+def test_a_client_that_has_read_a_piece_counts_as_new() -> None:
+    async def one() -> list[Any]:
+        served = Served(replying_claimed(LARGE))
+        async with served.listening() as port:
+            reader, silent = [await unread_answer(served, port) for _ in range(2)]
+            first, _ = order = cast(list[Connection], list(served.edge.unsent_answers._sizes))
+            first.resume_writing()
+            first.pause_writing()  # by the next piece, in the same turn of the loop
+            await asyncio.sleep(0)  # a turn in which it is counted
+            found = [order.index(cast(Connection, each)) for each in served.edge.unsent_answers._sizes]
+            for client in (reader, silent):
+                client.close()
+            return found
+
+    assert asyncio.run(one()) == [1, 0]
+
+
+def test_a_connection_has_read_when_its_unsent_bytes_become_fewer() -> None:
+    async def one() -> list[bool]:
+        served = Served(replying_claimed(LARGE))
+        async with served.listening() as port:
+            client = await unread_answer(served, port)
+            [connection] = connections(served)
+            found = [connection.has_read()]
+            waiting = connection.transport.get_write_buffer_size()
+            while connection.transport.get_write_buffer_size() == waiting:
+                with contextlib.suppress(BlockingIOError):
+                    client.recv(1024)
+                await asyncio.sleep(0)
+            connection.unread_bytes = waiting  # also where a new piece has been written meanwhile
+            connection.transport.get_write_buffer_size = lambda: waiting - 1  # type: ignore[method-assign]
+            found += [connection.has_read(), connection.has_read()]
+            client.close()
+            return found
+
+    assert asyncio.run(one()) == [False, True, False]
+
+
+@pytest.mark.skipif(not hasattr(socket, "TCP_NOTSENT_LOWAT"), reason="the kernel has no such limit")
+def test_the_kernel_buffers_little_for_a_client_that_does_not_read() -> None:
+    """The limit of the listener holds for each connection, which takes less than a half of its send buffer."""
+    with bind_socket("127.0.0.1", 0) as listener, socket.socket() as client:
+        listener.listen()
+        client.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+        client.connect(listener.getsockname())
+        accepted, _ = listener.accept()
+        with accepted:
+            assert accepted.getsockopt(socket.IPPROTO_TCP, socket.TCP_NOTSENT_LOWAT) == UNSENT_LOW_WATER
+            accepted.setblocking(False)
+            taken = 0
+            with contextlib.suppress(BlockingIOError):
+                while True:
+                    taken += accepted.send(b"x" * WRITE_BYTES)
+            assert taken < accepted.getsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF) // 2
 
 
 def test_requests_that_wait_to_start_keep_little_of_what_follows() -> None:

@@ -21,11 +21,12 @@ from cryptography.hazmat.primitives import hashes
 from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 from cryptography.hazmat.primitives.kdf.hkdf import HKDFExpand
 
-from polyhead.service.api.http.connection import Connection
+from polyhead.service.api.http.connection import BLOCKED_BYTES, Connection
 from polyhead.service.api.http.connection_limits import MAX_HANDSHAKES
+from polyhead.service.api.http.request_cycle import WRITE_BYTES
 from polyhead.service.api.http.tls import MAX_CONTROL_RECORDS, RECEIVE_BYTES, RecordCounter, TlsClient, read_certificate
 from polyhead.service.config.settings import Settings, SettingsError
-from polyhead.service.server.process import load_tls_context
+from polyhead.service.server.process import bind_socket, load_tls_context
 from tests.service.api.http.test_connection import FaultyBodies, LostTransport, Served, replying
 from tests.support.processes import PATIENCE, Process
 from tests.support.scripted import until
@@ -293,6 +294,41 @@ def test_few_handshakes_are_begun_and_not_complete(files: tuple[str, str], hello
         assert not served.edge.silent_since
 
     asyncio.run(run())
+
+
+def test_an_encrypted_answer_that_is_not_read_is_counted(files: tuple[str, str], trusting: ssl.SSLContext) -> None:
+    """Also where it fits into one write: it waits in the transport below the TLS layer then."""
+    body = b"x" * WRITE_BYTES
+
+    async def run() -> int:
+        served = Served(replying(body, length=True))
+        context, loop = read_certificate(*files), asyncio.get_running_loop()
+        with bind_socket("127.0.0.1", 0) as listener:
+            server = await loop.create_server(
+                lambda: TlsClient(context, served.connection, served.state, served.edge), sock=listener
+            )
+            with socket.socket() as client:
+                client.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+                client.setblocking(False)
+                await loop.sock_connect(client, listener.getsockname())
+                reader, writer = await asyncio.open_connection(
+                    sock=client, ssl=trusting, server_hostname="localhost", limit=1024
+                )
+                below = cast(Any, writer.transport)._ssl_protocol._transport  # the TLS layer would read 256 KiB ahead
+                below.pause_reading()
+                writer.write(b"GET / HTTP/1.1\r\nHost: localhost\r\n\r\n")
+                await until(lambda: served.edge.unsent_answers.held_bytes > 0)
+                held = served.edge.unsent_answers.held_bytes
+                below.resume_reading()
+                await reader.readuntil(b"\r\n\r\n")
+                assert await reader.readexactly(len(body)) == body
+                await until(lambda: served.edge.unsent_answers.held_bytes == 0)
+                writer.close()
+            await until(lambda: not served.state.connections)
+            server.close()
+        return held
+
+    assert asyncio.run(asyncio.wait_for(run(), PATIENCE)) > BLOCKED_BYTES + WRITE_BYTES // 4
 
 
 def test_a_port_for_probes_stays_plain(
