@@ -503,7 +503,8 @@ class Loader:
             None,
             is_shown=False,
         )
-        executor = self._executor_hook(self._build_executor(loading, placement, need, loaded, None))
+        own = replace(need, window_blocks=0)  # as it was predicted: it has the numbers of one kind of block only
+        executor = self._executor_hook(self._build_executor(loading, placement, own, loaded, None))
         if not is_draft:
             tokens = encoder_step_tokens(settings, placement, loaded.decoder_config)
             return QueryNetwork(executor, cast(OutputHead, loaded.head), tokens)

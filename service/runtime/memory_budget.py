@@ -268,7 +268,8 @@ class MemoryPrediction:
         if not model.generates:
             return CachePlan()
         useful, size, limit = settings.max_running * model.context, self.placement.block_size, self._window_limit
-        takes_memory = not limit or len(model.config.windowed_layers) < len(model.config.cached_layers)
+        only_windows = limit > 0 and len(model.config.windowed_layers) == len(model.config.cached_layers)
+        takes_memory = not only_windows or self.companion is not None  # it has as many blocks, and no windows
         if self.placement.device.type == "cpu" and takes_memory:
             useful = min(useful, max(model.context, CPU_CACHE_TOKENS))
         blocks = math.ceil((settings.cache_tokens or useful) / size)

@@ -415,24 +415,6 @@ class GrammarState:
             with suppress(LexerFull, LexerBusy):
                 self._read(1, waits=False)
 
-    def try_advance(self, token: int) -> bool:
-        """Append `token` if it is allowed; return whether it is."""
-        scratch = np.zeros(-(-self._guide.vocabulary.size // 32), np.int32)
-        try:
-            while not self._has_read_all or self._lexer.error:
-                wait_for_mask(self, scratch)
-        except GuideFinished:
-            return False
-        try:
-            is_allowed = self._lexer.use(self._matcher, lambda: self._matcher.try_consume_tokens([token])) == 1
-        except LexerFull:
-            return self.try_advance(token)
-        if is_allowed:
-            self._tokens.append(token)
-            self._read_count += 1
-            self._drop_forced(token)
-        return is_allowed
-
     def forced_tokens(self) -> list[int]:
         """At most MAX_FORCED_TOKENS of a long literal: it is computed once, and no step gets all of it."""
         if not self._pending_forced and self._guide.forces_tokens:

@@ -4,43 +4,24 @@ The tags are found in the bytes of tokens, wherever tokens begin and end.  Where
 the end of a tag and bytes after it.
 """
 
-from typing import Protocol
-
 import numpy as np
 from numpy.typing import NDArray
 
 from ..core.grammar import Thinking
-from ..core.guide import GuideSpec, GuideState
-from .vocabulary_bytes import VocabularyBytes
+from ..core.guide import Guide, GuideSpec, GuideState
+from .vocabulary_bytes import TokenMask, VocabularyBytes
 
 BLANK_LINES = "\n\n"  # at most what templates write between a thought and the answer
-
-
-class BranchingState(GuideState, Protocol):
-    """A state that can test whether a token is allowed."""
-
-    def try_advance(self, token: int) -> bool:
-        """Append `token` if it is allowed; return whether it is."""
-
-
-class AnswerGuide(Protocol):
-    """The guide of the answer after the thought."""
-
-    @property
-    def spec(self) -> GuideSpec: ...
-
-    def new_state(self) -> BranchingState: ...
 
 
 class ThinkingGuide:
     """A guide for an answer that begins with a thought and continues by `answer_guide`; None: without a constraint."""
 
-    def __init__(self, vocabulary: VocabularyBytes, thinking: Thinking, answer_guide: AnswerGuide | None) -> None:
+    def __init__(self, vocabulary: VocabularyBytes, thinking: Thinking, answer_guide: Guide | None) -> None:
         self._vocabulary, self._thinking, self._answer_guide = vocabulary, thinking, answer_guide
         self.spec = GuideSpec(answer_guide.spec.grammar if answer_guide else None, thinking)
-        vocabulary.tag_tokens(thinking.end)
-        if thinking.begin:
-            vocabulary.tag_tokens(thinking.begin)
+        for tag in filter(None, (thinking.begin, thinking.end, BLANK_LINES)):
+            vocabulary.tag_tokens(tag)  # once for a model: all tokens are searched
 
     def new_state(self) -> GuideState:
         thought = ThoughtState(self._vocabulary, self._thinking, self._answer_guide)
@@ -54,7 +35,7 @@ class ThinkingGuide:
 class ThoughtState:
     """Inside a thought.  Where a guide follows, the answer cannot end before the thought has ended."""
 
-    def __init__(self, vocabulary: VocabularyBytes, thinking: Thinking, answer_guide: AnswerGuide | None) -> None:
+    def __init__(self, vocabulary: VocabularyBytes, thinking: Thinking, answer_guide: Guide | None) -> None:
         self._vocabulary, self._tag, self._budget_left = (
             vocabulary,
             vocabulary.tag_tokens(thinking.end),
@@ -151,12 +132,11 @@ class UndecidedState:
     """At the start: either the thought begins with its tag, or the answer begins without a thought."""
 
     def __init__(
-        self, vocabulary: VocabularyBytes, thinking: Thinking, answer_guide: AnswerGuide | None, thought: ThoughtState
+        self, vocabulary: VocabularyBytes, thinking: Thinking, answer_guide: Guide | None, thought: ThoughtState
     ) -> None:
         self._vocabulary, self._tag, self._thought = vocabulary, vocabulary.tag_tokens(thinking.begin), thought
-        self._answer: BranchingState | None = (
-            answer_guide.new_state() if answer_guide is not None else None
-        )  # no thought at all
+        self._answer = answer_guide.new_state() if answer_guide is not None else None  # no thought at all
+        self._answer_mask: TokenMask | None = None  # what the answer allows, without what the tag allows
         self._has_guide = answer_guide is not None
         self._tag_bytes = 0  # bytes of the tag so far
         self._state: GuideState | None = None  # set when it is decided
@@ -171,6 +151,7 @@ class UndecidedState:
             return self._state is not None and self._state.fill_mask(mask)
         if self._answer is not None:
             self._answer.fill_mask(mask)
+            self._answer_mask = mask.copy()
         mask |= self._tag.inside_masks[self._tag_bytes]
         return True
 
@@ -179,8 +160,13 @@ class UndecidedState:
             if self._state is not None:
                 self._state.advance(token)
             return
-        if self._answer is not None and not self._answer.try_advance(token):
-            self._answer = None
+        if self._answer is not None:
+            assert self._answer_mask is not None, "the token was sampled without a mask"
+            if self._answer_mask[token // 32] >> token % 32 & 1:
+                self._answer.advance(token)
+            else:
+                self._answer = None
+        self._answer_mask = None
         self._append_bytes(self._vocabulary.token_bytes[token])
 
     def forced_tokens(self) -> list[int]:

@@ -2,18 +2,28 @@
 
 from collections.abc import Iterator
 from concurrent.futures import Future
+from contextlib import ExitStack
 from dataclasses import replace
+from pathlib import Path
 from threading import Event, Semaphore
 from typing import Any
 
 import numpy as np
 import pytest
 from numpy.typing import NDArray
+from tokenizers import Tokenizer as Backend
+from tokenizers import decoders, models
 
+from polyhead.models.tokenizer import Tokenizer
+from polyhead.models.tokenizer.vocabulary import Vocabulary
+from polyhead.service.core.grammar import Grammar, Thinking
 from polyhead.service.core.guide import GuideBusy, GuideSpec
 from polyhead.service.core.request import Generate, Sampling, Terms
 from polyhead.service.engine import generator_worker
 from polyhead.service.engine.generator_worker import GeneratorWorker
+from polyhead.service.structured import compiled_guide
+from polyhead.service.structured.compiled_guide import CompiledGuide
+from polyhead.service.structured.guide_compiler import GuideCompiler
 from tests.support.engine_fakes import (
     WORDS,
     FakeGenerator,
@@ -24,6 +34,8 @@ from tests.support.engine_fakes import (
     generate,
     turn,
 )
+from tests.support.scripted import model
+from tests.support.waits import WaitGuard
 
 PATIENCE_S = 60.0
 
@@ -188,3 +200,63 @@ def test_a_busy_guide_is_asked_again_when_it_is_ready(worker: GeneratorWorker) -
     ready.set_result(None)
     finish(worker)
     assert ticket.tokens == other.tokens
+
+
+@pytest.mark.parametrize("is_full", [True, False], ids=["the lexer is full", "the lexer is in use"])
+@pytest.mark.parametrize("thinking", [None, Thinking("<think>", "</think>", 2)], ids=["an answer", "a thought first"])
+def test_a_step_does_not_wait_for_a_grammar_that_others_use(
+    worker: GeneratorWorker,
+    tiny_generator: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    thinking: Thinking | None,
+    *,
+    is_full: bool,
+) -> None:
+    """Found as an attack.  Between a mask and its token, another answer uses the lexer or fills it; the grammar is not
+    compiled again before a request without a guide is answered.
+    """
+    guard, may_compile = WaitGuard(monkeypatch, compiled_guide), Event()
+    words = ["<unk>", "</s>", "<", "think>", "</think>", *map(chr, range(ord("a"), ord("a") + WORDS - 5))]
+    backend = Backend(models.WordLevel({word: token for token, word in enumerate(words)}, unk_token="<unk>"))
+    backend.decoder = decoders.Fuse()
+    known = {"tokenizer": Tokenizer(Vocabulary(backend)), "vocab_size": WORDS, "stop_tokens": frozenset({1})}
+    talker, guides = model(tiny_generator, "talker", "generate", **known), GuideCompiler()
+    grammar = Grammar("regex", "[a-z<>]*", "guided_regex")
+    guide, answer = guides.compile(talker, grammar, thinking), guides.compile(talker, grammar, None)
+    assert guide is not None
+    assert isinstance(answer, CompiledGuide)
+    sample, compile_matcher = generator_worker.sample_tokens, compiled_guide.compile_matcher
+    disturbed, others_use = list[bool](), ExitStack()
+
+    def compile_later(*given: Any) -> Any:
+        assert may_compile.wait(PATIENCE_S)
+        return compile_matcher(*given)
+
+    def disturb(logits: Any, pending: Any, argmax: Any, masks: Any, sampler: Any) -> Any:
+        if masks.row_of and not disturbed:
+            disturbed.append(True)
+            if is_full:
+                answer.lexer.error = "too many states"
+            else:
+                others_use.enter_context(answer.lexer.lock.unwatched)  # type: ignore[attr-defined]
+        return sample(logits, pending, argmax, masks, sampler)
+
+    def asked(seed: int) -> Generate:
+        return generate([5, 6, 7], 12, guide=guide, stop_tokens=frozenset({1}), sampling=Sampling(2, seed=seed))
+
+    wanted = ask(worker, *map(asked, range(4)))
+    finish(worker)  # which starts the thread for masks
+    monkeypatch.setattr(compiled_guide, "compile_matcher", compile_later)
+    monkeypatch.setattr(generator_worker, "sample_tokens", disturb)
+    tickets = ask(worker, *map(asked, range(4)))
+    (free,) = ask(worker, generate([8, 9], 12))
+    while not (free.ended and disturbed):
+        with guard.watched():
+            turn(worker)
+        others_use.close()
+        worker.check_invariants()
+    may_compile.set()
+    finish(worker)
+    assert [ticket.tokens for ticket in tickets] == [ticket.tokens for ticket in wanted]
+    assert {len(ticket.tokens) > 1 for ticket in wanted} == {True}
+    guides.close()

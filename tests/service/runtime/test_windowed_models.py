@@ -29,6 +29,7 @@ from polyhead.service.runtime.memory_budget import (
     smallest_need,
 )
 from polyhead.service.runtime.registry import ModelRegistry
+from tests.service.runtime.test_draft_choice import run_requests
 from tests.service.runtime.test_registry import serving
 from tests.support import checkpoints
 
@@ -108,6 +109,31 @@ def test_a_draft_model_uses_the_numbers_of_other_layers(windowed: Path) -> None:
     need, both = (MemoryBudget(1 << 40, settings()).plan(model) for model in (alone, draft))
     dtype = MemoryPrediction(alone, settings()).placement.dtype
     assert both.cache == need.cache + need.blocks * block_bytes(alone.config, BLOCK, dtype)
+
+
+@pytest.mark.parametrize("executor", ["native", "torch"])
+@pytest.mark.parametrize("draft", ["tiny_generator", "windowed"])
+def test_a_windowed_model_has_drafts(
+    windowed: Path, draft: str, executor: str, request: pytest.FixtureRequest, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The draft model has blocks of one kind, whether its layers are windowed or not."""
+    if executor == "native" and not runnable_targets():
+        pytest.skip("no compiled library for this processor")
+    drafts = {"chat": str(request.getfixturevalue(draft))}
+    plain, _, _ = run_requests(windowed, draft_tokens=0, executor=executor)
+    answers, counts, broken = run_requests(windowed, draft_tokens=4, drafts=drafts, executor=executor)
+    assert broken == {}
+    assert answers == plain
+    assert counts.drafted > 0
+    assert "the draft model failed" not in caplog.text
+
+
+def test_a_draft_for_only_windows_has_the_cache_of_other_networks(windowed: Path) -> None:
+    """The model's own blocks beside its windows take no memory, and the draft's of the same number do."""
+    what = checkpoint.describe_source(str(windowed))
+    model = measure_model("chat", what, what)
+    need = MemoryBudget(1 << 40, settings()).plan(replace(model, config=replace(model.config, windowed=())))
+    assert need.cache_tokens == max(CONTEXT, CPU_CACHE_TOKENS)
 
 
 def test_only_windows_leave_the_other_blocks_without_memory(windowed: Path) -> None:
