@@ -57,11 +57,14 @@ def main_options(
 def serve(ctx: typer.Context) -> None:
     """Serve models, NAME=SOURCE each; without any, the quick-start ones."""
     from ..config import flags, settings
+    from ..core import logs
 
     with exit_on_error():
         chosen = settings.read_settings(flags.parse_flags(ctx.args))
         settings.set_library_defaults()
-        raise typer.Exit(run_server(chosen))
+        status = run_server(chosen)
+    # At once: a thread of a library that still computes would use what the interpreter frees at its end, and crash.
+    logs.exit_process(status)
 
 
 def run_server(chosen: Any) -> int:

@@ -104,6 +104,31 @@ def test_invalid_settings_are_reported_before_anything_is_loaded(arguments: list
     assert "Traceback" not in result.stderr
 
 
+ENDS_WITH_A_THREAD = """
+import threading
+from polyhead.service.cli import main
+
+class Left:
+    def __del__(self):
+        print("the interpreter has ended", flush=True)
+
+left = Left()
+
+def run_server(chosen):
+    threading.Thread(target=threading.Event().wait).start()  # not a daemon: the interpreter would wait for it
+    return 3
+
+main.run_server = run_server
+main.app(["serve", "--port", "0"])
+"""
+
+
+def test_a_server_exits_whatever_other_threads_do() -> None:
+    """A thread of a library that computes while the interpreter ends crashes the process."""
+    done = subprocess.run([sys.executable, "-c", ENDS_WITH_A_THREAD], capture_output=True, text=True, timeout=120)
+    assert (done.returncode, done.stdout) == (3, ""), done.stderr
+
+
 def answering(monkeypatch: pytest.MonkeyPatch, answer: Answer) -> list[httpx.Request]:
     """The requests that commands send; `answer` creates the answers."""
     seen: list[httpx.Request] = []
