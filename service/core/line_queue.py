@@ -41,6 +41,9 @@ class LineQueue:
         """Queue `text`, one or more whole lines, or drop it; never waits."""
         size = len(text) + LINE_OVERHEAD
         with self._lock:
+            if not self._thread.is_alive():  # it was closed, or this process was forked from that of the thread
+                self._count_dropped()
+                return
             if self._is_dropping or self._queued_chars + size > QUEUED_CHARS:
                 self._is_dropping = self._queued_chars > 0  # not for a line that is too long by itself
                 self._count_dropped()
@@ -88,7 +91,7 @@ class LineQueue:
         """Write `text`, for as long as that takes.  Returns whether that worked: a disk may be full, a pipe closed."""
         try:
             self._write_bytes(text.encode(self._encoding, "backslashreplace"))
-        except (OSError, ValueError):  # ValueError: the stream was closed
+        except (OSError, ValueError, RuntimeError, AttributeError):  # a stream that is closed, or none
             return False
         return True
 

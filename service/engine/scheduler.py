@@ -69,7 +69,8 @@ from .window_blocks import HeldWindow, WindowBlocks
 
 Rank = tuple[int, int]  # smaller goes first
 FULL_CHUNK_CONTEXT = 512  # tokens before a chunk that is as large as without any
-SMALLEST_CHUNK = 64  # tokens of a chunk after any context; for fewer, reading the weights would take most of the time
+SMALLEST_CHUNK = 64  # tokens of the first chunk of a step, after any context: reading the weights takes a time, too
+SMALLEST_SHARE = 32  # tokens of the oldest prompt, beside others
 LONGEST_STEP_S = 0.5  # of steps with chunks of prompts, as far as their time can be predicted
 TIMED_STEPS = 3  # the fastest of which counts, because the machine may have had other work
 MAX_PASSED_OWNERS = 16  # in one step: their next sequence does not fit, or may not begin
@@ -333,7 +334,7 @@ class Scheduler:
                 prefilling.append(sequence)
             elif len(chunks) < self.token_budget:
                 chunks.append(Chunk(sequence, 1, is_last=True))
-        left = self._plan_prefills(prefilling, min(self.token_budget - len(chunks), self._timed_budget()), chunks)
+        left = self._plan_prefills(prefilling, self.token_budget - len(chunks), chunks)
         if self.states.count:
             self._plan_states(chunks)
         else:
@@ -342,9 +343,9 @@ class Scheduler:
 
     def record_time(self, chunks: Sequence[Chunk], seconds: float) -> None:
         """Note how long a step took that computed these chunks, before they are committed."""
-        tokens = sum(chunk.count * self._cost_after(chunk.sequence.computed) for chunk in chunks)
-        if tokens >= SMALLEST_CHUNK and any(chunk.count >= SMALLEST_CHUNK for chunk in chunks):
-            self._token_seconds.append(seconds / tokens)
+        costs = [(chunk.count, chunk.count * self._cost_after(chunk.sequence.computed)) for chunk in chunks]
+        if sum(cost for count, cost in costs if count > 1) >= SMALLEST_SHARE:
+            self._token_seconds.append(seconds / sum(cost for _, cost in costs))
 
     def commit(self, chunks: list[Chunk]) -> None:
         """Count the chunks as computed, without their drafts, and publish blocks that are full now, and states."""
@@ -597,21 +598,27 @@ class Scheduler:
     def _plan_prefills(self, prefilling: list[TokenSequence], budget: int, chunks: list[Chunk]) -> int:
         """Add chunks of prefilling sequences; return what is left of the budget.
 
-        Of prompts to be scored, no more tokens than there are rows of logits for: as many as sequences could decode, at
-        least one.
+        The budget counts tokens; `room` is that of the step's time, in tokens without a context. The first sequence
+        leaves half of the room to others. Of prompts to be scored, no more tokens than there are rows of logits for: as
+        many as sequences could decode, at least one.
         """
         rows = max(self.sequence_budget - len(chunks) - len(prefilling), 1)
         begun: set[BlockKey] = set()  # blocks that are computed in this step
         first = 0 if any(sequence.source for sequence in prefilling) else 1
         oldest, others = prefilling[:first], prefilling[first:]
         others.sort(key=partial(prefill_order, self._next_line(prefilling)))
+        room = min(budget, self._timed_budget())
+        kept = room // 2 if oldest and others else 0  # for others, however much the oldest takes
+        room, least = room - kept, SMALLEST_SHARE if kept else SMALLEST_CHUNK
         for sequence in (*oldest, *others):
-            if not budget:
+            if sequence not in oldest:
+                room, kept = max(room, 0) + kept, 0
+            if not budget or room < 1:
                 break
             self.windows.extend_partly(sequence.window, len(sequence.tokens))
             cost = self._cost_after(sequence.computed)
-            most = max(int(self.chunk / cost), min(SMALLEST_CHUNK, self.chunk))
-            count = min(sequence.uncomputed, most, max(int(budget / cost), 1))
+            most = max(int(min(self.chunk, room) / cost), min(least, self.chunk))
+            count = min(sequence.uncomputed, most, budget)
             count = self.windows.room(sequence.window, sequence.computed, count)
             if sequence.computed < sequence.scored_prefix:
                 count = min(count, rows)
@@ -620,7 +627,7 @@ class Scheduler:
                 continue
             chunks.append(Chunk(sequence, count, is_last=count == sequence.uncomputed))
             begun.update(self._keys_within(sequence, count))
-            budget = max(budget - ceil(count * cost), 0)
+            budget, room, least = budget - count, room - ceil(count * cost), 1
         return budget
 
     def _timed_budget(self) -> int:

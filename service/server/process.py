@@ -283,6 +283,8 @@ class ServerProcess(uvicorn.Server):
         return self.deadline < math.inf
 
     def start_draining(self) -> None:
+        if self.is_draining:
+            return
         self.exit_timer.limit(self.drain_seconds + EXIT_SECONDS)  # first, so that it exits whatever hangs
         self.admission.close()
         self.deadline = time.monotonic() + self.drain_seconds

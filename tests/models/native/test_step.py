@@ -439,6 +439,38 @@ def test_the_batch_changes_no_text(name: str, instructions: str, precision: Prec
         assert torch.equal(alone, together[starts[n] : starts[n + 1]])
 
 
+PORTION_LENGTHS = (200, 3, 130, 1, 90, 100, 60, 128, 5, 40)  # four portions of two threads
+
+
+@pytest.mark.parametrize(("instructions", "name", "generates"), spread(SETS, ["bert", "causal"], [False, True]))
+def test_portions_of_a_batch_read_and_write_their_own_rows(instructions: str, name: str, generates: bool) -> None:
+    """Segments, output rows and the likeliest tokens of texts behind those of the first portion, in turns too."""
+    config, choice = ENCODERS[name], random.Random(4)
+    net, last = network(config), head(config) if generates else None
+    batch = [[choice.randrange(config.vocab_size) for _ in range(length)] for length in PORTION_LENGTHS]
+    whole = rows_of([(tokens, 0, []) for tokens in batch], last_only=False)
+    segments = [choice.randrange(config.segments) for _ in whole.tokens] if config.segments else None
+    wanted = [row for row in whole.output_rows if choice.random() < 0.3 and not 200 <= row < 203]  # none of the second
+    executor = NativeExecutor(net, last, threads=2, instructions=instructions)
+    rows = replace(whole, segments=segments, output_rows=wanted)
+    found, argmax = executor.step(rows).clone(), executor.argmax
+    *_, in_turns = executor.step_in_turns(rows, 1e-9)
+    assert in_turns is not None
+    assert torch.equal(in_turns, found)
+    expected, likeliest = list[Tensor](), list[int]()
+    single = NativeExecutor(net, last, threads=1, instructions=instructions)
+    for start, tokens in zip(whole.starts, batch, strict=False):
+        own = replace(
+            rows_of([(tokens, 0, [])], last_only=False),
+            segments=segments and segments[start : start + len(tokens)],
+            output_rows=[row - start for row in wanted if start <= row < start + len(tokens)],
+        )
+        expected.append(single.step(own).clone())
+        likeliest += single.argmax
+    assert torch.equal(torch.cat(expected), found)
+    assert likeliest == argmax
+
+
 def multiplied(pack: PackedNetwork, linear: nn.Linear, x: Tensor) -> Tensor:
     packed = pack.pack_linear([linear])
     padded = torch.zeros(x.size(0), packed.inputs)

@@ -123,3 +123,13 @@ def test_a_descriptor_that_does_not_block_is_tried_again(pipe: tuple[int, TextIO
     assert not queue.dropped
     queue.close()
     os.close(reading)
+
+
+def test_lines_after_the_end_are_counted(pipe: tuple[int, TextIO]) -> None:
+    _, stream = pipe
+    queue = LineQueue(stream, "{} dropped\n".format)
+    queue.close()
+    queue._thread.join()
+    queue.write("late\n")
+    assert queue.dropped == 1
+    assert not queue.drain(0.1)

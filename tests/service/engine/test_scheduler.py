@@ -545,6 +545,42 @@ def test_a_slow_network_computes_fewer_tokens_of_prompts_in_a_step() -> None:
     assert {*chunks_of_prompt(0.001)[1:-1]} == {256}, "one fast step is enough"
 
 
+@pytest.mark.parametrize("token_seconds", [0.0005, 0.003, 0.01, 1.0])
+def test_short_prompts_do_not_wait_for_a_long_one_that_is_slow(token_seconds: float) -> None:
+    play = SimulatedRun.of(3000, 16, token_budget=512, sequence_budget=8, chunk=256)
+    play.scheduler.context_cost, play.stop = 1 / 1000, NEVER
+    long = play.add([1] * 24000, 1)
+
+    def step() -> None:
+        chunks = play.scheduler.schedule().chunks
+        costs = (chunk.count * (1 + chunk.sequence.computed / 1000) for chunk in chunks)
+        play.scheduler.record_time(chunks, sum(costs) * token_seconds)
+        play.step()
+
+    while long.computed < 16000:
+        step()
+    short = [play.add([index + 2] * 100, 1) for index in range(3)]
+    for _ in range(12):
+        step()
+    assert [len(prompt.tokens) for prompt in short] == [101] * 3, "three times 100 tokens, at least 32 a step"
+    assert long.computed < 24000
+
+
+def test_the_budget_grows_again_after_slow_steps() -> None:
+    """Prompts of any length tell how long a token takes."""
+    play = SimulatedRun.of(3000, 16, token_budget=512, sequence_budget=8, chunk=256)
+    sizes = list[int]()
+    for token_seconds in (1.0, 0.0001):
+        for _ in range(40):
+            play.add([len(play.order)] * 60, 1)
+        while play.scheduler.waiting or play.scheduler.running:
+            chunks = play.scheduler.schedule().chunks
+            play.scheduler.record_time(chunks, sum(chunk.count for chunk in chunks) * token_seconds)
+            sizes.append(sum(chunk.count for chunk in play.step()))
+    assert min(sizes) <= 100
+    assert max(sizes[sizes.index(min(sizes)) :]) > 400
+
+
 def test_a_short_prompt_overtakes_long_ones() -> None:
     play = SimulatedRun.of(64, 4, token_budget=8, sequence_budget=8, chunk=4)
     long = [play.add([index, 1] * 20, 1) for index in range(3)]

@@ -24,6 +24,10 @@ def test_the_cost_of_a_context_is_that_of_its_multiplications() -> None:
     assert context_cost(placed("int8", "avx2"), SMALL) == pytest.approx(NARROW_ATTENTION * 2 * 576 / products)
 
 
+def test_a_gpu_has_no_cost_of_a_context() -> None:
+    assert context_cost(replace(placed("bfloat16", ""), device=torch.device("cuda")), SMALL) == 0
+
+
 def test_windowed_layers_do_not_count() -> None:
     every = context_cost(placed("int8", "avx2"), SMALL)
     half = replace(SMALL, window=512, windowed=tuple(layer % 2 == 0 for layer in range(30)))

@@ -268,6 +268,7 @@ def test_a_log_that_nobody_reads_stops_neither_answers_nor_the_exit(tiny_classif
 def test_the_time_to_exit_is_limited_before_anything_is_logged(caplog: pytest.LogCaptureFixture) -> None:
     order = list[object]()
     drained: Any = SimpleNamespace(
+        is_draining=False,
         exit_timer=SimpleNamespace(limit=order.append),
         admission=SimpleNamespace(close=lambda: order.append("closed"), unfinished=0),
         drain_seconds=30,
