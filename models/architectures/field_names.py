@@ -78,8 +78,12 @@ def _unify(hf: Json, model_type: object) -> dict[str, object]:
     config = dict(hf)
     names = OTHER_NAMES.get(model_type, {}) if isinstance(model_type, str) else {}
     for other, name in names.items():
-        if other in hf and not _is_same(config.setdefault(name, hf[other]), hf[other]):
-            values = f"{other} is {show_value(hf[other])} and {name} is {show_value(hf[name])}"
+        if (value := hf.get(other)) is None:
+            continue
+        if config.get(name) is None:
+            config[name] = value
+        elif not _is_same(config[name], value):
+            values = f"{other} is {show_value(value)} and {name} is {show_value(config[name])}"
             raise UnsupportedError(f"{values}: two names of one field, which should have one value; remove {other}")
     return config
 

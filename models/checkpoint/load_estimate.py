@@ -72,6 +72,7 @@ def estimate_load(description: Description) -> LoadSize:
 def estimate_reading(weights: WeightReader) -> LoadSize:
     """As `estimate_load`, for weights that nothing was read of yet."""
     description, network, head = weights.description, weights.network, weights.head
+    tokenizer = description.tokenizer
     entries, cuts = weights.entries, weights.cuts
     stored = {name: torch.empty(entry.shape, device="meta") for name, entry in entries.items()}
     pieces = {name: translate_shape(description, name, each, stored[name]) for name, each in entries.items()}
@@ -84,7 +85,7 @@ def estimate_reading(weights: WeightReader) -> LoadSize:
             default=0,
         ),
         computed=max(map(_count_computed, entries.values()), default=0),
-        tokenizer=description.tokenizer.memory_bytes,
+        tokenizer=tokenizer.memory_bytes + (tokenizer.spelled_bytes if isinstance(head, LanguageHead) else 0),
         buffers=sum(each.nbytes for each in network.buffers() if not each.is_meta),
         explained_head=measure_head(head),
         tied=isinstance(head, LanguageHead) and head.output.weight is network.tokens.weight,

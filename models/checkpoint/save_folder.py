@@ -41,6 +41,7 @@ DTYPES = {
 COPIED_PATTERNS = (
     *("*.json", "*.jinja", "*.txt", "*.model", "[0-9]*_*/config.json", "[0-9]*_*/model.safetensors"),
     "*_linear.safetensors",  # of further outputs
+    "additional_chat_templates/*.jinja",
 )
 MAX_COPIED_BYTES = 256 << 20  # bytes of all copied files; links may name one file many times
 ROUNDED_ROWS = 1024  # rows of a matrix rounded at a time
@@ -123,6 +124,7 @@ def write_quantized(
     for name, entry in entries.items():
         shapes |= coded_shapes(name, entry, scheme) if name in names else {name: (entry.kind, entry.shape)}
     write_tensors(out / formats.SINGLE, shapes, build_tensors(entries, names, grids, progress))
+    config.pop("transformers_weights", None)  # the name of another file
     config[CONFIG] = codes.build_config(scheme, list_float_modules(description, entries, names))
     (out / "config.json").write_bytes(orjson.dumps(config, option=orjson.OPT_INDENT_2))
 

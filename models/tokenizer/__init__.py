@@ -23,7 +23,7 @@ from . import gguf_vocabulary as gguf
 from . import patterns
 from . import tokenizer_files as folder
 from .fill_in_middle import FillMarks, find_fill_marks
-from .memory_size import count_memory
+from .memory_size import count_memory, count_spelled
 from .panics import TokenizerError, encoding_failure, load_failure, run_library, text_failure
 from .regular_expression import Expression
 from .special_token_escape import ESCAPE_MARK, SpecialTokenEscape, check_control_tokens
@@ -123,7 +123,7 @@ class Tokenizer:
 
     `marks_words`: a piece shows whether it continues a word ("##ing"). `growth`: how many characters one character of a
     text may become before it is split into tokens. `text_size`: an upper bound of the characters of all tokens.
-    `memory_bytes`: an upper bound of what it takes in memory.
+    `memory_bytes`: an upper bound of what it takes in memory, with the texts of all tokens `spelled_bytes` more.
     """
 
     def __init__(self, vocabulary: Vocabulary, measured_bytes: int = 0) -> None:
@@ -147,7 +147,8 @@ class Tokenizer:
             raise CheckpointError(
                 f"the vocabulary has ids up to {self.vocab_size - 1}; {MAX_VOCAB_SIZE} are known here"
             )
-        counted = count_memory(self._backend, known, self.vocab_size, self.text_size)
+        counted = count_memory(self._backend, known, self.vocab_size)
+        self.spelled_bytes = count_spelled(self.vocab_size, self.text_size)
         self._measured_bytes, self.memory_bytes = measured_bytes, max(counted, measured_bytes)
 
     @classmethod

@@ -9,28 +9,33 @@ from collections.abc import Collection, Iterable
 
 from tokenizers import Tokenizer, models
 
-PIECE_BYTES = 320  # of a piece in both tables of a model, with its merge
+PIECE_BYTES = 400  # of a piece in both tables of a model, with its merge
 LETTER_BYTES = 4  # of a byte of a piece, in both tables
-NODE_BYTES = 352  # of a node in the tree of a unigram model, which has a table of its own
+NODE_BYTES = 368  # of a node in the tree of a unigram model, which has a table of its own
 ADDED_BYTES = 1300  # of an added token: two encoders search for it, and for a control token two more
 ADDED_LETTER_BYTES = 80  # of a byte of an added token, in these searches
 SPELLED_BYTES = 360  # of a piece whose text was asked for, as the first token and as a later one
 CHARACTER_BYTES = 50  # of a character of a token's text: most are nodes of the tree for grammars
 
 
-def count_memory(backend: Tokenizer, pieces: Collection[str], size: int, text: int) -> int:
-    """Bytes that a tokenizer takes. `pieces`: its tokens, added ones included; `size`: its largest id and one more;
-    `text`: the characters of all tokens, as they are decoded."""
+def count_memory(backend: Tokenizer, pieces: Collection[str], size: int) -> int:
+    """Bytes that a tokenizer takes which reads texts. `pieces`: its tokens, added ones included; `size`: its largest id
+    and one more."""
     letters = sum(len(piece.encode(errors="replace")) for piece in pieces)
     added = [token.content.encode(errors="replace") for token in backend.get_added_tokens_decoder().values()]
     return (
-        size * (PIECE_BYTES + SPELLED_BYTES)
+        size * PIECE_BYTES
         + letters * LETTER_BYTES
         + (count_nodes(pieces) * NODE_BYTES if isinstance(backend.model, models.Unigram) else 0)
         + len(added) * ADDED_BYTES
         + sum(map(len, added)) * ADDED_LETTER_BYTES
-        + text * CHARACTER_BYTES
     )
+
+
+def count_spelled(size: int, text: int) -> int:
+    """Bytes of the texts of all tokens, which only answers and grammars need. `text`: their characters, as they are
+    decoded."""
+    return size * SPELLED_BYTES + text * CHARACTER_BYTES
 
 
 def count_nodes(pieces: Iterable[str]) -> int:

@@ -603,7 +603,10 @@ def check_tokenizer_fits(name: str, room: int, memory: TokenizerMemory) -> None:
     """
     if memory.most > room:
         takes, free = ceil_mib(memory.most), max(room, 0) >> 20
-        raise InsufficientMemory(f"to read the tokenizer of {name} takes {takes} MiB, and {free} MiB are free")
+        raise InsufficientMemory(
+            f"to read the tokenizer of {name} takes {takes} MiB, and {free} MiB are free; it would fit with another "
+            "model unloaded, or a larger memory_mib, if there is so much"
+        )
 
 
 def yielding_progress(

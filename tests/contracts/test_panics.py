@@ -205,7 +205,7 @@ def test_a_panic_while_the_explainer_is_loaded_fails_that_load(
             await registry.load_all()
             model = registry.models()[0]
             with monkeypatch.context() as patched:
-                patched.setattr(explain_models, "build_network", panic)
+                patched.setattr(explain_models, "build_and_measure", panic)
                 with pytest.raises(PolyheadError, match="a library failed"):
                     await registry.load_explainer(model)
             assert await registry.load_explainer(model)

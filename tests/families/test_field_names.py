@@ -101,3 +101,11 @@ def test_a_list_of_one_number_for_all_layers_is_that_number() -> None:
     assert unify_names({**fields, "moe_topk": [2, 2]})["moe_topk"] == [2, 2]
     with pytest.raises(UnsupportedError, match="moe_topk"):
         unify_names({**fields, "moe_topk": [2, 1]})
+
+
+def test_a_name_without_a_value_says_nothing() -> None:
+    """Configurations that transformers has written name every field, some with null."""
+    assert unify_names({"model_type": "gpt2", "n_embd": 32, "hidden_size": None})["n_embd"] == 32
+    assert unify_names({"model_type": "gpt2", "n_embd": None, "hidden_size": 32})["n_embd"] == 32
+    with pytest.raises(UnsupportedError, match="hidden_size is 64 and n_embd is 32"):
+        unify_names({"model_type": "gpt2", "n_embd": 32, "hidden_size": 64})

@@ -32,6 +32,7 @@ DROPPED_FIELDS = (
     "dtype",
     "torch_dtype",
     "quantization_config",
+    "transformers_weights",
     "sentence_transformers",
     "problem_type",
 )

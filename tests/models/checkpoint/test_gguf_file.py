@@ -3,6 +3,7 @@
 import random
 import shutil
 import struct
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -117,7 +118,12 @@ def test_a_vocabulary_is_tried_with_the_fields_that_are_read(tmp_path: Path) -> 
     path = write_llama(
         tmp_path / "a.gguf", llama(), **{".tokenizer.ggml.other": "x" * 1000, ".tokenizer.ggml.pre": "gpt-2"}
     )
-    describe_source(str(path), folder_check=lambda _, fields: asked.append(set(fields)))
+
+    def note_fields(_: Path, fields: Mapping[str, object]) -> int:
+        asked.append(set(fields))
+        return 0
+
+    describe_source(str(path), folder_check=note_fields)
     [names] = asked
     assert {"tokenizer.ggml.model", "tokenizer.ggml.tokens", "tokenizer.ggml.merges", "tokenizer.ggml.pre"} <= names
     assert "tokenizer.ggml.other" not in names

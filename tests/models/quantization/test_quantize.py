@@ -510,3 +510,21 @@ def test_fused_and_transposed_matrices_are_refused(tmp_path: Path) -> None:
     checkpoints.save(GPT2LMHeadModel(config), tokenizer, tmp_path / "gpt2")
     result = polyhead("quantize", str(tmp_path / "gpt2"), str(tmp_path / "out"))
     assert "gpt2 stores matrices transposed" in result.stderr
+
+
+def test_a_quantised_folder_has_the_template_and_reads_its_own_weights(tiny_generator: Path, tmp_path: Path) -> None:
+    source, new = tmp_path / "source", tmp_path / "new"
+    shutil.copytree(tiny_generator, source)
+    (source / "additional_chat_templates").mkdir()
+    (source / "additional_chat_templates" / "default.jinja").write_text("{{ messages[0].content }} chosen")
+    weights = source / "model.safetensors"
+    weights.rename(source / "part.safetensors")
+    parts = dict.fromkeys(load_file(source / "part.safetensors"), "part.safetensors")
+    (source / "model.safetensors.index.json").write_text(json.dumps({"weight_map": parts}))
+    config = json.loads((source / "config.json").read_text())
+    config["transformers_weights"] = "model.safetensors.index.json"
+    (source / "config.json").write_text(json.dumps(config))
+    result = polyhead("quantize", str(source), str(new))
+    assert result.exit_code == 0, result.stderr
+    chats = [checkpoint.load(str(folder)).chat for folder in (source, new)]
+    assert [chat.source for chat in chats if chat] == ["{{ messages[0].content }} chosen"] * 2

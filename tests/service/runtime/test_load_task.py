@@ -420,7 +420,7 @@ def test_an_explainer_has_the_same_load_deadline(
         await served.load_all()
         [model], free = served.models(), served.memory_budget()
         with monkeypatch.context() as patched:
-            before(watching, "build_network")(patched, hold)
+            before(watching, "build_and_measure")(patched, hold)
             limited(patched, "the explainer of judge")
             with pytest.raises(Expired, match="the load of the explainer of judge has taken longer than load_seconds"):
                 await served.load_explainer(model)

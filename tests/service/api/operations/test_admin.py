@@ -400,7 +400,7 @@ def test_a_reload_needs_room_for_both(tiny_generator: Path) -> None:
         assert "chat unloaded" in answer.text
         assert (await client.says("chat")).status_code == 200
 
-    serving(act, {"chat": tiny_generator}, memory_mib=30, cache_tokens=80_000, executor="torch")
+    serving(act, {"chat": tiny_generator}, memory_mib=38, cache_tokens=80_000, executor="torch")
 
 
 def test_a_broken_model_can_be_reloaded(tiny_generator: Path, tiny_classifier: Path, tmp_path: Path) -> None:
