@@ -2,6 +2,7 @@
 
 import asyncio
 import gc
+import itertools
 import threading
 import time
 import weakref
@@ -16,6 +17,7 @@ from polyhead.service.engine.encoder_worker import EncoderWorker
 from polyhead.service.engine.engine import Engine, RequestCounts, Stream
 from polyhead.service.engine.event_stream import MAX_STEPS_AHEAD
 from polyhead.service.engine.generator_worker import GeneratorWorker
+from polyhead.service.engine.worker import StepResult
 from tests.support.engine_fakes import FakeEncoder, FakeGenerator, FakeHead, RecordingObserver, generate, greedy
 
 
@@ -441,10 +443,23 @@ def test_a_long_function_in_parts_ends_with_the_engine() -> None:
     run_scene(scene)
 
 
-def test_the_thread_is_shared_by_weight() -> None:
+def test_the_thread_is_shared_by_weight(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock, order = itertools.count(), list[str]()
+    monkeypatch.setattr("polyhead.service.engine.engine.perf_counter", lambda: next(clock) / 1000)  # all steps alike
+
+    def worker(name: str) -> EncoderWorker:
+        made = EncoderWorker(FakeEncoder(), FakeHead(), model=name, task="embed", token_budget=1)
+        step = made.step
+
+        def noted() -> StepResult:
+            order.append(name)
+            return step()
+
+        monkeypatch.setattr(made, "step", noted)
+        return made
+
     async def scene(stage: EngineFixture) -> None:
-        heavy = EncoderWorker(FakeEncoder(), FakeHead(), model="heavy", task="embed", token_budget=1)
-        light = EncoderWorker(FakeEncoder(), FakeHead(), model="light", task="embed", token_budget=1)
+        heavy, light = worker("heavy"), worker("light")
         stage.engine.add_worker(heavy, 4.0)
         stage.engine.add_worker(light)
         gate = stage.pause()
@@ -452,8 +467,8 @@ def test_the_thread_is_shared_by_weight() -> None:
         reading = [stage.engine.submit(worker, [Encode("a", (1,))] * 400) for worker in (heavy, light)]
         gate.set()
         await events(reading[0][-1])
-        done = sum(not stream.is_open for stream in reading[1])
-        assert 20 < done < 300, "about a quarter of 400; without weights as many as of the other"
+        shared = order[: len(order) - order[::-1].index("heavy")]
+        assert 80 < shared.count("light") < 120, "a quarter of 400"
         for stream in (*blocked, *reading[1]):
             stream.close()
 
