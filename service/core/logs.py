@@ -113,7 +113,7 @@ class QueuedLog(logging.StreamHandler[LineQueue]):
         self.setFormatter(formatter)
 
     def describe_dropped(self, count: int) -> str:
-        text = "lines of the log were dropped: nobody read them, or they could not be written"
+        text = "lines of the log were dropped: the reader was too slow, or they could not be written"
         record = logging.makeLogRecord(
             {"name": "polyhead.log", "levelno": logging.WARNING, "levelname": "WARNING", "msg": f"{count} {text}"}
         )

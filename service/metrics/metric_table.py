@@ -278,7 +278,7 @@ SECTIONS: Mapping[str, tuple[Metric, ...]] = {
             "log_lines_dropped",
             (),
             "lines",
-            "Lines of the log that were not written: nobody read them, or the disk was full.",
+            "Lines of the log that were not written: the reader was too slow, or the disk was full.",
         ),
         gauge("batches_in_flight", (), "batches", "Batches that have not ended (/v1/batches)."),
         gauge(

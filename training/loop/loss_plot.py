@@ -1,7 +1,7 @@
 """Draws the loss of a run from its journal. The extra `explain` installs the plotting library.
 
 The journal of a run that was resumed may be a stranger's: it is read line by line, up to MAX_BYTES, and one that cannot
-be drawn is told of in a sentence, since the run itself is complete by then.
+be drawn is reported in a sentence, since the run itself is complete by then.
 """
 
 from collections.abc import Iterator

@@ -17,7 +17,7 @@ SENTENCE = "{} lines were dropped\n"
 
 @pytest.fixture
 def pipe() -> Iterator[tuple[int, TextIO]]:
-    """A pipe that nobody reads yet: the end to read, and a stream that writes."""
+    """A pipe that is not read yet: the end to read, and a stream that writes."""
     reading, writing = os.pipe()
     with os.fdopen(writing, "w") as stream:
         yield reading, stream

@@ -313,7 +313,7 @@ def test_warnings_go_the_same_way(shape: str, capsys: pytest.CaptureFixture[str]
 def test_everything_goes_through_the_queue(
     shape: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """What is logged, what is said beside it, tracebacks that nothing catches, and records that cannot be formatted."""
+    """What is logged, what is written beside it, uncaught tracebacks, and records that cannot be formatted."""
 
     class Broken:
         def __del__(self) -> None:

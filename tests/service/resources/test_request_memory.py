@@ -138,7 +138,7 @@ def test_a_thread_that_goes_on_after_its_client_has_left_claims_nothing(
 
 
 def test_what_a_request_has_counts_where_it_needs_more() -> None:
-    """Found by an attack: what was missing was held by the request itself, which was told to come again."""
+    """Found by an attack: what was missing was held by the request itself, and the answer was to try again."""
     claim = MemoryClaim(shared(), "a")
     claim.grow(20 * MIB, "the body")
     line, other = claim.open_part(), claim.open_part()

@@ -240,7 +240,7 @@ def test_a_second_signal_does_not_wait(
 
 
 class StalledProcess(Process):
-    """A server of which nobody reads the log any more once it listens."""
+    """A server whose log is not read any more once it listens."""
 
     def listen(self) -> None:
         assert self.child.stderr is not None
@@ -294,7 +294,7 @@ def test_the_exit_timer_follows_the_last_limit() -> None:
 def test_an_answer_to_a_get_has_the_time_of_a_drain(
     launch: Callable[..., Process], tiny_classifier: Path, tmp_path: Path, slow: socket.socket
 ) -> None:
-    """A kept file that is downloaded slowly is complete; a public page that nobody reads is not waited for."""
+    """A kept file that is downloaded slowly is complete; a public page that is not read is not waited for."""
     server = launch(f"judge={tiny_classifier}", "--files-dir", str(tmp_path))
     server.ready()
     content = json.dumps({"custom_id": "x" * (1 << 20)}).encode()

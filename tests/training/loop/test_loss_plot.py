@@ -1,4 +1,4 @@
-"""The picture of a run's loss: a journal that cannot be drawn, also a stranger's, is told of and fails no run."""
+"""The picture of a run's loss: a journal that cannot be drawn, also a stranger's, is reported and fails no run."""
 
 import json
 import os

@@ -339,7 +339,7 @@ def test_a_long_head_is_counted_with_its_body(talker: Model) -> None:
 
 
 def test_an_answer_states_what_is_claimed_for_it(talker: Model) -> None:
-    """So that the connection counts only what nobody else does, while it is not read."""
+    """So that the connection counts only what no claim does, while it is not read."""
     headroom = Headroom(PLENTY)
     app = application(Registry([talker], echo), headroom)
     asked = with_long_head(orjson.dumps(TALK), more=False)
