@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 from ..core.errors import CheckpointError, UnsupportedError
 from ..core.files import copy_file, read_copyable, subfolder
+from ..native.packed_network import INT8_WIDE, rounded_format
 from ..network.heads import LanguageHead
 from ..quantization.quantize import INT4_GROUP, Int4Matrix
 from . import folder
@@ -24,7 +25,6 @@ from .quantized.quantized_entry import QuantizedEntry
 from .saved_codes import SavedScheme
 from .tensor_files import TensorEntry
 
-SCHEMES = {"int8": SavedScheme(8, codes.INT8_GROUP), "int4": SavedScheme(4, INT4_GROUP)}
 DTYPES = {
     "F64": torch.float64,
     "I64": torch.int64,
@@ -50,6 +50,15 @@ Shapes = dict[str, tuple[str, tuple[int, ...]]]  # by tensor: its kind and shape
 
 def ignore_saved(done: int, total: int) -> None:
     """The default progress callback: does nothing."""
+
+
+def choose_scheme(description: Description, precision: str) -> SavedScheme:
+    """The scheme in which `write_quantized` saves a folder: groups of int8 are those to which the network's weights are
+    rounded in memory.
+    """
+    if precision == "int4":
+        return SavedScheme(4, INT4_GROUP)
+    return SavedScheme(8, codes.WIDE_GROUP if rounded_format(description.config) == INT8_WIDE else codes.INT8_GROUP)
 
 
 def find_coded_matrices(description: Description, scheme: SavedScheme) -> dict[str, str]:
@@ -111,7 +120,7 @@ def write_quantized(
 
     config.json is written last: without it a folder is no checkpoint.
     """
-    scheme = SCHEMES["int8" if grids is None else "int4"]
+    scheme = choose_scheme(description, "int8" if grids is None else "int4")
     source, names = Path(description.file).parent, find_coded_matrices(description, scheme)
     entries = {name: entry for name, entry in folder.list_tensors(source).items() if entry.encoding is not None}
     config = read_json(source / "config.json")
@@ -123,7 +132,9 @@ def write_quantized(
     shapes: Shapes = {}
     for name, entry in entries.items():
         shapes |= coded_shapes(name, entry, scheme) if name in names else {name: (entry.kind, entry.shape)}
-    write_tensors(out / formats.SINGLE, shapes, build_tensors(entries, names, grids, progress))
+    write_tensors(
+        out / formats.SINGLE, shapes, build_tensors(entries, names, scheme if grids is None else grids, progress)
+    )
     config.pop("transformers_weights", None)  # the name of another file
     config[CONFIG] = codes.build_config(scheme, list_float_modules(description, entries, names))
     (out / "config.json").write_bytes(orjson.dumps(config, option=orjson.OPT_INDENT_2))
@@ -174,20 +185,21 @@ def coded_shapes(name: str, entry: TensorEntry, scheme: SavedScheme) -> Shapes:
 def build_tensors(
     entries: Mapping[str, TensorEntry],
     names: Mapping[str, str],
-    grids: Mapping[str, Int4Matrix] | None,
+    coded: SavedScheme | Mapping[str, Int4Matrix],
     progress: Callable[[int, int], None],
 ) -> Iterator[tuple[str, Tensor]]:
-    """All tensors of the file, one after the other."""
+    """All tensors of the file, one after the other. `coded`: how matrices are rounded to 8 bits, or those of 4 bits."""
     cpu = torch.device("cpu")
     for done, (name, entry) in enumerate(entries.items(), 1):
         if name not in names:
             yield name, entry.read(DTYPES[entry.kind], cpu)
-        elif grids is None:
-            parts = [codes.quantize_int8(rows) for rows in torch.split(entry.read(torch.float32, cpu), ROUNDED_ROWS)]
+        elif isinstance(coded, SavedScheme):
+            rows = torch.split(entry.read(torch.float32, cpu), ROUNDED_ROWS)
+            parts = [codes.quantize_int8(some, coded.group) for some in rows]
             yield name, torch.cat([part for part, _ in parts])
             yield f"{name}_scale", torch.cat([scales for _, scales in parts])
         else:
-            grid = grids[names[name]]
+            grid = coded[names[name]]
             yield f"{name}_packed", codes.pack_int4(grid.codes)
             yield f"{name}_scale", grid.scales
             yield f"{name}_shape", torch.tensor(entry.shape)

@@ -14,6 +14,7 @@ Json = dict[str, Any]
 METHOD = "compressed-tensors"
 FORMATS = {8: "int-quantized", 4: "pack-quantized"}  # by the bits of a weight
 INT8_GROUP = 32  # inputs that share a scale in saved files, as in models.native
+WIDE_GROUP = 64  # the same in networks that models.native rounds to wide groups
 MAX_CODE = 127  # the largest code of eight bits
 # The largest codes tried for a group that may be whole multiples of a scale already.
 TRIED_CODES = (MAX_CODE, *range(16, 0, -1))
@@ -34,8 +35,8 @@ def dequantize(codes: Tensor, scales: Tensor) -> Tensor:
     return codes.float().view(count, groups, -1).mul_(scales[:, :, None]).view(codes.shape)
 
 
-def quantize_int8(weights: Tensor) -> tuple[Tensor, Tensor]:
-    """Codes [N, K] int8 and scales [N, K / INT8_GROUP] float32 of weights [N, K], as models.native packs them.
+def quantize_int8(weights: Tensor, group: int = INT8_GROUP) -> tuple[Tensor, Tensor]:
+    """Codes [N, K] int8 and scales [N, K / group] float32 of weights [N, K], as models.native packs them.
 
     A group that is already whole multiples of a scale keeps that scale. Otherwise MAX_CODE scales are its largest
     weight, rounded up to the digits of half precision. Then codes times the scale are exact, and packing them again
@@ -46,7 +47,7 @@ def quantize_int8(weights: Tensor) -> tuple[Tensor, Tensor]:
     group with an infinite or NaN weight has the scale NaN.
     """
     count = len(weights)
-    groups = weights.float().view(-1, INT8_GROUP)
+    groups = weights.float().view(-1, group)
     most = groups.abs().amax(1, keepdim=True)
     finite = most.isfinite()
     exponents = torch.frexp(most.where(finite, 1))[1].double()
@@ -62,7 +63,7 @@ def quantize_int8(weights: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def choose_scales(groups: Tensor) -> Tensor:
-    """Scales [G, 1] for groups [G, INT8_GROUP]; see `quantize_int8`."""
+    """Scales [G, 1] for groups [G, inputs]; see `quantize_int8`."""
     most = groups.abs().amax(1, keepdim=True)
     digits, exponent = torch.frexp(most / MAX_CODE)
     scales = torch.ldexp((digits * HALF_DIGITS).ceil() / HALF_DIGITS, exponent)

@@ -3,7 +3,7 @@ intermediate results.
 
 It counts what packed_network.py packs and src/step.cpp allocates; tests/service/runtime/test_memory_budget.py compares
 it with measured memory. `bits` gives, by a matrix's name, the bits of a weight when int4 packs it; other matrices are
-rounded to INT8.
+rounded (packed_network.rounded_format).
 """
 
 from collections.abc import Iterable, Mapping
@@ -24,6 +24,7 @@ from .packed_network import (
     TILE,
     WEIGHT_BITS,
     Precision,
+    rounded_format,
 )
 
 PANEL_ROWS, SLAB_ROWS = 128, 512  # rows, as in src/step.cpp
@@ -268,9 +269,10 @@ def _packed_bytes(config: ModelConfig, precision: Precision, tied: bool, bits: M
     """Bytes of the packed products of all layers and of embeddings, and of the output matrix."""
 
     def linear(names: Iterable[str], inputs: int, outputs: int, exact: bool = False) -> int:
-        kinds = {bits.get(name, WEIGHT_BITS[INT8]) for name in names}
-        # A shifted format stores weights of fewer bits too; INT8 rounds any.
-        each = WEIGHT_BITS[INT8] if WEIGHT_BITS[INT8] in kinds else max(kinds)
+        rounded = WEIGHT_BITS[rounded_format(config)]
+        kinds = {bits.get(name, rounded) for name in names}
+        # A shifted format stores weights of fewer bits too; the rounded one takes any.
+        each = rounded if rounded in kinds else max(kinds)
         each = (
             WEIGHT_BITS[FLOAT32]
             if exact or precision == "float32"

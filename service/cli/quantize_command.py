@@ -38,7 +38,7 @@ def quantize(source: str, out: Path, precision: str, text: Path | None, report_p
     if (text is not None) != (precision == "int4"):
         raise ModelError("int4 needs --text, a file of text similar to the model's input; int8 takes none")
     description = describe_source(source)
-    names = save.find_coded_matrices(description, save.SCHEMES[precision])
+    names = save.find_coded_matrices(description, save.choose_scheme(description, precision))
     if precision == "int4":
         check_hessians(description, names)
     save.list_copied_files(Path(description.file).parent)

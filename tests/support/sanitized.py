@@ -40,12 +40,14 @@ ODD = {
     "odd and plain": replace(LLAMA, width=70, mlp_width=65, gated_mlp=False, vocab_size=97, window=3, kv_heads=3),
 }
 FINE, BLOCKS, WIDE = 32, 24, 150  # WIDE: rows in panels for several threads
-FORMATS: list[tuple[Precision, float, int]] = [  # precision, least weight, steps (0: any floats), by format
-    ("float32", 0.0, 0),
-    ("int8", 0.0, 0),
-    ("int4", 0.0, 16),
-    ("int4", -3.5, 16),
-    ("int8", -3.5, 32),
+# Network, precision, least weight, steps (0: any floats), by format.
+FORMATS: list[tuple[ModelConfig, Precision, float, int]] = [
+    (LLAMA, "float32", 0.0, 0),
+    (LLAMA, "int8", 0.0, 0),
+    (LLAMA, "int4", 0.0, 16),
+    (LLAMA, "int4", -3.5, 16),
+    (LLAMA, "int8", -3.5, 32),
+    (BERT, "int8", 0.0, 0),
 ]
 TURN = count()
 WAYS = [Sampling(), Sampling(temperature=0), Sampling(top_k=3, top_p=0.5), Sampling(typical_p=0.5, top_p=0.9)]
@@ -167,8 +169,8 @@ def encode(config: ModelConfig, instructions: str) -> int:
 
 def multiply(instructions: str) -> int:
     """Products with all heights of a tile, in all formats."""
-    for format, (precision, least, steps) in enumerate(FORMATS):
-        pack = PackedNetwork(library.load_library(instructions), LLAMA, precision)
+    for format, (config, precision, least, steps) in enumerate(FORMATS):
+        pack = PackedNetwork(library.load_library(instructions), config, precision)
         for rows in range(1, 15):
             linear = nn.Linear(FINE + rows, 29 + rows, bias=rows % 2 > 0)
             if steps:

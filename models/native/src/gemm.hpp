@@ -5,11 +5,13 @@
 //
 // Narrow weights keep the codes and scales of their file: GROUP inputs of an output share a scale, as in GGUF's blocks.
 // The inputs of a row are rounded to 8 bits in spans of SPAN, each with a scale of its own.  Sums within a span are exact
-// integers; spans and groups are added in order as floats.  docs/log.md compares the sizes of groups and spans.
+// integers; spans and groups are added in order as floats.  In INT8_WIDE groups and spans are of WIDE inputs: 18 operations
+// take the place of 22 for 16 outputs of 64 inputs.  docs/log.md compares the sizes of groups and spans.
 //
 // Layouts, written by pack.hpp; a block is COLUMNS outputs, in two halves of HALF:
 //   float32  [N / 32][K][32] floats
 //   int8     [N / 32][K / 32] of {[8][32][4] bytes, each a weight + 128; scales [32] in half precision}
+//   wide     [N / 32][K / 64] of {[16][32][4] bytes, each a weight + 128; scales [32] in half precision}
 //   4-bit    [N / 32][K / 32] of {[4][32][4] bytes, low bits inputs 8u .. 8u + 3, high bits 8u + 4 .. 8u + 7, each a
 //            weight + 8; scales [32] in half precision}, as GGUF's Q4_0
 //   shifted  of 4 bits or 8: the same, but nothing is added to codes, which stand above the group's least weight; behind
@@ -22,10 +24,11 @@ constexpr int COLUMNS = 32, HALF = 16;
 constexpr int PADDING = 64;       // the length of a row, padded with zeros, is a multiple of it
 constexpr int GROUP = 32;         // inputs whose weights share a scale, of one output
 constexpr int SPAN = 16;          // inputs of a row that share a scale
+constexpr int WIDE = 64;          // inputs of a group and of a span in INT8_WIDE; a row's length is a multiple
 constexpr int MAX_ROWS = REGISTERS == 32 ? 12 : 4;   // of a tile: what the registers hold
 constexpr int NARROW_ROWS = LANES == 16 ? 6 : 4;  // of a tile of narrow weights, which has two more sums a row
 
-enum Format : int32_t { FLOAT32 = 0, INT8 = 1, INT4 = 2, INT4_SHIFTED = 3, INT8_SHIFTED = 4 };
+enum Format : int32_t { FLOAT32 = 0, INT8 = 1, INT4 = 2, INT4_SHIFTED = 3, INT8_SHIFTED = 4, INT8_WIDE = 5 };
 enum Activation : int32_t { GELU = 0, GELU_TANH = 1, SILU = 2, RELU = 3, RELU_SQUARED = 4, GELU_SIGMOID = 5, CLAMPED = 6 };
 enum Then : int32_t { STORE, ADD, ACTIVATE, GATE };  // what is done with the product
 
@@ -35,7 +38,7 @@ struct Linear {
     int32_t inputs;     // K, a multiple of PADDING
     int32_t outputs;    // N, a multiple of COLUMNS
     int32_t format;
-    float unit;         // of the scales, a power of two: INT8 only
+    float unit;         // of the scales, a power of two: INT8 and INT8_WIDE only
 };
 
 // The update that an adapter adds to a product: B (A x), with the scale in B (models/network/lora.py).  If several matrices
@@ -57,8 +60,8 @@ struct LowRank {
 struct Operand {
     float* floats;   // [M, K]
     int8_t* codes;   // [M, K]
-    float* scales;   // [M, K / SPAN]
-    float* offsets;  // [M, K / GROUP] sums of the rounded inputs times offset_of(format)
+    float* scales;   // [M, K / span_inputs(format)]
+    float* offsets;  // [M, K / group_inputs(format)] sums of the rounded inputs times offset_of(format)
     int inputs;      // K
     float* low = nullptr;                   // [M, stride] A x of those rows that have an adapter
     int stride = 0;
@@ -92,17 +95,20 @@ INLINE Floats gated_values(int kind, Floats x, float limit) {
     return kind == CLAMPED ? add(least(all(limit), largest(all(-limit), x)), all(1.f)) : x;
 }
 
-constexpr bool is_8_bit(int format) { return format == INT8 || format == INT8_SHIFTED; }
+constexpr bool is_8_bit(int format) { return format == INT8 || format == INT8_SHIFTED || format == INT8_WIDE; }
 constexpr bool is_shifted(int format) { return format == INT4_SHIFTED || format == INT8_SHIFTED; }
+// Inputs whose weights share a scale, of one output, and inputs of a row that do.
+constexpr int group_inputs(int format) { return format == INT8_WIDE ? WIDE : GROUP; }
+constexpr int span_inputs(int format) { return format == INT8_WIDE ? WIDE : SPAN; }
 // Bytes of a group's COLUMNS: codes, and all.
-constexpr int code_bytes(int format) { return is_8_bit(format) ? GROUP * COLUMNS : GROUP * COLUMNS / 2; }
+constexpr int code_bytes(int format) { return is_8_bit(format) ? group_inputs(format) * COLUMNS : GROUP * COLUMNS / 2; }
 constexpr int group_bytes(int format) { return code_bytes(format) + (is_shifted(format) ? 4 : 2) * COLUMNS; }
 
 INLINE size_t block_bytes(const Linear& l) {
     size_t k = size_t(l.inputs);
     switch (l.format) {
         case FLOAT32: return k * COLUMNS * 4;
-        default: return k / GROUP * group_bytes(l.format);
+        default: return k / group_inputs(l.format) * group_bytes(l.format);
     }
 }
 
@@ -163,7 +169,7 @@ INLINE void multiply_floats(const Linear& l, const uint8_t* block, int lane, con
 // The codes of four inputs, `u` of four in a span of a group, of LANES outputs.
 template <int FORMAT>
 INLINE Ints load_weights(const uint8_t* group, int span, int u, int column) {
-    if constexpr (is_8_bit(FORMAT)) return load_codes(group + (4 * span + u) * 128 + 4 * column);
+    if constexpr (is_8_bit(FORMAT)) return load_codes(group + (span_inputs(FORMAT) / 4 * span + u) * 128 + 4 * column);
     const Ints both = load_codes(group + (2 * span + u / 2) * 128 + 4 * column);
     return u % 2 ? high_codes(both) : low_codes(both);
 }
@@ -171,28 +177,29 @@ INLINE Ints load_weights(const uint8_t* group, int span, int u, int column) {
 template <int R, int FORMAT>
 INLINE void multiply_narrow(const Linear& l, const uint8_t* w, int lane, const Operand& x, int row, Floats (&f)[R][2],
                             Ahead ahead) {
-    constexpr int BYTES = group_bytes(FORMAT);
+    constexpr int BYTES = group_bytes(FORMAT), SPANS = group_inputs(FORMAT) / span_inputs(FORMAT);
+    constexpr int PRODUCTS = span_inputs(FORMAT) / 4;
     constexpr int CHAINS = REGISTERS < 32 || R > 3 ? 1 : R == 1 ? 4 : 2;  // of sums, since a product takes several cycles
-    const int groups = l.inputs / GROUP;
-    const float* scales = x.scales + size_t(row) * 2 * groups;
+    const int groups = l.inputs / group_inputs(FORMAT);
+    const float* scales = x.scales + size_t(row) * SPANS * groups;
     const float* offsets = x.offsets + size_t(row) * groups;
     Cursor<R, int8_t> at(x.codes + size_t(row) * l.inputs, l.inputs);
     for (int g = 0; g < groups; ++g, w += BYTES) {
         Floats t[R][2];  // the group's product, in scales of the weights
         if constexpr (R == 1) { UNROLL(BYTES / 64, i, prefetch(w + 2304 + 64 * i)); }
-        UNROLL(2, span,
+        UNROLL(SPANS, span,
             Ints a[CHAINS][R][2];
             UNROLL(CHAINS, c, UNROLL(R, r, a[c][r][0] = a[c][r][1] = all_ints(0)));
-            if constexpr (R > 1) ahead.step();
             const auto multiply = [&](auto u, auto c) INLINED {
+                if constexpr (R > 1) { if (u % 4 == 0) ahead.step(); }
                 Ints w0 = load_weights<FORMAT>(w, span, u, lane), w1 = load_weights<FORMAT>(w, span, u, lane + HALF);
                 UNROLL(R, r, Four b = four(at.row(r) + 4 * u);
                     a[c][r][0] = dot(a[c][r][0], w0, b); a[c][r][1] = dot(a[c][r][1], w1, b));
             };
-            if constexpr (FUSED_DOT) { UNROLL(4, u, multiply(u, std::integral_constant<int, u % CHAINS>{})); }
-            else { NOT_UNROLLED for (int u = 0; u < 4; ++u) multiply(u, 0); }
-            at.advance(SPAN);
-            UNROLL(R, r, Floats s = all(scales[size_t(r) * 2 * groups + 2 * g + span]); UNROLL(2, h,
+            if constexpr (FUSED_DOT) { UNROLL(PRODUCTS, u, multiply(u, std::integral_constant<int, u % CHAINS>{})); }
+            else { NOT_UNROLLED for (int u = 0; u < PRODUCTS; ++u) multiply(u, 0); }
+            at.advance(span_inputs(FORMAT));
+            UNROLL(R, r, Floats s = all(scales[size_t(r) * SPANS * groups + SPANS * g + span]); UNROLL(2, h,
                 Ints sum = a[0][r][h];
                 UNROLL(CHAINS - 1, c, sum = add_ints(sum, a[c + 1][r][h]));
                 if constexpr (span == 1) t[r][h] = fma(to_floats(sum), s, t[r][h]);
@@ -289,7 +296,7 @@ INLINE void add_adapters(const Operand& x, int row, int block, int lane, Floats 
 template <int R>
 INLINE void finish(const Linear& l, const Operand& x, int block, int lane, Floats (&f)[R][2], const Target& to, int row) {
     const int column = block * COLUMNS + lane;
-    if (l.format == INT8) {
+    if (l.format == INT8 || l.format == INT8_WIDE) {
         Floats unit = all(l.unit);
         UNROLL(R, r, f[r][0] = mul(f[r][0], unit); f[r][1] = mul(f[r][1], unit));
     }
@@ -327,6 +334,7 @@ void tile(const Linear& l, int block, const Operand& x, int row, const Target& t
         if (l.format == FLOAT32) multiply_floats<R>(l, w, lane, x.floats + size_t(row) * l.inputs, f, ahead);
         else if constexpr (R <= NARROW_ROWS) {
             if (l.format == INT8) multiply_narrow<R, INT8>(l, w, lane, x, row, f, ahead);
+            else if (l.format == INT8_WIDE) multiply_narrow<R, INT8_WIDE>(l, w, lane, x, row, f, ahead);
             else if (l.format == INT4) multiply_narrow<R, INT4>(l, w, lane, x, row, f, ahead);
             else if (l.format == INT4_SHIFTED) multiply_narrow<R, INT4_SHIFTED>(l, w, lane, x, row, f, ahead);
             else multiply_narrow<R, INT8_SHIFTED>(l, w, lane, x, row, f, ahead);

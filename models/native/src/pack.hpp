@@ -77,10 +77,10 @@ inline bool is_exact(const float* w, float scale, float most, float top) {
     return !wrong;
 }
 
-// The largest magnitude of a group; NaN where a weight is infinite or NaN.
-inline float peak_of(const float* w) {
+// The largest magnitude of `count` weights; NaN where one is infinite or NaN.
+inline float peak_of(const float* w, int count = GROUP) {
     uint32_t top = 0;  // magnitudes are ordered as their bits are
-    for (int i = 0; i < GROUP; ++i) {
+    for (int i = 0; i < count; ++i) {
         uint32_t bits; memcpy(&bits, w + i, 4);
         top = std::max(top, bits & 0x7fffffffu);
     }
@@ -150,13 +150,13 @@ inline Scale find_shifted_scale(const float* w, int levels) {
     return {NAN, NAN};
 }
 
-// Writes the codes [GROUP] of column `c` of a block's group, with what the format adds to them, and the scale.
+// Writes the codes [group_inputs(format)] of column `c` of a block's group, with what the format adds to them, and the scale.
 INLINE void write_column(const uint8_t* codes, Scale s, int format, int c, uint8_t* group) {
     fp16* scales = (fp16*)(group + code_bytes(format));
     scales[c] = s.scale == s.scale ? half(s.scale) : NAN_HALF;
     if (is_shifted(format)) scales[COLUMNS + c] = half(s.least);
     if (is_8_bit(format))
-        for (int u = 0; u < GROUP / 4; ++u) memcpy(group + (u * COLUMNS + c) * 4, codes + 4 * u, 4);
+        for (int u = 0; u < group_inputs(format) / 4; ++u) memcpy(group + (u * COLUMNS + c) * 4, codes + 4 * u, 4);
     else
         for (int u = 0; u < GROUP / 8; ++u) {
             uint32_t low, high; memcpy(&low, codes + 8 * u, 4); memcpy(&high, codes + 8 * u + 4, 4);
@@ -165,13 +165,13 @@ INLINE void write_column(const uint8_t* codes, Scale s, int format, int c, uint8
         }
 }
 
-constexpr int added_to_codes(int format) { return format == INT8 ? 128 : format == INT4 ? 8 : 0; }
+constexpr int added_to_codes(int format) { return format == INT8 || format == INT8_WIDE ? 128 : format == INT4 ? 8 : 0; }
 
 // Packs column `c` of a block's group: codes and scale.
 inline void pack_column(const float* w, Scale s, int format, int c, uint8_t* group) {
     const float inverse = s.scale * s.scale > 0.f ? 1.f / s.scale : 0.f, least = is_shifted(format) ? s.least : 0.f;
-    uint8_t codes[GROUP];
-    for (int i = 0; i < GROUP; ++i)
+    uint8_t codes[WIDE];
+    for (int i = 0; i < group_inputs(format); ++i)
         codes[i] = uint8_t(int(inverse != 0.f ? nearest_whole((w[i] - least) * inverse) : 0.f) + added_to_codes(format));
     write_column(codes, s, format, c, group);
 }
@@ -273,4 +273,21 @@ inline bool pack_narrow(const Source& source, int outputs, int inputs, int k, in
                 pack_column(w, s, format, c, out);
             }
     return found;
+}
+
+// Packs weights as INT8_WIDE, which rounds them; scales in `unit`.
+inline void pack_wide(const Source& source, int outputs, int inputs, int k, float unit, uint8_t* out) {
+    const float divided = 1.f / unit;  // exact: a power of two
+    for (int b = 0; b < outputs / COLUMNS; ++b)
+        for (int first = 0; first < k; first += WIDE, out += group_bytes(INT8_WIDE))
+            for (int c = 0; c < COLUMNS; ++c) {
+                const uint8_t* row = source.rows[b * COLUMNS + c];
+                const int kind = source.kinds[b * COLUMNS + c], left = row ? std::min(inputs - first, WIDE) : 0;
+                float w[WIDE] = {};
+                if (kind == FLOATS && left > 0) memcpy(w, row + sizeof(float) * first, sizeof(float) * left);
+                else for (int i = 0; i < left; i += GROUP) load_group(kind, row, (first + i) / GROUP, w + i);
+                for (int i = 0; i < left; ++i) w[i] *= divided;
+                const float most = peak_of(w, WIDE);
+                pack_column(w, {most > 0.f ? widen_half(half_above(most / 127.f)) : most, 0.f}, INT8_WIDE, c, out);
+            }
 }

@@ -53,7 +53,7 @@ INLINE float inverse(float most, float largest_code) { return most > 0.f ? large
 
 // The factor of the sum of a group's inputs, in scales of the weights.  Codes of weights have 128 or 8 added, which is
 // subtracted by it; in shifted formats the group's least weight is multiplied with the sum itself.
-constexpr float offset_of(int format) { return format == INT8 ? -128.f : format == INT4 ? -8.f : 1.f; }
+constexpr float offset_of(int format) { return format == INT8 || format == INT8_WIDE ? -128.f : format == INT4 ? -8.f : 1.f; }
 
 // [K] floats to codes [K], scales [K / SPAN] and offsets [K / GROUP].  Of each SPAN the largest magnitude becomes 127.
 // Where a number is infinite or NaN, the first scale is NaN, so that it is not lost among integers.
@@ -79,11 +79,29 @@ __attribute__((noinline)) inline void quantise(const float* values, int inputs, 
     if (is_nan(nonfinite)) scales[-inputs / SPAN] = NAN;
 }
 
+// The same for INT8_WIDE, where WIDE inputs share a scale: scales and offsets [K / WIDE].
+__attribute__((noinline)) inline void quantise_wide(const float* values, int inputs, int8_t* codes, float* scales, float* offsets) {
+    Floats nonfinite = zero();
+    for (int k = 0; k < inputs; k += WIDE, values += WIDE, codes += WIDE) {
+        const float most = peak<WIDE>(values, nonfinite);
+        const Floats inverted = all(inverse(most, 127.f));
+        Ints sum = all_ints(0);
+        UNROLL(WIDE / LANES, i, store_codes(codes + i * LANES, mul(load(values + i * LANES), inverted), sum));
+        scales[k / WIDE] = most / 127.f;
+        offsets[k / WIDE] = offset_of(INT8_WIDE) * (scales[k / WIDE] * float(sum_ints(sum)));
+    }
+    if (is_nan(nonfinite)) scales[0] = NAN;
+}
+
 // Converts row `row` of x from floats to what the product reads.
 inline void prepare(const Operand& x, int format, int row, const float* values) {
     const size_t start = size_t(row) * x.inputs;
     if (format == FLOAT32) {
         memcpy(x.floats + start, values, size_t(x.inputs) * sizeof(float));
+        return;
+    }
+    if (format == INT8_WIDE) {
+        quantise_wide(values, x.inputs, x.codes + start, x.scales + start / WIDE, x.offsets + start / WIDE);
         return;
     }
     quantise(values, x.inputs, offset_of(format), x.codes + start, x.scales + start / SPAN, x.offsets + start / GROUP);

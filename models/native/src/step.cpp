@@ -1193,7 +1193,7 @@ class Model {
         for (const ExpertRows& each : sorted.experts) {
             const int format = all[each.expert].down.format;
             if (format == FLOAT32) continue;  // they are its operand as they are
-            const Operand x = operand_at(out, each, each.first);
+            const Operand x = operand_at(out, each, format, 0);
             for (int i = std::max(a, each.first); i < std::min(b, each.first + each.count); ++i)
                 prepare(x, format, i - each.first, x.floats + size_t(i - each.first) * each.inputs);
         }
@@ -1201,10 +1201,11 @@ class Model {
         return out;
     }
 
-    // The rows of an expert from row `first` of all on.
-    static Operand operand_at(const Operand& x, const ExpertRows& each, int first) {
-        const size_t at = each.offset + size_t(first - each.first) * each.inputs;
-        return {x.floats + at, x.codes + at, x.scales + at / SPAN, x.offsets + at / GROUP, each.inputs};
+    // The rows of an expert from its row `first` on, for a product in `format`.
+    static Operand operand_at(const Operand& x, const ExpertRows& each, int format, int first) {
+        const size_t before = size_t(first) * each.inputs, at = each.offset + before;
+        return {x.floats + at, x.codes + at, x.scales + each.offset / SPAN + before / span_inputs(format),
+                x.offsets + each.offset / GROUP + before / group_inputs(format), each.inputs};
     }
 
     // The second products of all experts and the sums of each row [count] in `mixed_`, which are added to `rows` unless it is
@@ -1232,7 +1233,7 @@ class Model {
                 }
                 for (int done = 0; done < each.count; done += PANEL) {
                     const int some = std::min(PANEL, each.count - done);
-                    gemm(down, operand_at(inner, each, each.first + done), some, from, to, {product, width_, STORE, 0}, ahead);
+                    gemm(down, operand_at(inner, each, down.format, done), some, from, to, {product, width_, STORE, 0}, ahead);
                     for (int r = 0; r < some; ++r) {
                         const ExpertRow& member = sorted.rows[each.first + done + r];
                         add_columns(sum + size_t(member.row) * width_, product + size_t(r) * width_, member.weight, a, b);
@@ -1673,6 +1674,7 @@ EXPORT int polyhead_sizes(int which) {
 // Whether all weights are stored exactly in `format`; see pack_narrow.
 EXPORT int polyhead_pack(const Source* source, int outputs, int inputs, int k, int format, float unit, int only_found,
                          void* out) {
+    if (format == INT8_WIDE) { pack_wide(*source, outputs, inputs, k, unit, static_cast<uint8_t*>(out)); return 1; }
     if (format != FLOAT32) return pack_narrow(*source, outputs, inputs, k, format, unit, only_found, static_cast<uint8_t*>(out));
     pack_float32(*source, outputs, inputs, k, static_cast<float*>(out));
     return 1;

@@ -14,6 +14,7 @@ from torch import Tensor, nn
 
 from polyhead.models.executors.torch_executor import TorchExecutor
 from polyhead.models.native.native_executor import NativeExecutor
+from polyhead.models.native.packed_network import INT8_WIDE, rounded_format
 from polyhead.models.network.model_config import ModelConfig
 from polyhead.models.network.scoring import Scoring
 from polyhead.models.network.transformer import PreBlock
@@ -49,9 +50,9 @@ def coded(x: Tensor, group: int, level: int = MOST_CODE) -> Tensor:
     return (codes * (largest / level)).flatten(-2)[..., : x.size(-1)]
 
 
-def packed(weights: Tensor) -> Tensor:
-    """[N, K] rounded to integers, times a scale for every 32 inputs with the 11 digits of half precision."""
-    padded = grouped(weights, 32)
+def packed(weights: Tensor, group: int) -> Tensor:
+    """[N, K] rounded to integers, times a scale for every `group` of inputs with the 11 digits of half precision."""
+    padded = grouped(weights, group)
     digits, exponent = torch.frexp(padded.abs().amax(-1, keepdim=True) / MOST_CODE)
     scale = torch.ldexp((digits * 2048).ceil() / 2048, exponent)
     return ((padded / scale).round() * scale).flatten(-2)[..., : weights.size(-1)]
@@ -75,14 +76,17 @@ def attend_rounded(query: Tensor, key: Tensor, value: Tensor, mask: Tensor | Non
     return ((weights / unit).round() * unit @ codes).transpose(1, 2).reshape(n, -1, heads * width)
 
 
-def rounded_copy(module: nn.Module) -> nn.Module:
-    """A rounded copy of a module: weights with a scale for 32 inputs, inputs with one for 16. Routers are exact."""
+def rounded_copy(module: nn.Module, group: int, span: int) -> nn.Module:
+    """A rounded copy of a module: weights with a scale for `group` inputs, inputs with one for `span`.
+
+    Routers are exact.
+    """
     copy = deepcopy(module)
     exact = [part for name, part in copy.named_modules() if name.endswith((".router", ".shared_gate"))]
     for part in copy.modules():
         if isinstance(part, nn.Linear) and part not in exact:
-            part.weight.data = packed(part.weight.data)
-            part.register_forward_pre_hook(lambda _, inputs: (coded(inputs[0], 16),))
+            part.weight.data = packed(part.weight.data, group)
+            part.register_forward_pre_hook(lambda _, inputs: (coded(inputs[0], span),))
         elif isinstance(part, PreBlock):
             part.attention.mix = attend_rounded
     return copy
@@ -118,13 +122,13 @@ def test_a_generator_rounds_as_plain_torch(name: str, instructions: str) -> None
     config = one_layer(GENERATORS[name])
     net, last = network(config), head(config)
     native = NativeExecutor(net, last, block_count=BLOCKS, threads=2, instructions=instructions)
-    rounded = rounded_copy(net)
+    rounded = rounded_copy(net, 32, 16)
     rounded.tokens.weight.data = net.tokens.weight.data.bfloat16().float()
     if net.layer_embedding is not None:
         rounded.layer_embedding.table.weight.data = net.layer_embedding.table.weight.data.bfloat16().float()
     close(
         all_logits(config, native),
-        all_logits(config, TorchExecutor(rounded, rounded_copy(last), block_count=BLOCKS, block_size=16)),
+        all_logits(config, TorchExecutor(rounded, rounded_copy(last, 32, 16), block_count=BLOCKS, block_size=16)),
         rows=sum(LENGTHS[:-1]),
         rerouted=0.01 if config.experts else 0.0,
     )
@@ -140,6 +144,6 @@ def test_an_encoder_rounds_as_plain_torch(name: str, instructions: str) -> None:
     config = one_layer(ENCODERS[name])
     net = network(config)
     native = NativeExecutor(net, threads=2, instructions=instructions)
-    rounded = rounded_copy(net)
+    rounded = rounded_copy(net, 64, 64) if rounded_format(config) == INT8_WIDE else rounded_copy(net, 32, 16)
     rounded.tokens.weight.data = net.tokens.weight.data.bfloat16().float()
     close(states(config, native), states(config, TorchExecutor(rounded)))

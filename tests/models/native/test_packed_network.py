@@ -22,25 +22,27 @@ from polyhead.models.native.packed_network import (
     INT4_SHIFTED,
     INT8,
     INT8_SHIFTED,
+    INT8_WIDE,
     WEIGHT_BITS,
     PackedNetwork,
     Precision,
     unsupported_reason,
 )
 from polyhead.models.native.step_memory import int8_bits
-from tests.models.native.test_step import LLAMA, SETS, multiplied, pytestmark
+from polyhead.models.network.model_config import ModelConfig
+from tests.models.native.test_step import BERT, LLAMA, SETS, multiplied, pytestmark
 from tests.support import gguf_files
 
 __all__ = ["pytestmark"]
-GROUP = 32  # inputs of an output that share a scale, as in src/gemm.hpp
-ADDED = {INT8: 128, INT4: 8, INT4_SHIFTED: 0, INT8_SHIFTED: 0}  # added to codes
+GROUP, WIDE = 32, 64  # inputs of an output that share a scale, as in src/gemm.hpp; the second in INT8_WIDE
+ADDED = {INT8: 128, INT4: 8, INT4_SHIFTED: 0, INT8_SHIFTED: 0, INT8_WIDE: 128}  # added to codes
 OWN_FORMATS = {"Q8_0": INT8, "Q4_0": INT4, "Q4_1": INT4_SHIFTED, "Q5_0": INT8, "Q5_1": INT8_SHIFTED}
 KINDS = [*OWN_FORMATS, "Q4_K", "Q5_K", "Q6_K"]
 
 
 @dataclass(frozen=True)
 class Unpacked:
-    """A packed matrix: codes [N, K], and for each GROUP of inputs a scale and a least weight [N, K / GROUP]."""
+    """A packed matrix: codes [N, K], and for each group of inputs a scale and a least weight [N, K / group]."""
 
     format: int
     codes: NDArray[numpy.int32]
@@ -49,8 +51,14 @@ class Unpacked:
 
     def weights(self) -> Tensor:
         """The exact weights [N, K]."""
-        scales, least = (each.repeat(GROUP, 1)[:, : self.codes.shape[1]] for each in (self.scales, self.least))
+        group = group_of(self.format)
+        scales, least = (each.repeat(group, 1)[:, : self.codes.shape[1]] for each in (self.scales, self.least))
         return torch.from_numpy(self.codes.astype(numpy.float32) * scales + least)
+
+
+def group_of(format: int) -> int:
+    """Inputs of an output that share a scale."""
+    return WIDE if format == INT8_WIDE else GROUP
 
 
 def linear_of(weights: Tensor) -> nn.Linear:
@@ -61,8 +69,9 @@ def linear_of(weights: Tensor) -> nn.Linear:
 
 def unpacked(linear: Linear, count: int, inputs: int) -> Unpacked:
     """The first `count` outputs and `inputs` of a packed matrix; see src/gemm.hpp."""
-    eight, shifted = linear.format in (INT8, INT8_SHIFTED), linear.format in (INT4_SHIFTED, INT8_SHIFTED)
-    groups, size = linear.inputs // GROUP, GROUP * COLUMNS // (1 if eight else 2)
+    eight, shifted = linear.format not in (INT4, INT4_SHIFTED), linear.format in (INT4_SHIFTED, INT8_SHIFTED)
+    group = group_of(linear.format)
+    groups, size = linear.inputs // group, group * COLUMNS // (1 if eight else 2)
     assert linear.outputs * linear.inputs * WEIGHT_BITS[linear.format] / 8 == linear.outputs // COLUMNS * groups * (
         size + COLUMNS * (4 if shifted else 2)
     )
@@ -70,22 +79,24 @@ def unpacked(linear: Linear, count: int, inputs: int) -> Unpacked:
     raw = numpy.frombuffer(ctypes.string_at(linear.weights, taken), numpy.uint8)
     blocks = raw.reshape(linear.outputs // COLUMNS, groups, -1)  # [B, G, bytes]
     if eight:
-        codes = blocks[..., :size].reshape(*blocks.shape[:2], 8, COLUMNS, 4).transpose(0, 3, 1, 2, 4)
+        codes = blocks[..., :size].reshape(*blocks.shape[:2], group // 4, COLUMNS, 4).transpose(0, 3, 1, 2, 4)
     else:
         both = blocks[..., :size].reshape(*blocks.shape[:2], 4, COLUMNS, 4)
         codes = numpy.stack([both & 15, both >> 4], 3).transpose(0, 4, 1, 2, 3, 5)
 
     def halves(start: int) -> NDArray[numpy.float32]:
         found = blocks[..., start : start + 2 * COLUMNS].copy().view(numpy.float16).astype(numpy.float32)
-        return found.transpose(0, 2, 1).reshape(linear.outputs, groups)[:count, : -(-inputs // GROUP)]
+        return found.transpose(0, 2, 1).reshape(linear.outputs, groups)[:count, : -(-inputs // group)]
 
     whole = codes.reshape(linear.outputs, linear.inputs)[:count, :inputs].astype(numpy.int32) - ADDED[linear.format]
-    scales = halves(size) * numpy.float32(linear.unit if linear.format == INT8 else 1)
+    scales = halves(size) * numpy.float32(linear.unit if linear.format in (INT8, INT8_WIDE) else 1)
     return Unpacked(linear.format, whole, scales, halves(size + 2 * COLUMNS) if shifted else 0 * scales)
 
 
-def packed(weights: Tensor, precision: Precision, instructions: str = SETS[-1] if SETS else "") -> Unpacked:
-    pack = PackedNetwork(load_library(instructions), LLAMA, precision)
+def packed(
+    weights: Tensor, precision: Precision, instructions: str = SETS[-1] if SETS else "", config: ModelConfig = LLAMA
+) -> Unpacked:
+    pack = PackedNetwork(load_library(instructions), config, precision)
     return unpacked(pack.pack_linear([linear_of(weights)]), *weights.shape)
 
 
@@ -154,22 +165,52 @@ def test_k_quant_blocks_are_packed_to_a_32nd_of_a_scale(kind: str, precision: Pr
     assert (off <= torch.from_numpy(found.scales / 32 * 1.0001 + alike / 2048)).all()
 
 
-def groups_of(weights: Tensor) -> Tensor:
-    """[N, K] as [N, K / GROUP, GROUP]."""
-    return nn.functional.pad(weights, (0, -weights.size(1) % GROUP)).unflatten(1, (-1, GROUP))
+def groups_of(weights: Tensor, group: int = GROUP) -> Tensor:
+    """[N, K] as [N, K / group, group]."""
+    return nn.functional.pad(weights, (0, -weights.size(1) % group)).unflatten(1, (-1, group))
 
 
 @pytest.mark.parametrize("instructions", SETS)
+@pytest.mark.parametrize(("config", "format"), [(LLAMA, INT8), (BERT, INT8_WIDE)])
 @pytest.mark.parametrize(("count", "inputs"), [(64, 128), (33, 100)])
-def test_floats_are_rounded_to_half_a_scale_of_their_group(instructions: str, count: int, inputs: int) -> None:
+def test_floats_are_rounded_to_half_a_scale_of_their_group(
+    instructions: str, config: ModelConfig, format: int, count: int, inputs: int
+) -> None:
     """127 scales equal the largest weight of a group, with the scale rounded up to half precision."""
     weights = torch.randn(count, inputs, generator=torch.Generator().manual_seed(1)) * torch.rand(inputs).exp2() * 0.05
-    found = packed(weights, "int8", instructions)
-    assert found.format == INT8
-    scales, largest = torch.from_numpy(found.scales), groups_of(weights).abs().amax(-1)
+    found = packed(weights, "int8", instructions, config)
+    assert found.format == format
+    scales, largest = torch.from_numpy(found.scales), groups_of(weights, group_of(format)).abs().amax(-1)
     assert (scales >= largest / 127 * (1 - 2**-23)).all()
     assert (scales <= largest / 127 * (1 + 2**-10)).all()
-    assert (groups_of(found.weights() - weights).abs().amax(-1) <= scales / 2 * 1.0001).all()
+    off = groups_of(found.weights() - weights, group_of(format)).abs().amax(-1)
+    assert (off <= scales / 2 * 1.0001).all()
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_network_in_both_directions_keeps_the_codes_of_a_file(kind: str) -> None:
+    """Only weights that no narrow format stores are rounded with wide groups: of blocks those of Q6_K."""
+    raw, weights = stored(kind)
+    pack = PackedNetwork(load_library(SETS[0]), BERT, "int8")
+    blocks = torch.from_numpy(raw).reshape(len(weights), -1)
+    linear = linear_of(weights)
+    linear.weight = BlockWeights(blocks, kind)
+    found = unpacked(pack.pack_linear([linear]), *weights.shape)
+    expected = packed(weights, "int8", SETS[0], BERT)
+    assert (found.format == INT8_WIDE) == (kind == "Q6_K")
+    assert found.format == expected.format
+    assert torch.equal(found.weights(), expected.weights())
+
+
+def test_weights_that_are_no_numbers_stay_so_in_wide_groups() -> None:
+    """One NaN or infinity makes a product NaN, the others' scales are as without it."""
+    weights = torch.randn(64, 128, generator=torch.Generator().manual_seed(1))
+    clean = packed(weights, "int8", config=BERT).scales
+    weights[3, 70], weights[5, 1] = torch.nan, torch.inf
+    found = packed(weights, "int8", config=BERT)
+    assert found.format == INT8_WIDE
+    assert numpy.argwhere(numpy.isnan(found.scales)).tolist() == [[3, 1], [5, 0]]
+    assert numpy.isclose(found.scales, clean)[~numpy.isnan(found.scales)].all()
 
 
 def test_large_and_small_weights_keep_their_precision() -> None:

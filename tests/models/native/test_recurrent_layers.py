@@ -178,9 +178,9 @@ def test_the_products_of_recurrent_layers_round_as_plain_torch(name: str, instru
     """In integers; convolution and scan are in float32."""
     config = replace(RECURRENT[name], depth=1, mixers=RECURRENT[name].mixers[:1], mlps=(False,))
     net, last = network(config), head(config)
-    rounded = rounded_copy(net)
+    rounded = rounded_copy(net, 32, 16)
     rounded.tokens.weight.data = net.tokens.weight.data.bfloat16().float()  # type: ignore[union-attr, operator]
-    expected = TorchExecutor(rounded, rounded_copy(last)).step(whole(config))  # type: ignore[arg-type]
+    expected = TorchExecutor(rounded, rounded_copy(last, 32, 16)).step(whole(config))  # type: ignore[arg-type]
     found = NativeExecutor(net, last, threads=2, instructions=instructions).step(whole(config))
     close(found, expected)
 

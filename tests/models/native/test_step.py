@@ -48,7 +48,7 @@ BERT = ModelConfig(
     heads=4,
     kv_heads=4,
     head_width=16,
-    mlp_width=96,
+    mlp_width=128,
     max_positions=600,
     causal=False,
     norm_order="post",
@@ -267,7 +267,7 @@ MIXTURES = {
 }
 GENERATORS |= MIXTURES
 ENCODERS["experts, norms behind"] = replace(
-    BERT, gated_mlp=True, experts=ExpertConfig(count=4, chosen=2, width=50, layers=(False, True))
+    BERT, gated_mlp=True, experts=ExpertConfig(count=4, chosen=2, width=64, layers=(False, True))
 )
 BLOCKS = 160
 LENGTHS = (1, 5, 16, 17, 40, 65, 530)  # the last one spans three parts of attention

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
-from transformers import GPT2Config, GPT2LMHeadModel, LlamaConfig, LlamaForCausalLM
+from transformers import BertConfig, BertModel, GPT2Config, GPT2LMHeadModel, LlamaConfig, LlamaForCausalLM
 from typer.testing import CliRunner
 
 from polyhead.models import checkpoint
@@ -168,6 +168,25 @@ def test_saved_int8_equals_int8_packed_at_load(kind: str, tmp_path: Path, reques
     assert torch.equal(logits(direct), logits(saved))
     assert memory(direct) == memory(saved)
     assert not torch.equal(logits(packed(tmp_path / "out", "float32")), logits(packed(source, "float32")))
+
+
+@compiled
+def test_an_encoder_is_saved_in_the_groups_that_it_is_packed_in(tmp_path: Path) -> None:
+    """Groups of 64 where all widths are a multiple, else of 32; both give the bits of the original."""
+    for width, group in ((64, 64), (96, 32)):
+        tokenizer = checkpoints.word_piece()
+        sizes = {"hidden_size": width, "intermediate_size": 2 * width, "num_hidden_layers": 2, "num_attention_heads": 4}
+        source, out = tmp_path / str(width), tmp_path / f"{width}-int8"
+        torch.manual_seed(0)
+        checkpoints.save(BertModel(BertConfig(vocab_size=len(tokenizer), **sizes)), tokenizer, source)
+        quantize(str(source), out, "int8", None, ignore_progress)
+        weights = json.loads((out / "config.json").read_bytes())["quantization_config"]["config_groups"]["group_0"][
+            "weights"
+        ]
+        assert weights["group_size"] == group
+        direct, saved = packed(source, "int8"), packed(out, "int8")
+        assert memory(direct) == memory(saved)
+        assert torch.equal(logits(direct), logits(saved))
 
 
 @pytest.mark.skipif(runnable_targets()[:1] in ([], ["portable"]), reason="ties are rounded by a fused multiplication")
