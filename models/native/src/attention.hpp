@@ -127,15 +127,16 @@ INLINE Floats masked(Floats v, int i, int from, int to, float rest) {
     return i < from ? past(v, from - i, rest) : v;
 }
 
-// The hardware does not prefetch across blocks: fetch a line of the next block for each line that is read.
+// The hardware does not prefetch across blocks: fetch a line of the next block for each line that is read, to the
+// second-level cache, which waits for more lines at once than the first does.
 template <int R, int B, class T>
 INLINE void prefetch_lines(const T* const* blocks, const T* const* values, int at) {
-    if constexpr (R <= 4) { UNROLL(B, b, prefetch(values[b] + at); prefetch(blocks[b + B] + at)); }
+    if constexpr (R <= 4) { UNROLL(B, b, prefetch_later(values[b] + at); prefetch_later(blocks[b + B] + at)); }
 }
 // As codes, values take half the memory of keys.
 template <int R, int B>
 INLINE void prefetch_lines(const Codes* const* blocks, const Codes* const* values, int at, bool even) {
-    if constexpr (R <= 4) { UNROLL(B, b, if (even) prefetch(values[b] + at / 2); prefetch(blocks[b + B] + at)); }
+    if constexpr (R <= 4) { UNROLL(B, b, if (even) prefetch_later(values[b] + at / 2); prefetch_later(blocks[b + B] + at)); }
 }
 
 template <int R, int B>

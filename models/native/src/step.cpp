@@ -1451,7 +1451,9 @@ class Model {
         const int least = std::min(low, apart_low), most = std::max(high, apart_high), blocks = (most + BLOCK - 1) / BLOCK;
         const T** keys = (const T**)scratch.blocks.reserve(2 * size_t(blocks + AHEAD));
         const T** values = keys + blocks + AHEAD;
-        for (int b = least / BLOCK; b < blocks + AHEAD && least < most; ++b) {
+        // Those that are read: of all parts, or of one.  Each part for itself would find all those of a long context again.
+        const int read = only < 0 ? blocks : std::min(blocks, (only + 1) * PART_BLOCKS);
+        for (int b = std::max(least / BLOCK, only * PART_BLOCKS); b < read + AHEAD && least < most; ++b) {
             const int block = block_of(l, tile.sequence, std::min(b, blocks - 1));
             keys[b] = keys_at<T>(l, block, kv);
             values[b] = values_at<T>(l, block, kv);
