@@ -154,6 +154,7 @@ def test_contents_and_errors_over_http(tmp_path: Path) -> None:
                 answer = await client.get(f"/v1/files/{file.id}/content")
                 assert (answer.status_code, answer.content) == (200, content)
                 assert answer.headers["content-length"] == str(len(content))
+                assert answer.headers["x-content-type-options"] == "nosniff"
                 assert answer.headers["content-disposition"] in (
                     'attachment; filename="a.jsonl"',
                     "attachment; filename*=utf-8''a%20b.jsonl",
