@@ -40,6 +40,7 @@ from .access.auth import watch_keys_file
 from .access.middleware import AccessMiddleware, ErrorResponder
 from .access.own_calls import OwnCalls
 from .access.request_context import RequestContext
+from .batches.batch_lines import LineRoom
 from .batches.batch_runner import BatchRunner
 from .batches.batch_store import BatchStore
 from .batches.file_store import FileStore, StoreLimits
@@ -151,7 +152,8 @@ def build_batches(app: FastAPI, server: AppState) -> BatchRunner | None:
     limits = StoreLimits(settings.files_mib << 20, settings.key_share)
     store = BatchStore(FileStore(Path(settings.files_dir).expanduser(), limits, server.keys.owners))
     server.metrics.watch_batches(lambda: len(store.unfinished()))
-    return BatchRunner(store, OwnCalls(app, server.keys, server.headroom), read_line)
+    room = LineRoom(server.headroom, server.request_threads)
+    return BatchRunner(store, OwnCalls(app, server.keys, server.headroom), read_line, room)
 
 
 def build_responses(server: AppState) -> ResponseStore:

@@ -397,7 +397,7 @@ class Metrics:
     def render(self, accept: str) -> tuple[bytes, str]:
         """The page and its content type: OpenMetrics if `accept` asks for it, the Prometheus text format otherwise."""
         self._poll()
-        return self._series.render(accept)
+        return self._series.render(accepts_openmetrics(accept))
 
     def read_samples(self, names: Iterable[str]) -> list[Sample]:
         """The samples with these names, as they are on the page."""
@@ -413,14 +413,13 @@ class Metrics:
         kind = accepts_openmetrics(accept), packed
         if (page := self._waiting_pages.get(kind)) is None:
             page = self._waiting_pages[kind] = asyncio.create_task(
-                run_on_thread(partial(self._render_page, accept, kind), self._render_thread)
+                run_on_thread(partial(self._render_page, *kind), self._render_thread)
             )
         return await asyncio.shield(page)
 
-    def _render_page(self, accept: str, kind: tuple[bool, bool]) -> tuple[bytes, str]:
-        del self._waiting_pages[kind]
-        _, packed = kind
-        return self._series.render_gzipped(accept) if packed else self._series.render(accept)
+    def _render_page(self, is_openmetrics: bool, packed: bool) -> tuple[bytes, str]:
+        del self._waiting_pages[is_openmetrics, packed]
+        return self._series.render_gzipped(is_openmetrics) if packed else self._series.render(is_openmetrics)
 
     def _poll(self) -> None:
         for ask in self._polls:

@@ -103,20 +103,20 @@ class MetricSeries:
         """The samples with these names, as they are on the page."""
         return [sample for family in self._registry.restricted_registry(names).collect() for sample in family.samples]
 
-    def render(self, accept: str) -> tuple[bytes, str]:
-        """The page and its content type: OpenMetrics if `accept` asks for it, the Prometheus text format otherwise.
+    def render(self, is_openmetrics: bool) -> tuple[bytes, str]:
+        """The page, in OpenMetrics or in the Prometheus text format, and its content type.
 
         Any thread may call it, while others count.
         """
         families = {family.name: family for family in self._registry.collect()}
         everything = [*families.values(), *self._extra_families(families)]
-        if accepts_openmetrics(accept):
+        if is_openmetrics:
             return openmetrics_text(everything), OPEN_METRICS
         return prometheus_text(everything), PLAIN_TEXT
 
-    def render_gzipped(self, accept: str) -> tuple[bytes, str]:
+    def render_gzipped(self, is_openmetrics: bool) -> tuple[bytes, str]:
         """The same, gzipped."""
-        page, content_type = self.render(accept)
+        page, content_type = self.render(is_openmetrics)
         return gzip.compress(page, compresslevel=1), content_type
 
 

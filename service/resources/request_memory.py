@@ -161,6 +161,10 @@ class MemoryClaim:
         self._is_closed, self._lock = False, RLock()
 
     @property
+    def owner(self) -> str:
+        return self._owner
+
+    @property
     def size(self) -> int:
         return self._size
 

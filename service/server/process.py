@@ -53,7 +53,7 @@ from ..metrics import Metrics
 from ..resources import capacity
 from ..resources.connection_memory import connection_bytes, max_unsent_bytes
 from ..resources.key_share import KeyShare
-from ..resources.process_info import allow_connections, process_age
+from ..resources.process_info import allow_connections, limit_arenas, process_age
 from ..resources.request_memory import BYTES_PER_BODY_BYTE, BYTES_PER_TOKEN, Headroom
 from ..text.tokenization import TextProcessor
 from .first_steps import ServerAddress, describe_first_steps, program_name
@@ -160,8 +160,11 @@ class StartTimes:
 
 
 def tune_interpreter() -> None:
-    """Set up garbage collection and thread switching so that probes are answered while all threads are busy."""
+    """Set up garbage collection and thread switching so that probes are answered while all threads are busy, and the
+    heaps of threads.
+    """
     control_garbage_collection()
+    limit_arenas()
     # A thread that has sent to a client waits this long for the interpreter lock.
     sys.setswitchinterval(SWITCH_INTERVAL)
 

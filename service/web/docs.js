@@ -4,7 +4,7 @@
 
 import * as api from "./api.js";
 import { curlCommand } from "./copy.js";
-import { element } from "./dom.js";
+import { decodePart, element } from "./dom.js";
 import { example, fieldsTable, describeType } from "./schema.js";
 import { connectThemeButton } from "./theme.js";
 
@@ -122,7 +122,7 @@ function filter() {
 
 // An address such as /docs#post-/v1/completions opens that route.
 function openLinkedRoute() {
-  const linked = byId(decodeURIComponent(location.hash.slice(1)));
+  const linked = byId(decodePart(location.hash.slice(1)));
   if (!linked?.matches(".operation")) return;
   linked.open = true;
   linked.scrollIntoView();

@@ -25,6 +25,15 @@ function fillNode(node, attributes, children) {
   return node;
 }
 
+// A part of an address as text; as it is if its escapes are not valid, which decodeURIComponent throws at.
+export function decodePart(part) {
+  try {
+    return decodeURIComponent(part);
+  } catch {
+    return part;
+  }
+}
+
 // An id that no other element of the page has.
 export function uniqueId(kind) {
   idCount += 1;

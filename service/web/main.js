@@ -11,7 +11,7 @@ import { mountClassify } from "./classify.js";
 import { mountCompletion } from "./completion.js";
 import { mountCopyPanel } from "./copy.js";
 import { canDecide, mountDecide } from "./decide.js";
-import { element } from "./dom.js";
+import { decodePart, element } from "./dom.js";
 import { mountEmbed } from "./embed.js";
 import { mountFill } from "./fill.js";
 import { mountNoForm } from "./noform.js";
@@ -126,7 +126,7 @@ function showNotice(text) {
 }
 
 async function loadModels() {
-  const [wantedTab, named = ""] = location.hash.slice(1).split("/").map(decodeURIComponent);
+  const [wantedTab, named = ""] = location.hash.slice(1).split("/").map(decodePart);
   try {
     models = (await api.request("/v1/models")).data;
     wantedModel = named;

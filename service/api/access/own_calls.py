@@ -77,6 +77,7 @@ class OwnCalls:
             "state": {},
         }
         response, claim = OwnResponse(body), MemoryClaim(self.headroom)
+        del body  # the application has it alone, and may drop it
         scope[OWN_CALL] = OwnCall(self.find_key(owner), claim)
         with ExitStack() as unanswered:
             unanswered.callback(claim.close)

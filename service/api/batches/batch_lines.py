@@ -1,20 +1,29 @@
 """The lines of a batch's files: requests, and answers."""
 
+import math
 import secrets
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import BinaryIO
 
 import orjson
 
-from ...core.errors import BadRequest
+from ...concurrency.thread_pool import ThreadPool, WorkInfo
+from ...core.errors import BadRequest, PolyheadError
+from ...resources.request_memory import BYTES_PER_BODY_BYTE, UNBOUNDED_HEADROOM, Headroom, MemoryClaim
 from ..access.own_calls import OwnAnswer
+from ..shared.json_body import claim_values, count_json
+from ..shared.openai_errors import write_openai_error
 from .batch import BatchError
 from .record_folder import open_regular
 
 MAX_LINES = 50_000  # with a request
 MAX_READ_LINES = 2 * MAX_LINES  # with empty ones
 MAX_ERRORS = 20  # of lines that are reported
+LONG_LINE_BYTES = 1 << 14  # of a line for which memory is claimed; the values of a shorter one take 1 MiB at most
+BYTES_PER_LINE_BYTE = 1 + BYTES_PER_BODY_BYTE  # of a long line: what a body takes, and the body that is written of it
+PART_BYTES = 1 << 20  # of a file that are read in one piece of work
 ReadRequest = Callable[[int, bytes], tuple[str, bytes]]  # custom_id and body of a line; raises BadRequest
 
 
@@ -27,48 +36,107 @@ class BatchLine:
     start: int  # in bytes
     size: int
 
+    @property
+    def is_long(self) -> bool:
+        return self.size > LONG_LINE_BYTES
 
-def read_lines(path: Path, read_request: ReadRequest) -> tuple[list[BatchLine], list[BatchError]]:
-    """The requests in a file, and what is wrong with it: the first MAX_ERRORS lines that cannot be read."""
-    lines, errors, seen = list[BatchLine](), list[BatchError](), dict[str, int]()
-    for number, start, content in numbered_lines(path):
-        if len(lines) >= MAX_LINES or number > MAX_READ_LINES:
-            most = f"{MAX_LINES} requests, or {MAX_READ_LINES} lines with empty ones"
-            errors.append(BatchError(code="too_many", message=f"the file has more than {most}"))
-            break
+
+class LineReader:
+    """Reads the requests in a file into `lines`, and what is wrong with it into `errors`: the first MAX_ERRORS lines
+    that cannot be read.
+
+    Short lines are read where `read_part` is called; for a long one memory must be claimed before.
+    """
+
+    def __init__(self, path: Path, read_request: ReadRequest) -> None:
+        self.path, self.read_request = path, read_request
+        self.lines, self.errors = list[BatchLine](), list[BatchError]()
+        self.is_complete = False
+        self._position = self._count = 0  # bytes and lines that were seen
+        self._numbers = dict[str, int]()  # by custom_id
+
+    def read_part(self) -> BatchLine | None:
+        """Read about PART_BYTES of short lines.  A long line ends them, and is returned without its custom_id: the
+        caller reads it, and calls `add` or `fail`.
+        """
+        end = self._position + PART_BYTES
+        with open(self.path, "rb", opener=open_regular) as file:
+            file.seek(self._position)
+            while self._position < end and not self.is_complete:
+                content = file.readline(LONG_LINE_BYTES)
+                line = BatchLine(self._count + 1, "", self._position, line_size(file, content))
+                self._position, self._count = self._position + line.size, line.number
+                if not content:
+                    self._finish()
+                elif not content.strip() and len(content) == line.size and line.number <= MAX_READ_LINES:
+                    continue
+                elif len(self.lines) >= MAX_LINES or line.number > MAX_READ_LINES:
+                    most = f"{MAX_LINES} requests, or {MAX_READ_LINES} lines with empty ones"
+                    self.errors.append(BatchError(code="too_many", message=f"the file has more than {most}"))
+                    self.is_complete = True
+                elif line.is_long:
+                    return line
+                else:
+                    self._read(line, content)
+        return None
+
+    def _read(self, line: BatchLine, content: bytes) -> None:
         try:
-            custom_id, _ = read_request(number, content)
-            if custom_id in seen:
-                message = f"custom_id: {custom_id[:60]!r} stands on line {seen[custom_id]}, too; each stands once"
-                raise BadRequest(message, param="custom_id")
+            custom_id, _ = self.read_request(line.number, content)
         except BadRequest as error:
-            errors.append(BatchError(code=error.code, message=error.message, line=number, param=error.param))
-            if len(errors) >= MAX_ERRORS:
-                break
-            continue
-        seen[custom_id] = number
-        lines.append(BatchLine(number, custom_id, start, len(content)))
-    if not lines and not errors:
-        errors.append(BatchError(code="empty_file", message="the file has no requests"))
-    return lines, errors
+            self.fail(line, error)
+        else:
+            self.add(line, custom_id)
+
+    def add(self, line: BatchLine, custom_id: str) -> None:
+        if custom_id in self._numbers:
+            message = f"custom_id: {custom_id[:60]!r} stands on line {self._numbers[custom_id]}, too; each stands once"
+            self.fail(line, BadRequest(message, param="custom_id"))
+            return
+        self._numbers[custom_id] = line.number
+        self.lines.append(replace(line, custom_id=custom_id))
+
+    def fail(self, line: BatchLine, error: PolyheadError) -> None:
+        """The line cannot be read."""
+        self.errors.append(BatchError(code=error.code, message=error.message, line=line.number, param=error.param))
+        self.is_complete |= len(self.errors) >= MAX_ERRORS
+
+    def _finish(self) -> None:
+        self.is_complete = True
+        if not self.lines and not self.errors:
+            self.errors.append(BatchError(code="empty_file", message="the file has no requests"))
 
 
-def numbered_lines(path: Path) -> Iterator[tuple[int, int, bytes]]:
-    """(number, position, content) of each line that is not empty, and of the one after MAX_READ_LINES."""
-    start = 0
-    with open(path, "rb", opener=open_regular) as file:
-        for number, content in enumerate(file, 1):
-            if content.strip() or number > MAX_READ_LINES:
-                yield number, start, content
-            start += len(content)
+def line_size(file: BinaryIO, begin: bytes) -> int:
+    """Bytes of the line whose first LONG_LINE_BYTES, or all of them, are `begin`; the rest is read, and not kept."""
+    size = len(begin)
+    while begin and not begin.endswith(b"\n"):
+        begin = file.readline(LONG_LINE_BYTES)
+        size += len(begin)
+    return size
 
 
-def read_body(path: Path, line: BatchLine, read_request: ReadRequest) -> bytes:
-    """The body of the request on a line that `read_lines` has read."""
-    with open(path, "rb", opener=open_regular) as file:
-        file.seek(line.start)
-        _, body = read_request(line.number, file.read(line.size))
-    return body
+@dataclass(frozen=True)
+class LineRoom:
+    """Where long lines are parsed, as bodies of requests are: their memory is claimed from `headroom` before it is
+    taken, and keys take turns on `threads`.  Many threads that parse megabytes would each keep as much in an arena of
+    the allocator.
+    """
+
+    headroom: Headroom = UNBOUNDED_HEADROOM
+    threads: ThreadPool = field(default_factory=lambda: ThreadPool(1, "lines", math.inf))
+
+    async def parse(
+        self, line: BatchLine, content: bytes, claim: MemoryClaim, read_request: ReadRequest
+    ) -> tuple[str, bytes]:
+        """What `read_request` returns for a long line.  Raises as it does, Overloaded and BodyTooLarge."""
+        what = f"line {line.number}"
+
+        def parse() -> tuple[str, bytes]:
+            claim_values(claim, count_json(content), what)
+            return read_request(line.number, content)
+
+        return await self.threads.run(parse, WorkInfo(f"reading {what}", self.threads, claim.owner, line.size))
 
 
 def write_answer(line: BatchLine, answer: OwnAnswer) -> list[bytes | bytearray]:
@@ -77,6 +145,12 @@ def write_answer(line: BatchLine, answer: OwnAnswer) -> list[bytes | bytearray]:
     response = orjson.dumps({"status_code": answer.status, "request_id": answer.request_id})
     before = names[:-1] + b',"response":' + response[:-1] + b',"body":'
     return [before, answer.body, b'},"error":null}\n']
+
+
+def refuse_line(error: PolyheadError) -> OwnAnswer:
+    """The response to a request for which there is no memory, as the server gives it."""
+    headers = {"retry-after": str(error.retry_after)} if error.retry_after else {}
+    return OwnAnswer(error.status, bytearray(orjson.dumps(write_openai_error(error))), headers=headers)
 
 
 def write_expired(line: BatchLine) -> bytes:

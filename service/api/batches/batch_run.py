@@ -2,29 +2,36 @@
 
 import asyncio
 import logging
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from contextlib import closing, suppress
 from functools import partial
-from typing import Protocol
+from typing import Protocol, TypeVar
 
 from ...concurrency.outcome import cancel_tasks
-from ...core.errors import InsufficientStorage, NotFound, PolyheadError
+from ...core.errors import BadRequest, BodyTooLarge, InsufficientStorage, NotFound, Overloaded, PolyheadError
+from ...resources.request_memory import MemoryClaim
 from ..access.own_calls import OwnAnswer
 from .batch import Batch, BatchError, Status
 from .batch_lines import (
+    BYTES_PER_LINE_BYTE,
+    PART_BYTES,
     BatchLine,
+    LineReader,
+    LineRoom,
     ReadRequest,
     answered_id,
-    read_body,
-    read_lines,
+    refuse_line,
     write_answer,
     write_expired,
 )
 from .batch_store import BatchStore
+from .record_folder import read_part
 
 CALLS_AHEAD = 16  # requests of one batch at a time
 BUSY, NOT_READY = 429, 503  # statuses after which a request is tried again
 MIN_PAUSE_S, MAX_PAUSE_S = 0.1, 30.0  # before that
 MAX_NOT_READY_S = 900.0  # for which a request is tried again whose model is not there
+T = TypeVar("T")
 
 log = logging.getLogger("polyhead.batches")
 
@@ -39,9 +46,11 @@ class CallServer(Protocol):
 class BatchRun:
     """One run of a batch.  A batch of which a server has answered a part is continued by the next one."""
 
-    def __init__(self, store: BatchStore, batch_id: str, call: CallServer, read_request: ReadRequest) -> None:
+    def __init__(
+        self, store: BatchStore, batch_id: str, call: CallServer, read_request: ReadRequest, room: LineRoom
+    ) -> None:
         self.store, self.files, self.id = store, store.files, batch_id
-        self._call, self._read_request = call, read_request
+        self._call, self._read_request, self._room = call, read_request, room
         self.stop = asyncio.Event()  # set when the batch is cancelled
         if self.batch.status == "cancelling":
             self.stop.set()
@@ -52,23 +61,68 @@ class BatchRun:
 
     async def run(self) -> None:
         """Answer all requests, unless the batch is cancelled or expires before."""
-        path = self.files.content_path(self.batch.input_file)
         try:
             if not self.files.contains(self.batch.input_file):  # it was deleted in the folder
                 raise NotFound(f"there is no file {self.batch.input_file!r}")
-            read = partial(read_lines, path, self._read_request)
-            lines, errors = await self.files.disk.run(self.batch.owner, read, self.files.size(self.batch.input_file))
-            if errors:
-                await self._end("failed", errors)
+            reader = await self._read_lines()
+            if reader.errors:
+                await self._end("failed", reader.errors)
                 return
-            remaining = await self._open_outputs(lines)
+            remaining = await self._open_outputs(reader.lines)
             await self._end(await self._answer(remaining))
-        except (NotFound, InsufficientStorage) as error:  # the key is gone; the disk cannot be used
+        except (NotFound, InsufficientStorage, Overloaded) as error:  # no key any more, no disk, no memory in time
             await self.fail(error)
 
     async def fail(self, error: PolyheadError) -> None:
         """End the batch as failed, also if the disk is full."""
         await self._end("failed", [BatchError(code=error.code, message=error.message)])
+
+    async def _read_lines(self) -> LineReader:
+        """Read the requests, up to the end of the file unless the batch is cancelled.  Raises Overloaded if there is no
+        memory for a line until the batch expires.
+        """
+        reader = LineReader(self.files.content_path(self.batch.input_file), self._read_request)
+        while not (reader.is_complete or self.stop.is_set()):
+            if (line := await self._use_disk(reader.read_part, PART_BYTES)) is not None:
+                await self._read_long_line(reader, line)
+        return reader
+
+    async def _read_long_line(self, reader: LineReader, line: BatchLine) -> None:
+        """Read a line once there is memory for it; one that can never have it is an error of the file."""
+        pause = MIN_PAUSE_S
+        while not self.stop.is_set():
+            try:
+                with closing(self._open_claim()) as claim:
+                    custom_id, _ = await self._read_line(line, claim)
+            except Overloaded:
+                if self._seconds_left() <= 0:
+                    raise
+            except (BadRequest, BodyTooLarge) as error:
+                reader.fail(line, error)
+                return
+            else:
+                reader.add(line, custom_id)
+                return
+            with suppress(TimeoutError):
+                await asyncio.wait_for(self.stop.wait(), pause)
+            pause = min(2 * pause, MAX_PAUSE_S)
+
+    async def _read_line(self, line: BatchLine, claim: MemoryClaim) -> tuple[str, bytes]:
+        """The custom_id and the body of a request.  The memory of a long line is claimed before it is taken.
+
+        Raises Overloaded and BodyTooLarge where there is none.
+        """
+        read = partial(read_part, self.files.content_path(self.batch.input_file), line.start, line.size)
+        if not line.is_long:
+            return await self._use_disk(lambda: self._read_request(line.number, read()), line.size)
+        claim.grow(BYTES_PER_LINE_BYTE * line.size, f"line {line.number}")
+        return await self._room.parse(line, await self._use_disk(read, line.size), claim, self._read_request)
+
+    def _open_claim(self) -> MemoryClaim:
+        return MemoryClaim(self._room.headroom, self.batch.owner)
+
+    async def _use_disk(self, work: Callable[[], T], size: int) -> T:
+        return await self.files.disk.run(self.batch.owner, work, size)
 
     async def _open_outputs(self, lines: Sequence[BatchLine]) -> list[BatchLine]:
         """Open the files of answers and errors, and return the requests that are in neither."""
@@ -115,13 +169,10 @@ class BatchRun:
 
     async def _answer_line(self, line: BatchLine) -> OwnAnswer:
         """The response to one request.  Where there is no room, or the model is not ready, it is sent again."""
-        path = self.files.content_path(self.batch.input_file)
-        read = partial(read_body, path, line, self._read_request)
-        body = await self.files.disk.run(self.batch.owner, read, line.size)
         pause, clock = MIN_PAUSE_S, asyncio.get_running_loop().time
         given_up = clock() + MAX_NOT_READY_S
         while True:
-            answer = await self._call(self.batch.owner, self.batch.endpoint, body)
+            answer = await self._send_line(line)
             if answer.status == BUSY:
                 given_up = clock() + MAX_NOT_READY_S
             elif answer.status != NOT_READY or clock() > given_up:
@@ -130,6 +181,21 @@ class BatchRun:
             advised = answer.headers.get("retry-after", "")
             await asyncio.sleep(min(max(pause, float(advised) if advised.isdecimal() else 0.0), MAX_PAUSE_S))
             pause = min(2 * pause, MAX_PAUSE_S)
+
+    async def _send_line(self, line: BatchLine) -> OwnAnswer:
+        """Send a request once.  Its body is read each time: nothing of it is kept while it waits to be sent again."""
+        try:
+            return await self._call(self.batch.owner, self.batch.endpoint, await self._read_body(line))
+        except (Overloaded, BodyTooLarge) as error:
+            return refuse_line(error)
+
+    async def _read_body(self, line: BatchLine) -> bytes:
+        """The body of a request.  Its claim ends with this: the call claims as much in the next turn of the event loop,
+        and would never have it beside this claim where it takes all that a key may have.
+        """
+        with closing(self._open_claim()) as claim:
+            _, body = await self._read_line(line, claim)
+        return body
 
     async def _write(self, line: BatchLine, answer: OwnAnswer) -> None:
         file, count = ("output_file", "completed") if answer.is_success else ("error_file", "failed")

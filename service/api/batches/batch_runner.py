@@ -9,6 +9,7 @@ from functools import partial
 from ...concurrency.outcome import cancel_tasks, wait_for_error
 from ...core.errors import PolyheadError
 from .batch import Batch
+from .batch_lines import LineRoom
 from .batch_run import BatchRun, CallServer
 from .batch_store import BatchStore
 
@@ -23,8 +24,8 @@ ReadLine = Callable[[str, int, bytes], tuple[str, bytes]]  # of an endpoint; see
 class BatchRunner:
     """Lives on the event loop thread."""
 
-    def __init__(self, store: BatchStore, call: CallServer, read_line: ReadLine) -> None:
-        self.store, self._call, self._read_line = store, call, read_line
+    def __init__(self, store: BatchStore, call: CallServer, read_line: ReadLine, room: LineRoom) -> None:
+        self.store, self._call, self._read_line, self._room = store, call, read_line, room
         self._waiting: dict[str, deque[str]] = {}  # by owner: batches that have not begun
         self._workers: dict[str, asyncio.Task[None]] = {}  # by owner
         self._runs: dict[str, BatchRun] = {}  # by batch: those that run
@@ -74,7 +75,7 @@ class BatchRunner:
             while waiting:
                 batch_id = waiting.popleft()
                 read_request = partial(self._read_line, self.store[batch_id].endpoint)
-                run = self._runs[batch_id] = BatchRun(self.store, batch_id, self._call, read_request)
+                run = self._runs[batch_id] = BatchRun(self.store, batch_id, self._call, read_request, self._room)
                 try:
                     error = await wait_for_error(run.run())
                     if isinstance(error, Exception):

@@ -196,7 +196,7 @@ class Connection(asyncio.BufferedProtocol):
         self.limits.buffered_input.remove(self)
         self.stop_read_timer()
         self.limits.silent_since.pop(self, None)
-        if not self.limits.start_queue.try_start(self):
+        if not self.limits.start_queue.try_start(self, end):
             return False
         head = read_head(bytes(self.buffer[:end]))
         del self.buffer[:end]

@@ -4,6 +4,7 @@ import asyncio
 import time
 from collections.abc import Callable, Collection
 from dataclasses import dataclass, field
+from itertools import islice
 from typing import Any, Generic, Protocol, TypeVar
 
 from ...core.errors import PolyheadError
@@ -14,6 +15,7 @@ SHORT_READ_BYTES = 8 << 10  # the same of a head, and of what comes behind a req
 MAX_BUFFERED_BYTES = 16 << 20  # bytes of all input that waits, of which most are incomplete heads
 MAX_UNSENT_BYTES = 128 << 20  # bytes of all answers that wait for their clients, where the settings state no other
 MAX_STARTS = 32  # requests that start in one turn of the event loop
+MAX_START_BYTES = 32 << 10  # bytes of their heads together, unless it is one: some cost a millisecond for 3 KiB
 MAX_HANDSHAKES = 4  # of TLS, in one turn: a signature by RSA with 4,096 bits takes five milliseconds
 HANDSHAKE_PART = 4  # handshakes that are begun and not complete are at most one in so many connections
 
@@ -96,27 +98,35 @@ class UnsentAnswers(WaitingBytes[AnsweringConnection]):
 class StartQueue:
     """A queue of connections whose next request is complete up to its body, or whose handshake can go on.
 
-    At most `most` requests start in one turn of the event loop.  A request that takes a millisecond of the loop then
-    delays other events, such as probes, by `most` milliseconds, however many connections have a request ready.
+    At most `most` requests start in one turn of the event loop, with heads of `most_bytes` together, unless it is one
+    request.  A request that takes a millisecond of the loop then delays other events, such as probes, by `most`
+    milliseconds, however many connections have a request ready; long heads take longer, and fewer of them start.
     """
 
-    def __init__(self, most: int) -> None:
-        self.max_starts = most
-        self._started = 0  # in this turn of the event loop
+    def __init__(self, most: int, most_bytes: int = MAX_START_BYTES) -> None:
+        self.max_starts, self.max_bytes = most, most_bytes
+        self._started = self._started_bytes = 0  # in this turn of the event loop
         self._scheduled = False
-        self._waiting: dict[LimitedConnection, None] = {}
+        self._waiting: dict[LimitedConnection, int] = {}  # with the bytes of their heads
 
     def __contains__(self, client: LimitedConnection) -> bool:
         return client in self._waiting
 
-    def try_start(self, client: LimitedConnection) -> bool:
-        """Whether its request may start now.  Otherwise it is queued, and `continue_reading` is called when it may."""
+    def try_start(self, client: LimitedConnection, size: int = 0) -> bool:
+        """Whether its request, with a head of `size` bytes, may start now.  Otherwise it is queued, and
+        `continue_reading` is called when it may.
+        """
         self._schedule()
-        if self._started < self.max_starts:
+        if self._has_room(size):
             self._started += 1
+            self._started_bytes += size
             return True
-        self._waiting[client] = None
+        self._waiting[client] = size
         return False
+
+    def _has_room(self, size: int) -> bool:
+        fits = not self._started or self._started_bytes + size <= self.max_bytes
+        return fits and self._started < self.max_starts
 
     def remove(self, client: LimitedConnection) -> None:
         self._waiting.pop(client, None)
@@ -127,10 +137,12 @@ class StartQueue:
             asyncio.get_running_loop().call_soon(self._run_turn)
 
     def _run_turn(self) -> None:
-        self._scheduled, self._started = False, 0
+        self._scheduled, self._started, self._started_bytes = False, 0, 0
         if self._waiting:  # the next turn, before anything may raise
             self._schedule()
-        for client in list(self._waiting)[: self.max_starts]:
+        for client, size in list(islice(self._waiting.items(), self.max_starts)):
+            if not self._has_room(size):  # nor for those behind it, else it would wait for ever
+                break
             self.remove(client)
             client.continue_reading()
 

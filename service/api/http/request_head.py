@@ -6,6 +6,8 @@ lengths, a length together with chunked coding.
 """
 
 import re
+from collections import Counter
+from collections.abc import Mapping
 from dataclasses import dataclass
 from urllib.parse import unquote
 
@@ -14,6 +16,7 @@ from ...core.errors import UnreadableRequest
 MAX_LINE_BYTES = 8 << 10  # bytes of the request line, without its line end
 MAX_FIELDS_BYTES = 32 << 10  # bytes of all fields together, with their line ends
 MAX_FIELDS = 100
+MAX_ITEMS = 256  # of a list in the header fields of one name, with the parameters of items; parameters of a query
 MAX_LENGTH_DIGITS = 15  # digits of Content-Length
 CRLF, HEAD_END = b"\r\n", b"\r\n\r\n"
 CHUNKED_LENGTH = -1  # the length of a chunked body, which is not known before
@@ -29,6 +32,24 @@ HOST_PATTERN = re.compile(
 HOST_FORM = f"the name or address of a host, of at most {MAX_HOST_CHARS} characters, and perhaps a port"
 REQUEST_ID_HEADERS = ("X-Request-Id", "Request-Id")  # response headers; Anthropic's clients read the second
 HeaderFields = list[tuple[bytes, bytes]]
+# The fields that are read as lists, here or by the application, with what separates items and their parameters. FastAPI
+# reads cookies for each request; browsers keep fewer than MAX_ITEMS for a host.
+LIST_SEPARATORS: Mapping[bytes, tuple[bytes, ...]] = {
+    **dict.fromkeys(
+        (
+            b"accept",
+            b"accept-encoding",
+            b"connection",
+            b"content-encoding",
+            b"expect",
+            b"if-none-match",
+            b"tracestate",
+            b"x-forwarded-for",
+        ),
+        (b",", b";"),
+    ),
+    b"cookie": (b";",),
+}
 
 
 @dataclass(frozen=True)
@@ -84,8 +105,11 @@ def read_head(head: bytes) -> RequestHead:
     if line[3] != b"1":
         raise UnreadableRequest(505, f"HTTP/{line[3].decode()}.{line[4].decode()} is not supported; HTTP/1.1 is")
     fields = read_fields(lines)
+    check_items(fields)
     is_http11 = line[4] != b"0"
     authority, raw_path, query = split_target(line[1], line[2])
+    if (parameters := query.count("&") + 1) > MAX_ITEMS:
+        raise UnreadableRequest(414, f"the query has {parameters} parameters, at most {MAX_ITEMS} are read")
     path = unquote(raw_path)
     if "\0" in path:
         raise UnreadableRequest(400, "the path has a NUL in it")
@@ -118,6 +142,24 @@ def read_fields(lines: list[bytes]) -> HeaderFields:
             )
         fields.append((name.lower(), value))
     return fields
+
+
+def check_items(fields: HeaderFields) -> None:
+    """Count the items of lists before any is read: each costs as much as hundreds of bytes that stand in no list.
+
+    Raises UnreadableRequest, also for a field that may be ignored (RFC 9110, section 12.5): a part of a list would be
+    another list.
+    """
+    items = Counter[bytes]()
+    for name, value in fields:
+        if name not in LIST_SEPARATORS:
+            continue
+        items[name] += 1 + sum(map(value.count, LIST_SEPARATORS[name]))
+        if items[name] > MAX_ITEMS:
+            field = name.decode().title()
+            raise UnreadableRequest(
+                431, f"{field}: has {items[name]} items and parameters, at most {MAX_ITEMS} are read"
+            )
 
 
 def split_target(method: bytes, target: bytes) -> tuple[str, str, str]:

@@ -21,7 +21,7 @@ from starlette.requests import ClientDisconnect, Request
 
 from ...concurrency.thread_pool import ThreadPool, WorkInfo
 from ...core.errors import BadRequest, ClientGone
-from ...resources.request_memory import BYTES_PER_MEMBER, BYTES_PER_VALUE
+from ...resources.request_memory import BYTES_PER_MEMBER, BYTES_PER_VALUE, MemoryClaim
 from ..access.app_state import AppState
 
 MAX_VALUES = 1 << 19  # in one body: numbers, strings, lists, objects
@@ -72,17 +72,13 @@ async def receive_json(request: Request) -> "JsonText":
 
 
 async def open_json(request: Request, content: Bytes) -> "JsonText":
-    """Count the values in `content`, the body or a part of it, and claim memory for them before any is made.
-
-    They may take fifty times the memory of the text: an object in an object takes five characters of it.  Too many
-    values are not claimed, because they are refused when they are parsed.
-    """
+    """Count the values in `content`, the body or a part of it, and claim memory for them before any is made."""
     context, threads = request.state.context, cast(AppState, request.app.state.server).request_threads
     work = WorkInfo("reading the body", threads, context.owner, max(len(content), 1))
     count = partial(count_json, content)
     seen = count() if len(content) <= SCAN_BYTES else await threads.run(count, work)
-    if len(content) > INLINE_VALUES and not seen.excess:
-        context.claim.grow_by_containers(seen.containers, seen.memory_of_values, "what the body contains")
+    if len(content) > INLINE_VALUES:
+        claim_values(context.claim, seen, "what the body contains")
     return JsonText(content, seen, threads, work)
 
 
@@ -130,6 +126,16 @@ class JsonText:
     def parse(self, what: str = "the body") -> Any:
         """Its value.  `what` names the text in error messages.  Raises BadRequest."""
         return parse_counted(self.content, self.counts, what)
+
+
+def claim_values(claim: MemoryClaim, seen: JsonCounts, what: str) -> None:
+    """Claim memory for the values of a text.  They may take fifty times that of the text: an object in an object takes
+    five characters of it.  Too many values are not claimed, because they are refused when they are parsed.
+
+    Raises as `MemoryClaim.grow` does.
+    """
+    if not seen.excess:
+        claim.grow_by_containers(seen.containers, seen.memory_of_values, what)
 
 
 def parse_json(body: Bytes, what: str) -> Any:

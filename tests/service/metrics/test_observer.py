@@ -4,6 +4,7 @@ import asyncio
 import re
 import threading
 from dataclasses import replace
+from typing import Any
 
 import pytest
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, Metric, exposition
@@ -349,10 +350,10 @@ def test_scrapes_that_wait_together_share_a_page(metrics: Metrics, monkeypatch: 
     """The one that is being written is not shared: it may have been collected before they asked."""
     pages, is_free, write = list[int](), threading.Event(), metrics._series.render
 
-    def render(accept: str) -> tuple[bytes, str]:
+    def render(is_openmetrics: bool) -> tuple[bytes, str]:
         pages.append(1)
         is_free.wait(60)
-        return write(accept)
+        return write(is_openmetrics)
 
     async def scrape() -> list[tuple[bytes, str]]:
         tasks = [asyncio.create_task(metrics.render_on_thread(""))]
@@ -368,6 +369,23 @@ def test_scrapes_that_wait_together_share_a_page(metrics: Metrics, monkeypatch: 
     found = asyncio.run(scrape())
     assert len(pages) == 2
     assert {kind for _, kind in found} == {found[0][1]}
+
+
+class Splits(str):
+    """A header that counts how often it is split."""
+
+    splits = 0
+
+    def split(self, *args: Any, **options: Any) -> list[str]:
+        self.splits += 1
+        return super().split(*args, **options)
+
+
+@pytest.mark.parametrize("packed", [False, True])
+def test_the_header_accept_is_read_once(metrics: Metrics, packed: bool) -> None:
+    accept = Splits("text/plain, application/openmetrics-text; version=1.0.0")
+    _, kind = asyncio.run(metrics.render_on_thread(accept, packed=packed))
+    assert (accept.splits, kind.partition(";")[0]) == (1, "application/openmetrics-text")
 
 
 def test_text_is_what_prometheus_client_would_write() -> None:

@@ -62,7 +62,8 @@ class FileStream(EventStream):
         given = file.id if given in ("", "..") else given
         name = quote(given, safe="")
         named = f'filename="{name}"' if name == given else f"filename*=utf-8''{name}"
-        stream.init_headers({"content-length": str(file.bytes), "content-disposition": f"attachment; {named}"})
+        headers = {"content-length": str(file.bytes), "content-disposition": f"attachment; {named}"}
+        stream.init_headers(headers | {"x-content-type-options": "nosniff"})  # it is what a client has uploaded
         return stream
 
 

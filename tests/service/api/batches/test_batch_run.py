@@ -17,17 +17,27 @@ from polyhead.service.api.access.auth import Keys
 from polyhead.service.api.access.own_calls import OWN_CALL, OwnAnswer, OwnCalls
 from polyhead.service.api.batches import batch_lines, batch_run, batch_store, file_store, record_folder
 from polyhead.service.api.batches.batch import KEPT_BYTES, WINDOW_S, Batch, BatchError
+from polyhead.service.api.batches.batch_lines import (
+    BYTES_PER_LINE_BYTE,
+    LONG_LINE_BYTES,
+    BatchLine,
+    LineReader,
+    LineRoom,
+    ReadRequest,
+)
 from polyhead.service.api.batches.batch_runner import BatchRunner
 from polyhead.service.api.batches.batch_store import MAX_UNFINISHED, BatchStore
 from polyhead.service.api.batches.file_store import FileStore, StoredFile, StoreLimits
 from polyhead.service.api.batches.record_folder import DISK_THREADS, Disk, RecordFolder, new_id
 from polyhead.service.api.dialects.batches.wire import BatchRequest, read_line
+from polyhead.service.concurrency.thread_pool import ThreadPool
 from polyhead.service.config.settings import Settings, SettingsError
 from polyhead.service.core.errors import Conflict, InsufficientStorage, NotFound, TooMany
-from polyhead.service.resources.request_memory import Headroom
+from polyhead.service.resources.request_memory import Headroom, MemoryClaim
 
 ENDPOINT = "/v1/embeddings"
 Call = Callable[[str, str, bytes], Coroutine[Any, Any, OwnAnswer]]
+UNBOUNDED_ROOM = LineRoom()
 
 
 class Clock:
@@ -47,11 +57,11 @@ def lines(count: int, mark: int = 0) -> bytes:
 class Batches:
     """A runner in `folder` whose requests are answered by `call`."""
 
-    def __init__(self, folder: Path, call: Call, size: int = 1 << 20) -> None:
+    def __init__(self, folder: Path, call: Call, size: int = 1 << 20, room: LineRoom = UNBOUNDED_ROOM) -> None:
         self.clock = Clock()
         self.files = FileStore(folder, StoreLimits(size), clock=self.clock)
         self.store = BatchStore(self.files, self.clock)
-        self.runner = BatchRunner(self.store, call, read_line)
+        self.runner = BatchRunner(self.store, call, read_line, room)
 
     async def start(self) -> None:
         await self.runner.open()
@@ -499,12 +509,43 @@ def test_empty_lines_of_a_file_are_bounded(tmp_path: Path, monkeypatch: pytest.M
     monkeypatch.setattr(batch_lines, "MAX_READ_LINES", 4)
     path, read = tmp_path / "requests", partial(read_line, ENDPOINT)
     path.write_bytes(b"\n\n" + lines(2))
-    assert [len(each) for each in batch_lines.read_lines(path, read)] == [2, 0]
+    reader = read_short_lines(path, read)
+    assert (len(reader.lines), len(reader.errors)) == (2, 0)
     for content in (b"\n" * 5, b"\n\n" + lines(3), b"\n" * 1000 + lines(1)):
         path.write_bytes(content)
-        _, [error] = batch_lines.read_lines(path, read)
+        reader = read_short_lines(path, read)
+        [error] = reader.errors
         assert (error.code, "4 lines with empty ones" in error.message) == ("too_many", True)
-    assert next(batch_lines.numbered_lines(path))[0] == 5, "the rest of them is not read"
+        assert reader._count == 5, "the rest of them is not read"
+
+
+def read_short_lines(path: Path, read: ReadRequest) -> LineReader:
+    reader = LineReader(path, read)
+    while not reader.is_complete:
+        assert reader.read_part() is None
+    return reader
+
+
+def test_lines_are_found_wherever_a_piece_of_work_ends(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Short and long ones, empty ones, one without a line break at the end of the file."""
+    monkeypatch.setattr(batch_lines, "LONG_LINE_BYTES", 64)
+    path, sizes = tmp_path / "requests", (1, 2, 63, 64, 65, 66, 127, 128, 129, 1000)
+    whole = b"".join(b"x" * (size - 1) + b"\n" for size in (*sizes, *reversed(sizes)))
+    for content in (whole, whole + b"y", whole[:-1]):
+        expected, start = [], 0
+        for line in content.splitlines(keepends=True):
+            expected += [(start, len(line))] if line.strip() else []
+            start += len(line)
+        path.write_bytes(content)
+        for part in (1, 100, 1 << 20):
+            monkeypatch.setattr(batch_lines, "PART_BYTES", part)
+            reader, long = LineReader(path, lambda number, content: (str(number), content)), list[BatchLine]()
+            while not reader.is_complete:
+                if (found := reader.read_part()) is not None:
+                    long.append(found)
+                    reader.add(found, str(found.number))
+            assert [(line.start, line.size) for line in reader.lines] == expected, part
+            assert [line.size > 64 for line in long] == [True] * sum(size > 64 for _, size in expected)
 
 
 def test_a_key_has_its_share_of_the_number_of_files(tmp_path: Path) -> None:
@@ -940,3 +981,198 @@ def test_an_empty_output_that_cannot_be_removed_ends_the_batch(tmp_path: Path, m
         await batches.stop()
 
     asyncio.run(run())
+
+
+# Long lines
+
+LONG_TEXT = "\U0001f600" + 100_000 * "a"  # of which Python makes four bytes for each of its bytes
+WIDENED_BYTES = 4 * len(LONG_TEXT) - len(LONG_TEXT.encode())
+SOME = 1 << 14  # bytes, more than the short values of a line take
+
+
+def long_line(custom_id: str = "long") -> bytes:
+    request = {"custom_id": custom_id, "method": "POST", "url": ENDPOINT, "body": {"text": LONG_TEXT}}
+    return json.dumps(request, ensure_ascii=False).encode() + b"\n"
+
+
+LINE_BYTES = BYTES_PER_LINE_BYTE * len(long_line())
+NEEDED = LINE_BYTES + WIDENED_BYTES  # beside a few short values
+
+
+class Parsed:
+    """Reads lines as the server does, and keeps for each long one what was reserved, and on which thread it ran."""
+
+    def __init__(self, headroom: Headroom, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.headroom, self.reserved, self.threads = headroom, list[float](), set[str]()
+        self.running = self.most = 0
+        self._lock = threading.Lock()
+        monkeypatch.setitem(globals(), "read_line", self.read)
+
+    def read(self, endpoint: str, number: int, content: bytes) -> tuple[str, bytes]:
+        if len(content) <= LONG_LINE_BYTES:
+            return READ_LINE(endpoint, number, content)
+        with self._lock:
+            self.running += 1
+            self.most = max(self.most, self.running)
+            self.reserved.append(self.headroom.shortfall(int(self.headroom.total)))
+            self.threads.add(threading.current_thread().name)
+        try:
+            return READ_LINE(endpoint, number, content)
+        finally:
+            with self._lock:
+                self.running -= 1
+
+
+READ_LINE = read_line
+
+
+class SmallHeadroom(Headroom):
+    """Has `total` bytes, however few."""
+
+    def __init__(self, total: int) -> None:
+        super().__init__()
+        self.bytes = total
+
+    @property
+    def total(self) -> float:
+        return self.bytes
+
+
+def test_a_long_line_is_parsed_when_its_memory_is_claimed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """By all batches together, on the threads for it, and given back before the request is sent."""
+    headroom = SmallHeadroom(2 * NEEDED + SOME)
+    total, parsed = int(headroom.total), Parsed(headroom, monkeypatch)
+    room, kept, sizes = LineRoom(headroom, ThreadPool(8, "lines", 60)), list[float](), list[int]()
+
+    async def call(owner: str, path: str, body: bytes) -> OwnAnswer:
+        if len(body) > LONG_LINE_BYTES:
+            kept.append(parsed.running or headroom.shortfall(total))
+            sizes.append(len(body))
+        return OwnAnswer(200, bytearray(b"{}"))
+
+    async def run() -> None:
+        batches = Batches(tmp_path, call, 1 << 30, room)
+        await batches.start()
+        begun = [await batches.begin(lines(2) + long_line(), owner) for owner in "abcdef"]
+        ended = [await batches.end(batch) for batch in begun]
+        assert [(batch.status, batch.completed, batch.total) for batch in ended] == [("completed", 3, 3)] * 6
+        await batches.stop()
+
+    asyncio.run(run())
+    assert min(parsed.reserved) >= NEEDED
+    assert (len(parsed.reserved) >= 12, 1 <= parsed.most <= 2, len(sizes)) == (True, True, 6)
+    assert {name.partition("_")[0] for name in parsed.threads} == {"lines"}
+    assert headroom.shortfall(total) == 0
+
+
+def test_a_long_line_waits_for_memory_that_others_have(tmp_path: Path) -> None:
+    headroom = SmallHeadroom(NEEDED + SOME)
+    others = MemoryClaim(headroom)
+    others.grow(2 * SOME, "another request")
+
+    async def run() -> None:
+        batches = Batches(tmp_path, succeed, 1 << 30, LineRoom(headroom))
+        await batches.start()
+        waiting, cancelled = await batches.begin(long_line()), await batches.begin(long_line(), "other")
+        for _ in range(20):
+            await asyncio.sleep(0.002)
+        assert {batches.store[batch].status for batch in (waiting, cancelled)} == {"validating"}
+        await batches.runner.cancel(cancelled, "other")
+        assert (await batches.end(cancelled)).status == "cancelled"
+        others.close()
+        batch = await batches.end(waiting)
+        assert (batch.status, batch.completed) == ("completed", 1)
+        others_again = MemoryClaim(headroom)
+        others_again.grow(2 * SOME, "another request")
+        late = await batches.begin(long_line())
+        batches.clock.now += WINDOW_S
+        batch = await batches.end(late)
+        assert (batch.status, batch.errors[0].code) == ("failed", "overloaded")
+        others_again.close()
+        await batches.stop()
+
+    asyncio.run(run())
+    assert headroom.shortfall(int(headroom.total)) == 0
+
+
+@pytest.mark.parametrize("total", [LINE_BYTES - 1, NEEDED - 1])
+def test_a_long_line_that_never_has_memory_is_an_error_of_the_file(tmp_path: Path, total: int) -> None:
+    """For its bytes, or for the values in them; the batch is not begun."""
+    headroom = SmallHeadroom(total)
+
+    async def run() -> None:
+        batches = Batches(tmp_path, succeed, 1 << 30, LineRoom(headroom))
+        await batches.start()
+        batch = await batches.end(await batches.begin(lines(2) + long_line()))
+        [error] = batch.errors
+        assert (batch.status, error.code, error.line) == ("failed", "body_too_large", 3)
+        assert error.message.startswith("line 3 takes about ")
+        assert error.message.endswith("for requests")
+        await batches.stop()
+
+    asyncio.run(run())
+
+
+def test_a_long_line_that_has_no_memory_any_more_is_an_error_of_its_request(tmp_path: Path) -> None:
+    """A model was loaded after the file was checked.  The other requests are answered."""
+    headroom = SmallHeadroom(NEEDED + SOME)
+
+    async def call(owner: str, path: str, body: bytes) -> OwnAnswer:
+        return OwnAnswer(200, bytearray(b"{}"))
+
+    async def run() -> None:
+        batches = Batches(tmp_path, call, 1 << 30, LineRoom(headroom))
+        open_outputs = batch_run.BatchRun._open_outputs
+
+        async def load_then_open(self: Any, found: Any) -> Any:
+            headroom.bytes = NEEDED - 1
+            return await open_outputs(self, found)
+
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(batch_run.BatchRun, "_open_outputs", load_then_open)
+            await batches.start()
+            batch = await batches.end(await batches.begin(lines(2) + long_line()))
+        assert (batch.status, batch.completed, batch.failed) == ("completed", 2, 1)
+        response = batches.written(batch.error_file)["long"]["response"]
+        assert (response["status_code"], response["body"]["error"]["code"]) == (413, "body_too_large")
+        assert response["body"]["error"]["message"].startswith("line 3 takes about ")
+        await batches.stop()
+
+    asyncio.run(run())
+
+
+def test_the_body_of_a_request_is_not_kept_while_it_waits_to_be_sent_again(tmp_path: Path) -> None:
+    left, alive, tries = 0, list[int](), 0
+
+    class Body(bytes):
+        def __init__(self, _: bytes) -> None:
+            nonlocal left
+            left += 1
+
+        def __del__(self) -> None:
+            nonlocal left
+            left -= 1
+
+    def read(endpoint: str, number: int, content: bytes) -> tuple[str, bytes]:
+        custom_id, body = READ_LINE(endpoint, number, content)
+        return custom_id, Body(body)
+
+    async def app(scope: Any, receive: Any, send: Any) -> None:
+        nonlocal tries
+        tries += 1
+        body = await receive()
+        assert (body["body"], left) == (b'{"n":0,"mark":0}', 1)
+        del body
+        alive.append(left)
+        await send({"type": "http.response.start", "status": 200 if tries == 4 else 429, "headers": []})
+        await send({"type": "http.response.body", "body": b"{}"})
+
+    async def run() -> None:
+        batches = Batches(tmp_path, OwnCalls(app, Keys(Settings()), Headroom()))
+        batches.runner._read_line = read
+        await batches.start()
+        assert (await batches.end(await batches.begin(lines(1)))).status == "completed"
+        await batches.stop()
+
+    asyncio.run(run())
+    assert (alive, left) == ([0, 0, 0, 0], 0)

@@ -18,6 +18,7 @@ from polyhead.service.api.access.app_state import AppState
 from polyhead.service.api.http.body_limits import IncomingBodies
 from polyhead.service.api.http.connection import BLOCKED_BYTES, READ_AHEAD, Connection
 from polyhead.service.api.http.connection_limits import (
+    MAX_START_BYTES,
     MAX_STARTS,
     READ_BYTES,
     SHORT_READ_BYTES,
@@ -118,6 +119,35 @@ def test_a_request_that_fails_to_start_leaves_the_queue_to_the_others() -> None:
 
     asyncio.run(run_queue())
     assert started == ["faulty", "third", "fourth"]
+
+
+@pytest.mark.parametrize(("size", "most"), [(READ_BYTES, 1), (MAX_START_BYTES // 4, 4), (100, MAX_STARTS)])
+def test_the_longer_their_heads_the_fewer_requests_begin_in_a_turn(size: int, most: int) -> None:
+    """All of them begin, in the order in which they came, and short ones do not keep a long one waiting."""
+    begun, turn, count, queue = list[tuple[int, int]](), 0, 3 * MAX_STARTS, StartQueue(MAX_STARTS)
+
+    class Waiting:
+        def __init__(self, number: int) -> None:
+            self.number = number
+
+        def drop(self) -> None:
+            """Does nothing."""
+
+        def continue_reading(self) -> None:
+            assert queue.try_start(self, size), "it is its turn"
+            begun.append((turn, self.number))
+
+    async def run_queue() -> None:
+        nonlocal turn
+        begun.extend((0, number) for number in range(count) if queue.try_start(Waiting(number), size))
+        while len(begun) < count:
+            turn += 1
+            queue.try_start(Waiting(count), 1)  # a short one comes in every turn
+            await asyncio.sleep(0)
+
+    asyncio.run(asyncio.wait_for(run_queue(), 120))
+    assert [number for _, number in begun if number < count] == list(range(count))
+    assert set(Counter(when for when, number in begun if number < count).values()) <= set(range(1, most + 1))
 
 
 # Unread answers

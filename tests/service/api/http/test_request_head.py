@@ -13,7 +13,16 @@ import h11
 import pytest
 
 from polyhead.service.api.http.request_body import ChunkedBody
-from polyhead.service.api.http.request_head import CHUNKED_LENGTH, CRLF, HEAD_END, RequestHead, find_head_end, read_head
+from polyhead.service.api.http.request_head import (
+    CHUNKED_LENGTH,
+    CRLF,
+    HEAD_END,
+    LIST_SEPARATORS,
+    MAX_ITEMS,
+    RequestHead,
+    find_head_end,
+    read_head,
+)
 from polyhead.service.core.errors import UnreadableRequest
 
 MEANT = b"\r\n\t \0:;,/?%#-+=0Aa\x7f\xff"
@@ -202,3 +211,39 @@ def test_the_end_of_a_head_is_found_wherever_it_is_cut() -> None:
             searched = len(buffer)
             buffer += head[cut:] + b"GET / HTTP/1.1" + HEAD_END
             assert find_head_end(buffer, searched) == len(head)
+
+
+def head_with(*fields: bytes, query: bytes = b"") -> bytes:
+    return CRLF.join((b"GET /?" + query + b" HTTP/1.1", b"Host: localhost", *fields, b"", b""))
+
+
+@pytest.mark.parametrize("separator", [b",", b";"])
+@pytest.mark.parametrize("name", [b"accept", b"accept-encoding", b"connection", b"content-encoding", b"expect"])
+def test_a_list_of_thousands_of_items_is_refused_before_it_is_read(name: bytes, separator: bytes) -> None:
+    """Whether it stands in one field, or in many of the same name.  The refusal names the field."""
+    assert separator in LIST_SEPARATORS[name]
+    for fields in ([separator * MAX_ITEMS], [*2 * [separator * (MAX_ITEMS // 2 - 1)], b""]):
+        with pytest.raises(UnreadableRequest, match=f"(?i)^{name.decode()}: has {MAX_ITEMS + 1} items") as refused:
+            read_head(head_with(*(name + b": " + value for value in fields)))
+        assert refused.value.status == 431
+
+
+@pytest.mark.parametrize("name", LIST_SEPARATORS)
+def test_a_list_of_many_items_is_read_whole(name: bytes) -> None:
+    value = b"100-continue" + LIST_SEPARATORS[name][0] * (MAX_ITEMS - 1)
+    assert (name, value) in read_head(head_with(name + b": " + value)).fields
+    with pytest.raises(UnreadableRequest):
+        read_head(head_with(name + b": " + value, name + b": "))
+
+
+def test_what_is_no_list_may_have_any_number_of_commas() -> None:
+    fields = [(b"user-agent", b"a;" * 4000), (b"cookie", b"," * 4000), (b"authorization", b"," * 4000)]
+    found = read_head(head_with(*(name + b": " + value for name, value in fields)))
+    assert found.fields[1:] == fields
+
+
+def test_a_query_of_thousands_of_parameters_is_refused_before_it_is_read() -> None:
+    assert read_head(head_with(query=b"a&" * (MAX_ITEMS - 1))).query.count(b"a") == MAX_ITEMS - 1
+    with pytest.raises(UnreadableRequest, match=f"the query has {MAX_ITEMS + 1} parameters") as refused:
+        read_head(head_with(query=b"a&" * MAX_ITEMS))
+    assert refused.value.status == 414

@@ -1,7 +1,10 @@
 """How the web pages are served: which files, with which headers, to which clients.  tests/browser tests the pages."""
 
 import asyncio
+import json
 import re
+import shutil
+import subprocess
 from pathlib import Path
 
 import pytest
@@ -217,3 +220,17 @@ def reached(page: str) -> set[str]:
 def test_every_module_is_reached_from_a_page() -> None:
     assert reached("index.html") | reached("docs.html") == PAGES.keys()
     assert reached("docs.html") == {*REFERENCE_FILES, "docs.html"}
+
+
+@pytest.mark.skipif(shutil.which("node") is None, reason="needs node")
+@pytest.mark.parametrize(("part", "text"), [("a%2Fb", "a/b"), ("%", "%"), ("%zz", "%zz"), ("%ff", "%ff"), ("", "")])
+def test_an_address_with_escapes_that_are_not_valid_is_read_as_it_is(part: str, text: str) -> None:
+    source = PAGES["dom.js"].content.decode()
+    script = f"{source}\nconsole.log(JSON.stringify(decodePart({json.dumps(part)})));"
+    ran = subprocess.run(["node", "--input-type=module"], input=script, capture_output=True, text=True, check=True)
+    assert json.loads(ran.stdout) == text
+
+
+def test_pages_decode_no_address_in_another_way() -> None:
+    found = [name for name, page in PAGES.items() if b"decodeURI" in page.content]
+    assert found == ["dom.js"]

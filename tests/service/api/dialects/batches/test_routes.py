@@ -13,6 +13,7 @@ from fastapi import Request
 from polyhead.service.api.access.admission import Admission, AdmissionLimits
 from polyhead.service.api.access.request_context import RequestContext
 from polyhead.service.api.batches.batch import Batch
+from polyhead.service.api.batches.batch_lines import LineRoom
 from polyhead.service.api.batches.batch_runner import BatchRunner
 from polyhead.service.api.batches.batch_store import BatchStore
 from polyhead.service.api.batches.file_store import PIECE_BYTES, FileStore, StoredFile, StoreLimits
@@ -36,7 +37,7 @@ async def open_runner(folder: Path) -> BatchRunner:
     async def never_called(owner: str, path: str, body: bytes) -> Any:
         raise AssertionError
 
-    runner = BatchRunner(BatchStore(FileStore(folder, StoreLimits(1 << 20))), never_called, read_line)
+    runner = BatchRunner(BatchStore(FileStore(folder, StoreLimits(1 << 20))), never_called, read_line, LineRoom())
     await runner.open()
     return runner
 
@@ -153,6 +154,7 @@ def test_contents_and_errors_over_http(tmp_path: Path) -> None:
                 answer = await client.get(f"/v1/files/{file.id}/content")
                 assert (answer.status_code, answer.content) == (200, content)
                 assert answer.headers["content-length"] == str(len(content))
+                assert answer.headers["x-content-type-options"] == "nosniff"
                 assert answer.headers["content-disposition"] in (
                     'attachment; filename="a.jsonl"',
                     "attachment; filename*=utf-8''a%20b.jsonl",
