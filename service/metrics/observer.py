@@ -415,10 +415,16 @@ class Metrics:
             page = self._waiting_pages[kind] = asyncio.create_task(
                 run_on_thread(partial(self._render_page, accept, kind), self._render_thread)
             )
+            page.add_done_callback(partial(self._forget_page, kind))
         return await asyncio.shield(page)
 
+    def _forget_page(self, kind: tuple[bool, bool], page: "asyncio.Task[tuple[bytes, str]]") -> None:
+        """Forget a page that no thread has begun, since none could be started: the next who asks tries again."""
+        if self._waiting_pages.get(kind) is page:
+            del self._waiting_pages[kind]
+
     def _render_page(self, accept: str, kind: tuple[bool, bool]) -> tuple[bytes, str]:
-        del self._waiting_pages[kind]
+        self._waiting_pages.pop(kind, None)
         _, packed = kind
         return self._series.render_gzipped(accept) if packed else self._series.render(accept)
 
