@@ -16,20 +16,27 @@ else:
 
 
 def limit_memory(memory: int, stack: int = 0) -> None:
-    """Limit this process to `memory` bytes of address space and `stack` bytes of a stack; 0: as before.  It writes no
-    core file.
+    """Limit this process to `memory` bytes of address space and `stack` bytes of a stack; 0: as before.  Where it may
+    have less already, that stays.  It writes no core file.
     """
     if not HAS_LIMITS:
         return
-    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    set_limit(resource.RLIMIT_CORE, 0)
     refused: AbstractContextManager[None] = (
         nullcontext() if platform.system() == "Linux" else suppress(ValueError, OSError)
     )
     with refused:
-        resource.setrlimit(resource.RLIMIT_AS, (memory, memory))
+        set_limit(resource.RLIMIT_AS, memory)
     if stack:
         with refused:
-            resource.setrlimit(resource.RLIMIT_STACK, (stack, stack))
+            set_limit(resource.RLIMIT_STACK, stack)
+
+
+def set_limit(kind: int, most: int) -> None:
+    """Set the soft and the hard limit of this process to `most`, or to the hard limit that it has if that is less."""
+    _, hard = resource.getrlimit(kind)
+    least = most if hard == resource.RLIM_INFINITY else min(most, hard)
+    resource.setrlimit(kind, (least, least))
 
 
 def limit_processor_time(seconds: float) -> None:

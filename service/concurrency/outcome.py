@@ -7,15 +7,17 @@ raised again, as an Exception, where the result is awaited.  So the thread goes 
 import asyncio
 import logging
 import threading
-from collections.abc import Callable, Coroutine, Sequence
-from concurrent.futures import Executor
-from contextlib import suppress
+from collections.abc import Callable, Coroutine, Iterator, Sequence
+from concurrent.futures import Executor, Future
+from contextlib import contextmanager, suppress
 from contextvars import copy_context
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, TypeVar, cast
 
-from ..core.errors import PolyheadError, first_line
+from ..core.errors import PolyheadError, Unavailable, first_line
+
+RETRY_S = 1  # seconds after which a client may try again where a thread cannot be started
 
 T = TypeVar("T")
 log = logging.getLogger("polyhead.outcome")
@@ -63,19 +65,44 @@ def resolve_future(future: asyncio.Future[object], outcome: object) -> None:
         future.set_result(outcome)
 
 
+@contextmanager
+def refusing_threads() -> Iterator[None]:
+    """Raise Unavailable where the system starts no thread in the block."""
+    try:
+        yield
+    except RuntimeError as error:  # "can't start new thread"; the interpreter has no other type for it
+        raise Unavailable(f"no thread can be started for this now: {error}", retry_after=RETRY_S) from None
+
+
+def start_thread(function: Callable[[], object], name: str) -> None:
+    """Run `function` on a new daemon thread.  Raises Unavailable where it cannot be started."""
+    with refusing_threads():
+        threading.Thread(target=function, name=name, daemon=True).start()
+
+
+def submit(pool: Executor, function: Callable[[], T]) -> "Future[T]":
+    """Run `function` on a thread of `pool`.  Raises Unavailable where the pool has no thread and can start none; the
+    pool may still run it when it has one.
+    """
+    with refusing_threads():
+        return pool.submit(function)
+
+
 async def run_on_thread(function: Callable[[], T], pool: Executor | None = None) -> T:
     """Run `function` on a thread of `pool`, or of the event loop's pool, in this task's context.
 
-    Returns what it returns, raises what it raises.
+    Returns what it returns, raises what it raises; raises Unavailable where no thread can be started.
     """
     work = partial(attempt, partial(copy_context().run, function))
-    return unwrap(await asyncio.get_running_loop().run_in_executor(pool, work))
+    with refusing_threads():
+        future = asyncio.get_running_loop().run_in_executor(pool, work)
+    return unwrap(await future)
 
 
 async def run_on_daemon_thread(function: Callable[[], T]) -> T:
     """Run `function` on a new daemon thread, which does not delay the end of the process.
 
-    Returns what it returns, raises what it raises.
+    Returns what it returns, raises what it raises; raises Unavailable where the thread cannot be started.
     """
     loop = asyncio.get_running_loop()
     future: asyncio.Future[object] = loop.create_future()
@@ -84,7 +111,7 @@ async def run_on_daemon_thread(function: Callable[[], T]) -> T:
         with suppress(RuntimeError):  # the loop is closed, and nothing awaits the result
             loop.call_soon_threadsafe(resolve_future, future, [attempt(function)])
 
-    threading.Thread(target=run, name="aside", daemon=True).start()
+    start_thread(run, "aside")
     return unwrap(cast(list[T | Failure], await future).pop())  # so the future does not hold a Failure: see `unwrap`
 
 

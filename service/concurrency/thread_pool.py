@@ -23,7 +23,7 @@ from itertools import count, islice
 from typing import TypeVar, cast
 
 from ..core.errors import TooComplex, Unavailable
-from .outcome import Failure, attempt, resolve_future, unwrap
+from .outcome import Failure, attempt, resolve_future, start_thread, unwrap
 from .work_queue import WorkQueue
 
 CHECK_INTERVAL_S = 1.0  # how often a waiting caller checks whether a thread must be replaced
@@ -82,7 +82,8 @@ class WorkItem:
 class ThreadPool:
     """At most `max_threads` working threads, not counting those that were replaced.
 
-    The threads are daemons and do not delay the end of the process.  `run` is called on the event loop thread.
+    The threads are daemons and do not delay the end of the process.  `run` is called on the event loop thread.  Where
+    the system starts no more threads, work waits for those that there are.
     """
 
     def __init__(
@@ -113,7 +114,8 @@ class ThreadPool:
         """Run `function` on a thread of the pool, in the caller's context.  Returns what it returns, raises what it
         raises.
 
-        Raises TooComplex where it takes too long, Unavailable where other work of the same source and owner does.
+        Raises TooComplex where it takes too long, Unavailable where other work of the same source and owner does, or
+        where the pool has no thread and none can be started.
         """
         work = self.start(function, piece)
         try:
@@ -129,11 +131,16 @@ class ThreadPool:
                 self._release_blocked(work.source)
 
     def start(self, function: Callable[[], object], piece: WorkInfo) -> WorkItem:
-        """Queue `function` like `run`, without waiting for it."""
+        """Queue `function` like `run`, without waiting for it.  Raises Unavailable where nothing would begin it."""
+        if self._thread_count < self._max_threads:
+            try:
+                self._start_thread()
+                self._thread_count += 1
+            except Unavailable:
+                if self._thread_count == 0:
+                    raise
         work = WorkItem(function, piece)
         self._waiting.put(work, piece.owner, piece.size)
-        if self._thread_count < self._max_threads:
-            self._start_thread()
         return work
 
     def close(self) -> None:
@@ -145,18 +152,18 @@ class ThreadPool:
             work.resolve(Failure(Unavailable(f"{work.label} is not begun: the server is shutting down", retry_after=1)))
 
     def _start_thread(self) -> None:
-        self._thread_count += 1
-        threading.Thread(target=self._work_loop, name=f"{self._name}_{next(self._thread_numbers)}", daemon=True).start()
+        """Start a thread, which the caller counts.  Raises Unavailable."""
+        start_thread(self._work_loop, f"{self._name}_{next(self._thread_numbers)}")
 
     def _replace_slow_threads(self) -> None:
         """Start threads in place of those with slow work, and abandon work that takes too long."""
         with self._lock:
             now = time.monotonic()
-            replaced = [
-                each for each in self._running if not each.replaced and now - each.started_at > self._replace_after
-            ]
-            for work in replaced:
-                work.replaced = True
+            slow = [each for each in self._running if not each.replaced and now - each.started_at > self._replace_after]
+            with suppress(Unavailable):  # its thread goes on after the slow work, unless a later attempt succeeds
+                for work in slow:
+                    self._start_thread()
+                    work.replaced = True
             late = [
                 each for each in self._running if not each.abandoned and now - each.started_at > self._abandon_after
             ]
@@ -164,9 +171,6 @@ class ThreadPool:
             for work in late:
                 work.abandoned = True
                 unstarted += self._blocked.pop((work.source, work.owner), {})
-        for _ in replaced:
-            self._thread_count -= 1
-            self._start_thread()
         for work in late:
             log.error("%s has not returned for %g s and is left behind", work.label, self._abandon_after)
             refusal = Failure(TooComplex(f"{work.label} has taken longer than {self._abandon_after:g} s"))

@@ -19,7 +19,7 @@ from ..core.names import NAME_PATTERN
 from . import yaml_file
 from .setting_types import KEY_HASH_PATTERN
 from .settings import SettingsError
-from .yaml_file import YamlDocument, YamlFileError
+from .yaml_file import YamlDocument, YamlFileError, YamlReadError
 
 Scope = Literal["inference", "models", "metrics", "admin"]
 SCOPES: tuple[Scope, ...] = get_args(Scope)
@@ -54,6 +54,10 @@ class Key:
 ANONYMOUS = Key("")  # the key of all clients if the server requires none
 
 
+class KeysReadError(SettingsError):
+    """A file of keys that the system does not give now, whatever is in it."""
+
+
 class KeyEntry(BaseModel):
     """The entry of a key in the file."""
 
@@ -81,9 +85,13 @@ class KeyEntry(BaseModel):
 
 
 def read_keys(path: str) -> tuple[Key, ...]:
-    """Read the keys of a file, which maps names to entries. Raises SettingsError with a line for each error."""
+    """Read the keys of a file, which maps names to entries. Raises SettingsError with a line for each error, and
+    KeysReadError where the file cannot be read.
+    """
     try:
         document = yaml_file.read_yaml(path)
+    except YamlReadError as error:
+        raise KeysReadError(f"keys_file: {error}") from None
     except YamlFileError as error:
         raise SettingsError(f"keys_file: {error}") from None
     faults: list[str] = []

@@ -27,6 +27,10 @@ class YamlFileError(ValueError):
     """A file that cannot be used. The message begins with its path, and with the line of the error if there is one."""
 
 
+class YamlReadError(YamlFileError):
+    """A file that the system does not give now, whatever is in it."""
+
+
 @dataclass(frozen=True)
 class YamlDocument:
     """The values of a file, and the line of each name; `path` as it was given."""
@@ -99,7 +103,7 @@ def read_file_text(path: str) -> str:
                 raise YamlFileError(f"{path} is no regular file, and a pipe or device may never end")
             data = file.read(MAX_FILE_BYTES + 1)
     except OSError as error:
-        raise YamlFileError(f"{path} cannot be read: {error.strerror}") from None
+        raise YamlReadError(f"{path} cannot be read: {error.strerror}") from None
     except RuntimeError:  # of expanduser
         raise YamlFileError(f"{path} begins with ~ and the name of no user of this machine") from None
     if len(data) > MAX_FILE_BYTES:

@@ -1,6 +1,7 @@
 """Formats of the server's log: one line for each message on standard error, for people (console) or machines (JSON).
 
-Prompts, answers and keys are never passed to a logger, so no format can leak them.  Further values of a message are
+Prompts, answers and keys are never passed to a logger, so no format can leak them.  Names and passwords before the
+host of a URL are hidden in each line.  Further values of a message are
 passed as `extra` and become fields in JSON.  Line breaks, terminal controls, characters that change the direction of
 text and invisible ones are escaped, so that quoted text cannot forge a log line.
 
@@ -32,8 +33,14 @@ UNSAFE_CHARS = re.compile(
     "[\x00-\x1f\x7f-\x9f\xad\u061c\u180e\u200b\u200e\u200f\u2028-\u202e\u2060-\u206f\ud800-\udfff\ufeff\ufff9-\ufffb"
     "\U0001bca0-\U0001bca3\U0001d173-\U0001d17a\U000e0000-\U000e007f]"
 )
+USER_OF_URL = re.compile(r"(?<=://)[^\s/@\"']+@")
 SHORT_ESCAPES = {"\n": r"\n", "\r": r"\r", "\t": r"\t"}
 CONTINUATION_PREFIX = "  | "  # before each further line of a message, such as those of a traceback
+
+
+def hide_users(text: str) -> str:
+    """`text` with what stands before the host of each URL hidden: a password, or a token in the place of a name."""
+    return USER_OF_URL.sub("***@", text)
 
 
 def escape_controls(text: str) -> str:
@@ -70,7 +77,7 @@ class ConsoleFormatter(logging.Formatter):
                 CONTINUATION_PREFIX + escape_controls(line)
                 for line in self.formatException(record.exc_info).split("\n")
             ]
-        return "\n".join(lines)
+        return hide_users("\n".join(lines))
 
 
 class CommandFormatter(logging.Formatter):
@@ -80,7 +87,7 @@ class CommandFormatter(logging.Formatter):
         lines = [record.getMessage().rstrip()]
         if record.exc_info:
             lines += self.formatException(record.exc_info).split("\n")
-        return "\n".join(map(escape_controls, lines))
+        return hide_users("\n".join(map(escape_controls, lines)))
 
 
 class JsonFormatter(logging.Formatter):
@@ -97,7 +104,8 @@ class JsonFormatter(logging.Formatter):
         if record.exc_info:
             line["traceback"] = escape_surrogates(self.formatException(record.exc_info))
         # JSON allows these characters in strings, but terminals and line readers interpret them.
-        return UNSAFE_CHARS.sub(lambda found: json.dumps(found[0])[1:-1], orjson.dumps(line, default=str).decode())
+        text = UNSAFE_CHARS.sub(lambda found: json.dumps(found[0])[1:-1], orjson.dumps(line, default=str).decode())
+        return hide_users(text)
 
 
 def escape_surrogates(text: str) -> str:

@@ -21,8 +21,8 @@ from torch import Tensor
 from polyhead.models.executors.contract import StateUse, StepInput
 
 from ..concurrency.fair_queue import FairQueue
-from ..concurrency.outcome import Failure, attempt
-from ..core.errors import PolyheadError
+from ..concurrency.outcome import RETRY_S, Failure, attempt, submit
+from ..core.errors import PolyheadError, Unavailable
 from ..core.guide import GuideBusy, GuideFinished
 from .logits_processors import process_logits
 from .request_beams import SearchStep
@@ -160,8 +160,18 @@ class MaskBuilder:
         with self._changed:
             self._may_fill = True
             if self._queue and not self._is_filling:
-                self._is_filling = True
-                self._thread.submit(self._fill_masks)
+                try:
+                    submit(self._thread, self._fill_masks)
+                    self._is_filling = True
+                except Unavailable as error:
+                    self._fail_queued(error.message)
+
+    def _fail_queued(self, why: str) -> None:
+        """Fail the requests whose masks wait: there is no thread.  The caller has the lock."""
+        while (job := self._queue.peek()) is not None:
+            self._queue.remove(job)
+            job.outcome = Failure(Unavailable(why, retry_after=RETRY_S))
+        self._changed.notify_all()
 
     def is_late(self, state: RequestState) -> bool:
         """Whether the mask was started and is not filled yet."""

@@ -415,10 +415,16 @@ class Metrics:
             page = self._waiting_pages[kind] = asyncio.create_task(
                 run_on_thread(partial(self._render_page, *kind), self._render_thread)
             )
+            page.add_done_callback(partial(self._forget_page, kind))
         return await asyncio.shield(page)
 
+    def _forget_page(self, kind: tuple[bool, bool], page: "asyncio.Task[tuple[bytes, str]]") -> None:
+        """Forget a page that no thread has begun, since none could be started: the next who asks tries again."""
+        if self._waiting_pages.get(kind) is page:
+            del self._waiting_pages[kind]
+
     def _render_page(self, is_openmetrics: bool, packed: bool) -> tuple[bytes, str]:
-        del self._waiting_pages[is_openmetrics, packed]
+        self._waiting_pages.pop((is_openmetrics, packed), None)
         return self._series.render_gzipped(is_openmetrics) if packed else self._series.render(is_openmetrics)
 
     def _poll(self) -> None:

@@ -146,8 +146,9 @@ class FollowerLoop:
 
 def run_follower(config: RankConfig) -> int:
     """Execute messages until the leader ends; returns the exit status."""
-    for sig in (signal.SIGINT, signal.SIGTERM):  # the leader may still finish requests; this process ends with it
-        signal.signal(sig, signal.SIG_IGN)
+    for name in ("SIGINT", "SIGTERM", "SIGHUP"):  # the leader may still finish requests; this process ends with it
+        if hasattr(signal, name):
+            signal.signal(getattr(signal, name), signal.SIG_IGN)
     torch.set_num_threads(config.threads)
     loop = FollowerLoop(config.join_group())
     log.info("rank %d of %d follows", config.rank, config.world)

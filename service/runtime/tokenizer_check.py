@@ -10,7 +10,6 @@ the file's header.
 import gc
 import json
 import signal
-import subprocess
 import sys
 import threading
 import time
@@ -25,7 +24,7 @@ from polyhead.models.tokenizer import Tokenizer, TokenizerError
 from polyhead.models.tokenizer.regular_expression import remove_matches
 
 from ..concurrency.child_limits import limit_memory, limit_processor_time
-from ..concurrency.child_process import exchange_lines, kill_child, start_child
+from ..concurrency.child_process import AnsweringChild, ChildEndedError
 from ..resources.process_info import peak_memory, resident_memory, trim_heap
 
 CPU_SECONDS = 15  # of CPU time, for the whole check; a vocabulary of 262,144 tokens takes two
@@ -67,7 +66,7 @@ class TokenizerCheck:
     """The child process, which starts with the first check. May be called on any thread."""
 
     def __init__(self) -> None:
-        self._process: subprocess.Popen[bytes] | None = None
+        self.child = AnsweringChild(COMMAND)
         self._lock = threading.Lock()
 
     def check_folder(
@@ -101,25 +100,20 @@ class TokenizerCheck:
 
     def _ask_child(self, source: Path, fields: Mapping[str, Any]) -> TokenizerMemory:
         """Have the child process check a tokenizer. Raises CheckpointError."""
-        if self._process is not None and self._process.poll() is not None:  # it has ended or was killed
-            self._end()
         limits: dict[str, float] = {"memory": MEMORY_BYTES, "seconds": CPU_SECONDS}
         limits |= {"text_seconds": CPU_SECONDS_PER_TEXT, "call_seconds": CPU_SECONDS_PER_CALL}
         question = write_question({"source": str(source), **limits}, fields)
         try:
-            process = self._process = self._process or start_child(COMMAND)
-            answer = json.loads(exchange_lines(process, question, WALL_SECONDS))
+            answer = json.loads(self.child.ask(question, WALL_SECONDS))
         except TimeoutError:
-            self._end()
             raise tokenizer_error(
                 source, f"the tokenizer could not be tried: the machine is too busy, it had {WALL_SECONDS:g} s"
             ) from None
-        except BrokenPipeError:
-            if self._process is None:
-                raise tokenizer_error(source, "the process that tries its tokenizer cannot be started") from None
-            code = self._process.wait()
-            self._end()
-            raise tokenizer_error(source, describe_exit(code)) from None
+        except ChildEndedError as ended:
+            raise tokenizer_error(source, describe_exit(ended.code)) from None
+        except OSError as error:
+            why = f": {error.strerror}" if error.strerror else ""  # none where it has ended before it was ready
+            raise tokenizer_error(source, f"the process that tries its tokenizer cannot be started{why}") from None
         if "kind" in answer:
             raise ERROR_TYPES[answer["kind"]](answer["wrong"], file=answer["file"])
         return TokenizerMemory(kept=answer["kept"], most=answer["most"])
@@ -128,14 +122,9 @@ class TokenizerCheck:
         """End the child process; the next check starts another. Does nothing while a check is running."""
         if self._lock.acquire(blocking=False):
             try:
-                self._end()
+                self.child.kill()
             finally:
                 self._lock.release()
-
-    def _end(self) -> None:
-        process, self._process = self._process, None
-        if process is not None:
-            kill_child(process)
 
 
 def write_question(request: Mapping[str, Any], fields: Mapping[str, Any]) -> bytearray:

@@ -32,8 +32,8 @@ from llguidance import LLMatcher, LLParserLimits
 from numpy.typing import NDArray
 
 from ..concurrency.fair_queue import FairQueue
-from ..concurrency.outcome import Failure, attempt, unwrap
-from ..core.errors import BadRequest, BodyTooLarge, Overloaded, PolyheadError, TooComplex
+from ..concurrency.outcome import Failure, attempt, submit, unwrap
+from ..core.errors import BadRequest, BodyTooLarge, Overloaded, PolyheadError, TooComplex, Unavailable
 from ..core.grammar import Grammar
 from ..core.guide import GuideBusy, GuideFinished, GuideSpec, GuideState
 from .grammar_child import MAX_LEXER_STATES, readable_error, set_parser_limits
@@ -137,17 +137,24 @@ class LexerMemory:
         self._limit.move(size, owner, other)
 
     def compile_aside(self, guide: "CompiledGuide", room: int) -> "Future[Lexer]":
-        """Compile a guide again, on the thread for it."""
+        """Compile a guide again, on the thread for it.  Raises Unavailable where the thread cannot be started."""
         job = LexerJob(guide, room, Future(), str(hash(guide.source) % TURNS))
         with self._lock:
             self._queue.add(job, job.owner, 0)
-        self._thread.submit(self._compile_next)
+        try:
+            submit(self._thread, self._compile_next)
+        except Unavailable:
+            with self._lock:
+                if job in self._queue:
+                    self._queue.remove(job)
+            raise
         return job.lexer
 
     def _compile_next(self) -> None:
         with self._lock:
             job = self._queue.peek()
-            assert job is not None
+            if job is None:  # it could not be submitted, and is compiled no more
+                return
             self._queue.remove(job)
         began = perf_counter()
         compiled = attempt(lambda: Lexer(job.guide, job.room))

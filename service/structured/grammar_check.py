@@ -8,18 +8,18 @@ client is asked to try again.
 import json
 import math
 import signal
-import subprocess
 import sys
 from queue import SimpleQueue
 from typing import Any
 
-from ..concurrency.child_process import exchange_lines, kill_child, start_child
+from ..concurrency.child_process import AnsweringChild, ChildEndedError
 from ..core.errors import BadRequest, PolyheadError, Unavailable
 from ..core.grammar import MAX_REGEX_CHARS, Grammar
 from . import grammar_child as compiler
 
 CPU_LIMIT_S = 1.0  # processor time: a grammar that takes more is refused
 TIMEOUT_S = 10.0  # seconds of the clock
+RETRY_S = 1  # seconds after which a client may try again where a child was ended from outside, or not started
 PROCESSES = 2  # so that a slow grammar does not delay all others
 
 
@@ -56,36 +56,37 @@ class GrammarCheck:
 
     def close(self) -> None:
         for each in self._processes:
-            each.kill()
+            each.child.kill()
 
 
 class CheckProcess:
     """One child process."""
 
     def __init__(self) -> None:
-        self._process: subprocess.Popen[bytes] | None = None
+        self.child = AnsweringChild([sys.executable, "-P", compiler.__file__])
 
     def ask(self, question: dict[str, Any]) -> dict[str, str]:
-        if self._process is not None and self._process.poll() is not None:  # it has ended or was killed
-            self.kill()
+        """The child's answer, or what is wrong with the grammar that has ended it.  Raises Unavailable."""
         try:
-            process = self._process = self._process or start_child([sys.executable, "-P", compiler.__file__])
-            line = exchange_lines(process, json.dumps(question).encode() + b"\n", TIMEOUT_S)
+            answer: dict[str, str] = json.loads(self.child.ask(json.dumps(question).encode() + b"\n", TIMEOUT_S))
         except TimeoutError:
-            self.kill()
             wrong = f"the machine is too busy to compile the answer's form: it had {TIMEOUT_S:g} s"
             raise Unavailable(wrong, retry_after=math.ceil(TIMEOUT_S)) from None
+        except ChildEndedError as ended:
+            return {"wrong": f"is too complex: it {describe_end(ended.code)} to compile", "place": ""}
         except BrokenPipeError:
-            if self._process is None:
-                raise PolyheadError("the process that compiles the answer's form cannot be started") from None
-            late = self._process.wait() == -signal.SIGPROF
-            self.kill()
-            wrong = f"takes more than {CPU_LIMIT_S:g} s of a processor" if late else "takes too much memory"
-            return {"wrong": f"is too complex: it {wrong} to compile", "place": ""}
-        answer: dict[str, str] = json.loads(line)
+            raise PolyheadError("the process that compiles the answer's form cannot be started") from None
+        except OSError as error:
+            wrong = f"the process that compiles the answer's form cannot be started now: {error.strerror}"
+            raise Unavailable(wrong, retry_after=RETRY_S) from None
         return answer
 
-    def kill(self) -> None:
-        process, self._process = self._process, None
-        if process is not None:
-            kill_child(process)
+
+def describe_end(code: int) -> str:
+    """What a grammar takes that has ended the child process with this status.  Raises Unavailable where something else
+    has ended it: no limit of the child sends SIGKILL.
+    """
+    if code == -signal.SIGKILL:
+        wrong = "the process that compiles the answer's form was ended from outside, as where memory is short"
+        raise Unavailable(wrong, retry_after=RETRY_S)
+    return f"takes more than {CPU_LIMIT_S:g} s of a processor" if code == -signal.SIGPROF else "takes too much memory"

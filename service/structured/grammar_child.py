@@ -308,9 +308,16 @@ def shorten(text: str) -> str:
 
 def main() -> None:
     if platform.system() == "Linux":
-        resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
-        resource.setrlimit(resource.RLIMIT_AS, (MEMORY_LIMIT, MEMORY_LIMIT))
-        resource.setrlimit(resource.RLIMIT_STACK, (STACK_LIMIT, STACK_LIMIT))
+        for kind, most in (
+            (resource.RLIMIT_CORE, 0),
+            (resource.RLIMIT_AS, MEMORY_LIMIT),
+            (resource.RLIMIT_STACK, STACK_LIMIT),
+        ):
+            _, hard = resource.getrlimit(kind)
+            least = (
+                most if hard == resource.RLIM_INFINITY else min(most, hard)
+            )  # a process may not raise its hard limit
+            resource.setrlimit(kind, (least, least))
     write_line("")  # ready
     for line in sys.stdin.buffer:
         question = json.loads(line)

@@ -10,6 +10,7 @@ import math
 import time
 from collections import Counter
 from collections.abc import Callable, Coroutine, Sequence
+from contextlib import suppress
 from copy import copy
 from dataclasses import dataclass, replace
 from functools import partial
@@ -21,7 +22,7 @@ from polyhead.models.tokenizer import Encoding, TokenizerError
 
 from ..concurrency.thread_pool import OwnerThreads, ThreadPool, WorkInfo
 from ..concurrency.time_slices import iterate_in_slices
-from ..core.errors import BadRequest, EmptyInput, Expired, PolyheadError, TooLong, TooMany
+from ..core.errors import BadRequest, EmptyInput, Expired, PolyheadError, TooLong, TooMany, Unavailable
 from ..core.grammar import Grammar, Thinking
 from ..core.guide import Guide
 from ..core.model import Model, name_model_in_errors
@@ -150,7 +151,8 @@ class TextProcessor:
     def prepare_grammars(self, model: Model) -> None:
         """Start to prepare what all grammars of this model need, before a request has one."""
         if model.task == "generate":
-            self._grammars.start(lambda: self._guides.prepare(model), compilation_piece(model, None, DEFAULT_TERMS))
+            with suppress(Unavailable):  # no thread can be started: the first request prepares it
+                self._grammars.start(lambda: self._guides.prepare(model), compilation_piece(model, None, DEFAULT_TERMS))
 
     async def check_grammars(self, model: Model, grammars: Sequence[Grammar], terms: Terms) -> None:
         """Raise the error of the first grammar that cannot be compiled."""

@@ -10,6 +10,7 @@
 #include <cstdint>
 #include <ctime>
 #include <numeric>
+#include <system_error>
 #include <thread>
 #include <vector>
 
@@ -24,11 +25,19 @@ inline void spin_pause() { std::this_thread::yield(); }
 
 class Team {
   public:
-    // `adapts`: choose the number of threads by measurement; assumes that all threads get equal work.
+    // At most `size` threads: as many as can be started.  `adapts`: choose the number of threads by measurement; assumes
+    // that all threads get equal work.
     explicit Team(int size, bool adapts = true)
         : adapts_(adapts), spins_(size <= int(std::thread::hardware_concurrency()) ? SPINS : 0), max_size_(size),
           size_(size), used_(size) {
-        for (int i = 1; i < size; ++i) threads_.emplace_back([this, i] { serve_jobs(i); });
+        for (int i = 1; i < size; ++i) {
+            try {
+                threads_.emplace_back([this, i] { serve_jobs(i); });
+            } catch (const std::system_error&) {  // the system starts no more: those that run do all the work
+                max_size_ = size_ = i;
+                return;
+            }
+        }
     }
     ~Team() {
         job_ = nullptr;
@@ -130,8 +139,8 @@ class Team {
     }
 
     const bool adapts_;
-    const int spins_, max_size_;
-    int size_;
+    const int spins_;
+    int max_size_, size_;
     Time pause_ = SHORT, took_{};
     Clock::time_point until_{};
     void (*job_)(void*, int) = nullptr;

@@ -15,7 +15,7 @@ from typing import Literal
 
 from ...concurrency.outcome import run_on_thread, wait_for_error
 from ...config import keys as keys_file
-from ...config.keys import ANONYMOUS, CLIENT_SCOPES, MAX_PRIORITY, Key, Scope, key_digest
+from ...config.keys import ANONYMOUS, CLIENT_SCOPES, MAX_PRIORITY, Key, KeysReadError, Scope, key_digest
 from ...config.settings import Settings, SettingsError
 from ...core.errors import Forbidden, Unauthorized
 from .model_paths import is_below, path_below_model
@@ -240,28 +240,35 @@ def file_stamp(path: str) -> tuple[int, ...]:
 async def watch_keys_file(keys: Keys) -> None:
     """Reload the keys file whenever it changes.  Never returns while there is a file to watch.
 
-    A file that is not valid changes nothing.  A file that was written less than KEYS_POLL_S ago is read at the next
-    poll: it may be incomplete, and an incomplete file may grant more than the complete one.
+    A file that is not valid changes nothing.  One that cannot be read is tried again at each poll, since it may revoke
+    a key; an error is logged once.  A file that was written less than KEYS_POLL_S ago is read at the next poll: it may
+    be incomplete, and an incomplete file may grant more than the complete one.
     """
-    last = keys.read_stamp
+    last, logged = keys.read_stamp, ""
     while keys.path:
         await asyncio.sleep(KEYS_POLL_S)
         before, last = last, file_stamp(keys.path)
         if last == keys.read_stamp or last != before:
             continue
-        keys.read_stamp = last
-        fault = await wait_for_error(reload_keys(keys))
-        if isinstance(fault, SettingsError):
-            log.error("the keys are unchanged: %s", fault)
-        elif isinstance(fault, Exception):
-            log.error("the keys are unchanged: %s cannot be read", keys.path, exc_info=fault)
-        elif fault is not None:
+        fault = await wait_for_error(reload_keys(keys, last))
+        if fault is not None and not isinstance(fault, Exception):
             raise fault
+        if isinstance(fault, SettingsError) and not isinstance(fault, KeysReadError):
+            keys.read_stamp = last  # it was read: it is not valid until it changes
+        if fault is not None and repr(fault) != logged:
+            if isinstance(fault, SettingsError):
+                log.error("the keys are unchanged: %s", fault)
+            else:
+                log.error("the keys are unchanged: %s cannot be read", keys.path, exc_info=fault)
+        logged = "" if fault is None else repr(fault)
 
 
-async def reload_keys(keys: Keys) -> None:
-    """Replace the file keys by those of the file, unless it changes while it is read.  Raises SettingsError."""
+async def reload_keys(keys: Keys, stamp: tuple[int, ...]) -> None:
+    """Replace the file keys by those of the file that has this stamp.  A file that changes while it is read is left for
+    the next poll.  Raises SettingsError.
+    """
     file_keys = await run_on_thread(partial(keys_file.read_keys, keys.path))
-    if file_stamp(keys.path) == keys.read_stamp:
+    if file_stamp(keys.path) == stamp:
         keys.replace_file_keys(file_keys)
+        keys.read_stamp = stamp
         log.info("%s was reloaded; there are keys of %s", keys.path, ", ".join(keys.names))

@@ -185,7 +185,8 @@ class RunningCall:
         self.line, self.cost = line, work.cost(line)
         self.context = request_context(request).open_part()
         self._whole, self._work, self._patience = request_context(request), work, patience
-        self._request = Request({**request.scope, "state": {**request.scope["state"], "context": self.context}})
+        scope = {**request.scope, "state": {**request.scope["state"], "context": self.context}}
+        self._request = Request(scope, request.receive)
 
     async def run(self) -> bytes:
         """The line of the answer. Where requests of others leave no room, it waits and tries again, for a time."""

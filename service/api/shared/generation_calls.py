@@ -10,7 +10,6 @@ from fastapi import Request
 
 from polyhead.models.chat.template_functions import value_size
 
-from ...concurrency.thread_pool import WorkInfo
 from ...concurrency.time_slices import iterate_in_slices, split_in_slices
 from ...core.errors import BadRequest, NotFound, TooLong
 from ...core.model import Model, name_model_in_errors
@@ -35,7 +34,7 @@ from .dialect import (
     text_processor,
     turn_taker,
 )
-from .json_body import SCAN_BYTES, count_containers
+from .json_body import SCAN_BYTES, count_containers, run_in_turn
 from .streaming import INLINE_BYTES, PartsResponse, dump_chunks, dumps, json_weight
 
 PART_SCORES = 32  # cost of a part without log-probabilities, in log-probabilities
@@ -99,8 +98,7 @@ async def run_for_conversation(request: Request, size: int, function: Callable[[
     """Run `function`, which reads a whole conversation of `size` characters: on a thread if they are many."""
     if size <= SCAN_BYTES:
         return function()
-    threads, owner = server(request).request_threads, request_context(request).owner
-    return await threads.run(function, WorkInfo("reading the conversation", threads, owner, size))
+    return await run_in_turn(request, "reading the conversation", size, function)
 
 
 async def drop_oldest(

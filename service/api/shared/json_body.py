@@ -19,10 +19,12 @@ from typing import Any, TypeVar, cast
 import orjson
 from starlette.requests import ClientDisconnect, Request
 
-from ...concurrency.thread_pool import ThreadPool, WorkInfo
+from ...concurrency.thread_pool import WorkInfo
 from ...core.errors import BadRequest, ClientGone
 from ...resources.request_memory import BYTES_PER_MEMBER, BYTES_PER_VALUE, MemoryClaim
 from ..access.app_state import AppState
+from ..access.request_context import RequestContext
+from .streaming import run_while_connected
 
 MAX_VALUES = 1 << 19  # in one body: numbers, strings, lists, objects
 MAX_ARGUMENT_VALUES = 1 << 16  # values in the arguments of all tool calls of one request, which are strings in its body
@@ -34,6 +36,7 @@ MAX_DEPTH = 64  # levels of nested lists and objects
 MIN_INTEGER, MAX_INTEGER = -(1 << 63), (1 << 64) - 1  # range of integers
 DIGITS_TO_ZERO = bytes.maketrans(b"123456789", b"000000000")
 LONG_NUMBER = b"0" * 19  # as many digits as an integer outside of the range may have
+READING = "reading the body"
 SCAN_BYTES = 1 << 16  # bytes that are scanned at a time; other threads may run in between
 WIDE_ESCAPE = re.compile(rb"\\u[dD][89a-fA-F]")  # either half of a character beyond U+FFFF
 BELOW_FOUR_BYTES = bytes(range(0xF0))  # of UTF-8: bytes that do not begin a character of four
@@ -73,13 +76,24 @@ async def receive_json(request: Request) -> "JsonText":
 
 async def open_json(request: Request, content: Bytes) -> "JsonText":
     """Count the values in `content`, the body or a part of it, and claim memory for them before any is made."""
-    context, threads = request.state.context, cast(AppState, request.app.state.server).request_threads
-    work = WorkInfo("reading the body", threads, context.owner, max(len(content), 1))
-    count = partial(count_json, content)
-    seen = count() if len(content) <= SCAN_BYTES else await threads.run(count, work)
+    context, count = request.state.context, partial(count_json, content)
+    seen = count() if len(content) <= SCAN_BYTES else await run_in_turn(request, READING, len(content), count)
     if len(content) > INLINE_VALUES:
         claim_values(context.claim, seen, "what the body contains")
-    return JsonText(content, seen, threads, work)
+    return JsonText(content, seen, request)
+
+
+async def run_in_turn(request: Request, what: str, size: int, function: Callable[[], T]) -> T:
+    """The result of `function`, on a thread where the keys of requests take turns by `size`, in bytes.  `what` names it
+    in errors.
+
+    Raises Expired at the deadline of the request, and ClientGone where its client leaves: it holds a place in flight no
+    longer, and work that was not begun is dropped.
+    """
+    context: RequestContext = request.state.context
+    threads = cast(AppState, request.app.state.server).request_threads
+    work = WorkInfo(what, threads, context.owner, max(size, 1))
+    return await run_while_connected(request, context.wait(threads.run(function, work)))
 
 
 @dataclass
@@ -110,18 +124,17 @@ class JsonCounts:
 
 @dataclass(frozen=True)
 class JsonText:
-    """A JSON text of a request, whose values were counted; the keys of requests take turns on `threads`."""
+    """A JSON text of `request`, whose values were counted."""
 
     content: Bytes
     counts: JsonCounts
-    threads: ThreadPool
-    work: WorkInfo
+    request: Request
 
     async def run(self, function: Callable[[], T]) -> T:
         """The result of `function`, which reads the text or its values; if they are many, it runs on a thread."""
         if len(self.content) <= SCAN_BYTES and self.counts.values <= INLINE_VALUES:
             return function()
-        return await self.threads.run(function, self.work)
+        return await run_in_turn(self.request, READING, len(self.content), function)
 
     def parse(self, what: str = "the body") -> Any:
         """Its value.  `what` names the text in error messages.  Raises BadRequest."""

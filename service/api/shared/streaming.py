@@ -12,7 +12,7 @@ from contextlib import aclosing
 from dataclasses import dataclass
 from functools import partial
 from itertools import chain, islice
-from typing import Any, Self
+from typing import Any, Self, TypeVar
 
 import numpy as np
 import orjson
@@ -37,6 +37,7 @@ CONTAINERS = (dict, *LISTS, tuple, Iterator)  # of values that may be long
 MAX_CHARACTERS = 1 << 10  # of a text that is serialized in one call, for which orjson takes up to 64 bytes each
 MAX_INLINE_ITEMS = 64  # of a list inside an object that is serialized in one call
 Frame = Callable[[Any], tuple[bytes, bytes]]
+T = TypeVar("T")
 CHUNK_BYTES = 1 << 16  # of a long text that are copied in one call
 INLINE_BYTES = 1 << 16  # of an event that is written on the event loop; more are written on a thread
 LAZY_ITEM_BYTES = 1 << 10  # of an item of a lazy sequence as JSON, such as a token and the likeliest in its place
@@ -216,7 +217,7 @@ def is_long(content: Any) -> bool:
             return False
 
 
-async def run_while_connected(request: Request, work: Coroutine[Any, Any, Response]) -> Response:
+async def run_while_connected(request: Request, work: Coroutine[Any, Any, T]) -> T:
     """The result of `work`.  If the client disconnects first, `work` is cancelled and ClientGone raised.
 
     The body must have been read.

@@ -1,30 +1,40 @@
 """Child processes that answer lines: a child that hangs, does not start or does not read blocks no caller for ever."""
 
 import asyncio
+import os
+import resource
+import signal
+import subprocess
 import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from polyhead.models.core.errors import ModelError
+from polyhead.models.core.errors import CheckpointError, ModelError
 from polyhead.service.cli import explain_command as explained
 from polyhead.service.cli import local_server
 from polyhead.service.concurrency import child_process as child
-from polyhead.service.concurrency.child_process import exchange_lines, kill_child, start_child
+from polyhead.service.concurrency.child_process import AnsweringChild, exchange_lines, kill_child, start_child
 from polyhead.service.core.errors import BadRequest, PolyheadError, Stopped, Unavailable
 from polyhead.service.core.grammar import Grammar
 from polyhead.service.fleet.replica_connection import ReplicaConnection
 from polyhead.service.runtime.operation import ModelOperation
 from polyhead.service.runtime.registry import ModelRegistry
+from polyhead.service.runtime.tokenizer_check import TokenizerCheck
 from polyhead.service.server import assembly as serve
 from polyhead.service.structured import grammar_check as trial
+from polyhead.service.structured import grammar_child
 from polyhead.service.structured.grammar_check import GrammarCheck
 
 ECHO = "import sys\nprint(flush=True)\nfor line in sys.stdin: print(line, end='', flush=True)"
 NEVER_READS = "import time\nprint(flush=True)\ntime.sleep(600)"
 SILENT = "import time\ntime.sleep(600)"
 GRAMMAR = Grammar("regex", "a+", "response_format")
+OUTLINE: dict[str, Any] = {"size": 300, "ends": [0], "special": []}
+SELECT_LIMIT = 1024  # FD_SETSIZE: `select` takes no descriptor from this number on
 
 
 def python(code: str) -> list[str]:
@@ -55,6 +65,138 @@ def test_a_child_that_never_starts_is_ended(monkeypatch: pytest.MonkeyPatch) -> 
         start_child(python("raise SystemExit(3)"))
 
 
+@contextmanager
+def only_high_descriptors() -> Iterator[None]:
+    """Every descriptor that is opened has a number that `select` does not take."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    most = 2 * SELECT_LIMIT if hard == resource.RLIM_INFINITY else min(2 * SELECT_LIMIT, hard)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (max(soft, most), hard))
+    held = [os.open(os.devnull, os.O_RDONLY)]
+    try:
+        while held[-1] < SELECT_LIMIT:
+            held.append(os.dup(held[0]))
+        yield
+    finally:
+        for each in held:
+            os.close(each)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+
+
+def test_children_answer_where_a_thousand_descriptors_are_open(tiny_classifier: Path) -> None:
+    """Idle connections have the low numbers: each grammar and each load failed, and left a process behind."""
+    trials, checker = GrammarCheck(), TokenizerCheck()
+    with only_high_descriptors():
+        assert trials.compile(GRAMMAR, OUTLINE)
+        assert checker.check_folder(tiny_classifier, {}) >= 0
+    trials.close()
+    checker.close()
+
+
+class UnexpectedError(Exception):
+    """What nobody has expected."""
+
+
+def fail_to_exchange(*_: Any) -> bytes:
+    raise UnexpectedError
+
+
+@pytest.fixture
+def started(monkeypatch: pytest.MonkeyPatch) -> list["subprocess.Popen[bytes]"]:
+    """The processes that are started from now on."""
+    found: list[subprocess.Popen[bytes]] = []
+    real: Callable[..., subprocess.Popen[bytes]] = subprocess.Popen
+
+    def start(*arguments: Any, **options: Any) -> "subprocess.Popen[bytes]":
+        found.append(real(*arguments, **options))
+        return found[-1]
+
+    monkeypatch.setattr(subprocess, "Popen", start)
+    return found
+
+
+def has_ended(process: "subprocess.Popen[bytes]") -> bool:
+    """Whether a process was waited for, and its pipes are closed."""
+    assert process.stdin is not None
+    assert process.stdout is not None
+    return process.returncode is not None and process.stdin.closed and process.stdout.closed
+
+
+@pytest.mark.parametrize("is_ready", [False, True])
+def test_no_child_is_left_behind_whatever_is_raised(
+    monkeypatch: pytest.MonkeyPatch, started: list["subprocess.Popen[bytes]"], is_ready: bool
+) -> None:
+    """Neither by its start nor by a question, whose answer would be read as that of the next one."""
+    echo = AnsweringChild(python(ECHO))
+    if is_ready:
+        assert echo.ask(b"first\n", 60.0) == b"first\n"
+    with monkeypatch.context() as broken:
+        broken.setattr(child, "exchange_lines", fail_to_exchange)
+        with pytest.raises(UnexpectedError):
+            echo.ask(b"lost\n", 60.0)
+    assert [has_ended(each) for each in started] == [True]
+    assert echo.ask(b"second\n", 60.0) == b"second\n"
+    echo.kill()
+    assert [has_ended(each) for each in started] == [True, True]
+
+
+def test_a_child_for_which_there_is_no_room_is_refused_for_now(
+    monkeypatch: pytest.MonkeyPatch, tiny_classifier: Path
+) -> None:
+    def fail(*_: Any, **__: Any) -> None:
+        raise BlockingIOError(11, "Resource temporarily unavailable")
+
+    trials, checker = GrammarCheck(), TokenizerCheck()
+    with monkeypatch.context() as full:
+        full.setattr(subprocess, "Popen", fail)
+        with pytest.raises(Unavailable, match="cannot be started now: Resource temporarily unavailable"):
+            trials.compile(GRAMMAR, OUTLINE)
+        with pytest.raises(CheckpointError, match="cannot be started: Resource temporarily unavailable"):
+            checker.check_folder(tiny_classifier, {})
+    assert trials.compile(GRAMMAR, OUTLINE)
+    trials.close()
+
+
+def test_a_grammar_whose_child_is_killed_from_outside_is_not_called_too_complex(
+    started: list["subprocess.Popen[bytes]"], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    real = child.exchange_lines
+
+    def kill_first(process: "subprocess.Popen[bytes]", question: bytes, timeout_s: float) -> bytes:
+        if question:
+            process.send_signal(signal.SIGKILL)
+            process.wait()
+        return real(process, question, timeout_s)
+
+    trials = GrammarCheck()
+    with monkeypatch.context() as killing:
+        killing.setattr(child, "exchange_lines", kill_first)
+        with pytest.raises(Unavailable, match="was ended from outside"):
+            trials.compile(GRAMMAR, OUTLINE)
+    assert trials.compile(GRAMMAR, OUTLINE)
+    trials.close()
+    assert all(map(has_ended, started))
+
+
+def test_children_keep_a_lower_limit_that_they_have() -> None:
+    """A process may lower its hard limit, and not raise it: the children ended where they asked for more."""
+    code = (
+        "import resource, sys\n"
+        "from polyhead.service.concurrency.child_limits import limit_memory\n"
+        "limit_memory(1 << 31, 1 << 22)\n"
+        "limit_memory(1 << 32, 1 << 23)\n"
+        "print(resource.getrlimit(resource.RLIMIT_AS), resource.getrlimit(resource.RLIMIT_STACK))\n"
+    )
+    said = subprocess.run(python(code), capture_output=True, text=True, check=True).stdout
+    assert said == f"{(1 << 31, 1 << 31)} {(1 << 22, 1 << 22)}\n"
+    command = [sys.executable, "-P", grammar_child.__file__]
+    below = (
+        "import os, resource, sys\n"
+        "resource.setrlimit(resource.RLIMIT_AS, (900 << 20, 900 << 20))\n"
+        f"os.execv({sys.executable!r}, {command!r})\n"
+    )
+    kill_child(start_child(python(below)))
+
+
 @pytest.mark.parametrize(("code", "error"), [(SILENT, Unavailable), ("raise SystemExit(3)", PolyheadError)])
 def test_a_compiler_that_does_not_start_is_returned_to_the_pool(
     monkeypatch: pytest.MonkeyPatch, code: str, error: type[PolyheadError]
@@ -62,17 +204,16 @@ def test_a_compiler_that_does_not_start_is_returned_to_the_pool(
     """There is one process; the next caller gets it."""
     monkeypatch.setattr(trial, "PROCESSES", 1)
     monkeypatch.setattr(child, "START_TIMEOUT_S", 0.05 if code == SILENT else 60.0)
-    trials, real = GrammarCheck(), trial.start_child
-    outline: dict[str, Any] = {"size": 300, "ends": [0], "special": []}
+    trials, real = GrammarCheck(), child.start_child
     with monkeypatch.context() as patched:
-        patched.setattr(trial, "start_child", lambda _: real(python(code)))
+        patched.setattr(child, "start_child", lambda _: real(python(code)))
         for _ in range(2):
             with pytest.raises(error):
-                trials.compile(GRAMMAR, outline)
+                trials.compile(GRAMMAR, OUTLINE)
     monkeypatch.setattr(child, "START_TIMEOUT_S", 60.0)
-    assert trials.compile(GRAMMAR, outline)
+    assert trials.compile(GRAMMAR, OUTLINE)
     with pytest.raises(BadRequest):
-        trials.compile(Grammar("regex", "(", "response_format"), outline)
+        trials.compile(Grammar("regex", "(", "response_format"), OUTLINE)
     trials.close()
 
 

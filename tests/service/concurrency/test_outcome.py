@@ -11,8 +11,10 @@ from fastapi.responses import Response
 from starlette.types import Message
 
 from polyhead.service.api.shared.streaming import run_while_connected
-from polyhead.service.concurrency.outcome import run_on_daemon_thread
+from polyhead.service.concurrency.outcome import run_on_daemon_thread, run_on_thread
 from polyhead.service.concurrency.thread_pool import ThreadPool, WorkInfo
+from polyhead.service.core.errors import Unavailable
+from tests.support.threads import no_new_threads
 
 
 class Data:
@@ -63,3 +65,15 @@ def test_an_error_keeps_nothing_after_it_was_handled(run: Callable[[Callable[[],
         asyncio.run(act())
     finally:
         gc.enable()
+
+
+@pytest.mark.parametrize("run", [run_on_daemon_thread, run_on_thread])
+def test_a_thread_that_cannot_be_started_is_asked_for_again(
+    run: Callable[[Callable[[], int]], Awaitable[int]],
+) -> None:
+    async def act() -> None:
+        with no_new_threads(), pytest.raises(Unavailable, match="no thread can be started"):
+            await run(lambda: 5)
+        assert await run(lambda: 5) == 5
+
+    asyncio.run(act())

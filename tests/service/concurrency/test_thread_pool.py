@@ -16,6 +16,7 @@ from polyhead.service.core.errors import TooComplex, Unavailable
 from polyhead.service.text import tokenization as text
 from tests.service.api.operations.test_admin import Client, serving
 from tests.support.scripted import until
+from tests.support.threads import no_new_threads
 
 PATIENCE_S = 60.0
 
@@ -98,6 +99,94 @@ def test_a_thread_is_replaced_after_its_caller_was_cancelled(stuck: threading.Ev
         task.cancel()
         async with asyncio.timeout(PATIENCE_S):
             assert await pool.run(lambda: 5, WorkInfo("it", "other")) == 5
+        pool.close()
+
+    asyncio.run(run())
+
+
+def test_a_pool_that_can_start_no_thread_refuses_work_and_recovers() -> None:
+    """It counted threads that were not started: when it had counted all, everything waited for ever."""
+
+    async def run() -> None:
+        pool, begun = ThreadPool(2, "few", PATIENCE_S), list[int]()
+        with no_new_threads():
+            for number in range(5):
+                with pytest.raises(Unavailable, match="no thread can be started for this now: can't start new thread"):
+                    await pool.run(lambda number=number: begun.append(number), WorkInfo("it", "m"))  # type: ignore[misc]
+        async with asyncio.timeout(PATIENCE_S):
+            assert [await pool.run(lambda: 5, WorkInfo("it", "m")) for _ in range(20)] == [5] * 20
+        assert pool._thread_count == 2
+        assert not begun  # what was refused is not done later
+        pool.close()
+
+    asyncio.run(run())
+
+
+def test_work_waits_for_the_threads_that_a_pool_has_where_no_more_can_be_started(stuck: threading.Event) -> None:
+    async def run() -> None:
+        pool = ThreadPool(3, "few", PATIENCE_S)
+        held = asyncio.create_task(pool.run(stuck.wait, WorkInfo("it", "m")))
+        await until(lambda: bool(pool._running))
+        with no_new_threads():
+            waiting = [
+                asyncio.create_task(pool.run(lambda: threading.current_thread().name, WorkInfo("it", "m")))
+                for _ in range(5)
+            ]
+            await asyncio.sleep(0)
+            stuck.set()
+            async with asyncio.timeout(PATIENCE_S):
+                assert {await each for each in waiting} == {"few_0"}
+        assert await held
+        assert pool._thread_count == 1
+        pool.close()
+
+    asyncio.run(run())
+
+
+@pytest.mark.parametrize("abandon_after", [PATIENCE_S, 0.05])
+def test_a_thread_with_slow_work_goes_on_where_none_can_take_its_place(
+    stuck: threading.Event, abandon_after: float
+) -> None:
+    """It ended after the work, since the pool took the other thread for started: nobody did any more work."""
+
+    async def run() -> None:
+        pool = ThreadPool(2, "few", abandon_after, replace_after=0.01)
+        attempts, start = list[str](), pool._start_thread
+
+        def count() -> None:
+            attempts.append("attempt")
+            start()
+
+        pool._start_thread = count  # type: ignore[method-assign]
+        slow = [asyncio.create_task(pool.run(stuck.wait, WorkInfo("it", "m", owner))) for owner in "ab"]
+        await until(lambda: len(pool._running) == 2)
+        async with asyncio.timeout(PATIENCE_S):
+            with no_new_threads():
+                await until(lambda: len(attempts) > 4)  # two began them, the others cannot replace those
+                assert not any(work.replaced for work in pool._running)
+                stuck.set()
+                await asyncio.gather(*slow, return_exceptions=True)
+                assert await pool.run(lambda: 5, WorkInfo("it", "m", "c")) == 5
+            assert await pool.run(lambda: 5, WorkInfo("it", "m", "c")) == 5
+        assert pool._thread_count == 2
+        pool.close()
+
+    asyncio.run(run())
+
+
+def test_a_thread_with_slow_work_is_replaced_once_threads_can_be_started_again(stuck: threading.Event) -> None:
+    async def run() -> None:
+        pool = ThreadPool(1, "one", PATIENCE_S, replace_after=0.01)
+        slow = asyncio.create_task(pool.run(stuck.wait, WorkInfo("it", "m", "slow")))
+        await until(lambda: bool(pool._running))
+        with no_new_threads():
+            waiting = asyncio.create_task(pool.run(lambda: threading.current_thread().name, WorkInfo("it", "m", "b")))
+            await asyncio.sleep(0.05)
+            assert not waiting.done()
+        async with asyncio.timeout(PATIENCE_S):
+            assert await waiting != "one_0"
+        stuck.set()
+        assert await slow
         pool.close()
 
     asyncio.run(run())

@@ -1,6 +1,7 @@
 """Keys: the keys file, the command that makes keys, and the limits for each minute."""
 
 import asyncio
+import errno
 import os
 from collections.abc import Awaitable, Callable, Iterable
 from hashlib import sha256
@@ -22,7 +23,7 @@ from polyhead.service.api.access.rate_limit import (
     openai_headers,
 )
 from polyhead.service.cli.main import app
-from polyhead.service.config import keys
+from polyhead.service.config import keys, yaml_file
 from polyhead.service.config.keys import Key
 from polyhead.service.config.setting_types import MASK
 from polyhead.service.config.settings import SettingsError, read_settings
@@ -258,6 +259,72 @@ def test_after_any_read_error_the_next_file_is_read(
         await until(lambda: list(of.names) == ["b"])
 
     followed(of, act)
+
+
+def open_no_file(*_: Any) -> int:
+    raise OSError(errno.EMFILE, "Too many open files")
+
+
+def start_no_thread(*_: Any) -> None:
+    raise RuntimeError("can't start new thread")
+
+
+@pytest.mark.parametrize(
+    ("owner", "name", "fail"),
+    [(yaml_file, "open_without_waiting", open_no_file), (yaml_file, "read_file_text", start_no_thread)],
+)
+def test_a_file_that_cannot_be_read_for_a_moment_is_read_later(
+    file: File,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+    owner: Any,
+    name: str,
+    fail: Callable[..., Any],
+) -> None:
+    """It was read again only once it changed again: a key that it revoked stayed valid."""
+    monkeypatch.setattr(security, "KEYS_POLL_S", 0.01)
+    of, attempts = keys_of(keys_file=file(f"a: {{hash: {HASH}}}")), list[str]()
+
+    def count_and_fail(*arguments: Any) -> Any:
+        attempts.append("attempt")
+        return fail(*arguments)
+
+    async def act() -> None:
+        with monkeypatch.context() as broken:
+            broken.setattr(owner, name, count_and_fail)
+            file(f"b: {{hash: {OTHER}}}")
+            await until(lambda: len(attempts) > 3)
+        assert list(of.names) == ["a"]
+        await until(lambda: list(of.names) == ["b"])
+
+    followed(of, act)
+    assert caplog.text.count("the keys are unchanged") == 1
+
+
+def test_a_file_that_is_not_valid_is_read_once(
+    file: File, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(security, "KEYS_POLL_S", 0.005)
+    of, reads, polls = keys_of(keys_file=file(f"a: {{hash: {HASH}}}")), list[str](), list[str]()
+    read, stamp = keys.read_keys, security.file_stamp
+
+    def count_read(path: str) -> tuple[Key, ...]:
+        reads.append(path)
+        return read(path)
+
+    def count_poll(path: str) -> tuple[int, ...]:
+        polls.append(path)
+        return stamp(path)
+
+    async def act() -> None:
+        monkeypatch.setattr(keys, "read_keys", count_read)
+        file("b: nothing")
+        await until(lambda: "the keys are unchanged" in caplog.text)
+        monkeypatch.setattr(security, "file_stamp", count_poll)
+        await until(lambda: len(polls) > 5)
+
+    followed(of, act)
+    assert len(reads) == 1
 
 
 def test_unexpected_errors_of_the_parser_are_errors_of_the_file(

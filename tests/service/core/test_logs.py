@@ -381,6 +381,20 @@ logging.getLogger("polyhead").critical("the last line")
     assert "the last line" in result.stderr.splitlines()[-1]
 
 
+@pytest.mark.parametrize("formatter", [logs.ConsoleFormatter(), logs.CommandFormatter(), logs.JsonFormatter()])
+def test_a_password_in_a_url_is_hidden_in_messages_and_tracebacks(formatter: logging.Formatter) -> None:
+    """As in the source of a model that an administrator loads."""
+    url = "https://user:SECRETPW@hub.example/x"
+    try:
+        raise ValueError(f"{url!r} is refused, and git+ssh://TOKEN@hub.example too")
+    except ValueError as error:
+        line = formatter.format(record(f"loading x from {url}, see https://hub.example/a@b", error))
+    assert "SECRETPW" not in line
+    assert "TOKEN" not in line
+    assert line.count("://***@hub.example") >= 3
+    assert "https://hub.example/a@b" in line
+
+
 def test_addresses_that_a_hub_leads_to_are_not_logged() -> None:
     """The HTTP client of the library logs each request with its whole address, of which a password may be a part."""
     client = type(huggingface_hub.get_session()).__module__.partition(".")[0]

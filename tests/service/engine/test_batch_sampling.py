@@ -6,6 +6,7 @@ from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
 from threading import Event, Semaphore
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -16,10 +17,12 @@ from tokenizers import decoders, models
 
 from polyhead.models.tokenizer import Tokenizer
 from polyhead.models.tokenizer.vocabulary import Vocabulary
+from polyhead.service.core.errors import Unavailable
 from polyhead.service.core.grammar import Grammar, Thinking
 from polyhead.service.core.guide import GuideBusy, GuideSpec
-from polyhead.service.core.request import Generate, Sampling, Terms
+from polyhead.service.core.request import DEFAULT_TERMS, Generate, Sampling, Terms
 from polyhead.service.engine import generator_worker
+from polyhead.service.engine.batch_sampling import MaskBuilder
 from polyhead.service.engine.generator_worker import GeneratorWorker
 from polyhead.service.structured import compiled_guide
 from polyhead.service.structured.compiled_guide import CompiledGuide
@@ -35,6 +38,7 @@ from tests.support.engine_fakes import (
     turn,
 )
 from tests.support.scripted import model
+from tests.support.threads import no_new_threads
 from tests.support.waits import WaitGuard
 
 PATIENCE_S = 60.0
@@ -260,3 +264,27 @@ def test_a_step_does_not_wait_for_a_grammar_that_others_use(
     assert [ticket.tokens for ticket in tickets] == [ticket.tokens for ticket in wanted]
     assert {len(ticket.tokens) > 1 for ticket in wanted} == {True}
     guides.close()
+
+
+class Guided:
+    """The state of a request whose form allows every token."""
+
+    guide_state = SimpleNamespace(fill_mask=lambda _: True)
+    request = SimpleNamespace(terms=DEFAULT_TERMS)
+
+
+def states_that_allow_all(count: int) -> list[Any]:
+    return [Guided() for _ in range(count)]
+
+
+def test_masks_are_filled_again_after_no_thread_could_be_started() -> None:
+    """The builder took the thread for started: each later answer with a form waited for ever."""
+
+    builder, refused, served = MaskBuilder(), states_that_allow_all(2), states_that_allow_all(1)
+    with no_new_threads():
+        builder.start(refused, 40)
+        failed = builder.wait(refused, PATIENCE_S).failed
+    assert {type(failed[state]) for state in refused} == {Unavailable}
+    builder.forget(refused)
+    builder.start(served, 40)
+    assert list(builder.wait(served, PATIENCE_S).row_of) == served

@@ -13,6 +13,7 @@ from prometheus_client.openmetrics.parser import text_string_to_metric_families 
 from prometheus_client.parser import text_string_to_metric_families
 
 from polyhead.service.core.calibration import Calibration
+from polyhead.service.core.errors import Unavailable
 from polyhead.service.core.request import Terms
 from polyhead.service.engine.worker import RequestOutcome
 from polyhead.service.metrics import Metrics, observer
@@ -22,6 +23,7 @@ from polyhead.service.metrics.exposition import prometheus_text
 from polyhead.service.metrics.metric_table import SECOND_BUCKETS
 from tests.support.busy_metrics import TRACE, Busy, Few, Known, busy_metrics, ended, report
 from tests.support.calibrations import served_map
+from tests.support.threads import no_new_threads
 
 UNITS = (
     *("_seconds", "_tokens", "_info", "_sequences", "_blocks", "_used"),
@@ -401,3 +403,18 @@ def test_text_is_what_prometheus_client_would_write() -> None:
     assert prometheus_text(families) == exposition.generate_latest(registry, open_exposition.ALLOWUTF8)
     assert in_open_metrics(families) == open_exposition.generate_latest(registry, open_exposition.ALLOWUTF8)
     assert b"vllm:g NaN" in prometheus_text(families)
+
+
+def test_metrics_are_there_again_after_no_thread_could_be_started(metrics: Metrics) -> None:
+    """The page that no thread had begun was waited for by all who came later: each got its error."""
+
+    async def run() -> None:
+        with no_new_threads():
+            for _ in range(2):
+                with pytest.raises(Unavailable, match="no thread can be started"):
+                    await metrics.render_on_thread("")
+        for _ in range(3):
+            page, _ = await metrics.render_on_thread("")
+            assert page
+
+    asyncio.run(run())

@@ -223,21 +223,21 @@ def test_other_errors_have_the_message_of_the_loader(
 
 def test_a_child_that_was_ended_from_outside_is_started_again(checker: TokenizerCheck, tiny_classifier: Path) -> None:
     checker.check_folder(tiny_classifier, {})
-    process = checker._process
+    process = checker.child._process
     assert process is not None
     process.kill()
     process.wait()
     checker.check_folder(tiny_classifier, {})
     checker.close()
-    assert checker._process is None
+    assert checker.child._process is None
 
 
 def test_a_child_that_does_not_answer_is_ended(
     checker: TokenizerCheck, tiny_classifier: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     checker.check_folder(tiny_classifier, {})
-    assert checker._process is not None
-    os.kill(checker._process.pid, signal.SIGSTOP)
+    assert checker.child._process is not None
+    os.kill(checker.child._process.pid, signal.SIGSTOP)
     with monkeypatch.context() as short:
         short.setattr(vetting, "WALL_SECONDS", 0.2)
         with pytest.raises(CheckpointError, match=r"could not be tried: the machine is too busy, it had 0\.2 s"):

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from polyhead.service.core.errors import Overloaded, PolyheadError, TooComplex
+from polyhead.service.core.errors import Overloaded, PolyheadError, TooComplex, Unavailable
 from polyhead.service.core.grammar import Grammar
 from polyhead.service.core.guide import Guide, GuideBusy, GuideFinished, GuideState
 from polyhead.service.core.model import Model
@@ -24,6 +24,7 @@ from polyhead.service.structured.compiled_guide import (
 )
 from polyhead.service.structured.guide_compiler import GuideCompiler
 from tests.support.scripted import model
+from tests.support.threads import no_new_threads
 
 COUNTER = Grammar("regex", r"(.|\n)*[0-9](.|\n){60}", "guided_regex")  # its states grow with every answer
 ROOMS = (128, 256, 512)
@@ -345,3 +346,17 @@ def test_a_grammar_of_a_client_forces_no_tokens(guides: GuideCompiler, talker: M
     ]
     assert forced[0]
     assert not forced[1]
+
+
+def test_a_guide_is_compiled_again_after_no_thread_could_be_started(guides: GuideCompiler, talker: Model) -> None:
+    guide = compiled(guides, talker, COUNTER)
+    with no_new_threads():
+        for _ in range(2):
+            with pytest.raises(Unavailable, match="no thread can be started"):
+                guide.replace(guide.lexer)
+    first = guide.lexer
+    with pytest.raises(GuideBusy) as busy:
+        guide.replace(first)
+    busy.value.ready.result(PATIENCE_S)
+    assert guide.replace(first) is guide.lexer is not first
+    assert not guide.memory._queue

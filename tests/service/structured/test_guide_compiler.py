@@ -468,7 +468,7 @@ def test_a_machine_that_is_too_busy_is_reported_as_busy(generator: Model, monkey
 def started_compiler(guides: GuideCompiler, generator: Model) -> "subprocess.Popen[bytes]":
     """The only compiler process, which has compiled a grammar."""
     guides.compile(generator, choice("first"), None)
-    [process] = [each._process for each in guides._grammar_check._processes]
+    [process] = [each.child._process for each in guides._grammar_check._processes]
     assert process is not None
     return process
 
@@ -483,7 +483,7 @@ def test_a_compiler_that_was_ended_from_outside_is_started_again(
     process.wait()
     assert guides.compile(generator, choice("b"), None) is not None
     guides.close()
-    [process] = [each._process for each in guides._grammar_check._processes]
+    [process] = [each.child._process for each in guides._grammar_check._processes]
     assert process is None
 
 

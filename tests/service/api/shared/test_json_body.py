@@ -8,7 +8,7 @@ import sys
 import threading
 import time
 from collections import Counter
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -17,6 +17,7 @@ import httpx
 import pytest
 from fastapi import FastAPI
 
+from polyhead.service.api.access.app_state import REQUEST_THREADS, AppState
 from polyhead.service.api.dialects.openai import chat_messages
 from polyhead.service.api.dialects.responses import read as responses_read
 from polyhead.service.api.shared import json_body as body
@@ -24,7 +25,8 @@ from polyhead.service.api.shared.json_body import count_members, parse_json
 from polyhead.service.concurrency.thread_pool import ThreadPool, WorkInfo
 from polyhead.service.core.errors import BadRequest
 from polyhead.service.resources.request_memory import ALLOCATOR_BYTES, BYTES_PER_CONTAINER, Headroom
-from tests.support.scripted import Registry, application, ask, echo, model, until
+from tests.support.scripted import Connection, Registry, application, ask, echo, model, until
+from tests.support.threads import no_new_threads
 
 
 @pytest.fixture
@@ -438,3 +440,66 @@ async def post(app: FastAPI, path: str, content: bytes, kind: str = "application
     transport = httpx.ASGITransport(app)
     async with httpx.AsyncClient(transport=transport, base_url="http://localhost") as client:
         return await client.post(path, content=content, headers={"content-type": kind})
+
+
+@pytest.fixture
+def busy_threads(app: FastAPI) -> Iterator[AppState]:
+    """The server, all of whose threads for large bodies are held until the end of the test."""
+    server: AppState = app.state.server
+    held, free = threading.Semaphore(0), threading.Event()
+
+    def hold() -> None:
+        held.release()
+        free.wait()
+
+    async def take_all() -> None:
+        for number in range(REQUEST_THREADS):
+            server.request_threads.start(hold, WorkInfo("holding it", number))
+
+    asyncio.run(take_all())
+    for _ in range(REQUEST_THREADS):
+        held.acquire()
+    yield server
+    free.set()
+
+
+LARGE = b'{"model": "talker", "prompt": "%s"}' % (b"y" * 2 * body.SCAN_BYTES)
+
+
+def test_a_large_body_whose_client_leaves_while_it_waits_holds_no_place(app: FastAPI, busy_threads: AppState) -> None:
+    """It held one until its turn came."""
+
+    async def leave() -> None:
+        connection = Connection("/v1/completions", LARGE)
+        serving = asyncio.create_task(connection.run(app))
+        await until(lambda: bool(busy_threads.request_threads._waiting._owner_and_size))
+        assert busy_threads.admission.in_flight == 1
+        connection.drop()
+        await asyncio.wait_for(serving, 120)
+        assert busy_threads.admission.in_flight == 0
+        assert not busy_threads.request_threads._waiting._owner_and_size
+
+    asyncio.run(leave())
+
+
+def test_a_large_body_that_waits_is_answered_at_its_deadline(app: FastAPI, busy_threads: AppState) -> None:
+    async def ask_briefly() -> httpx.Response:
+        transport = httpx.ASGITransport(app=app, raise_app_exceptions=False)
+        async with httpx.AsyncClient(transport=transport, base_url="http://testserver") as client:
+            return await client.post("/v1/completions", content=LARGE, headers={"x-request-timeout": "0.05"})
+
+    answer = asyncio.run(ask_briefly())
+    assert answer.status_code == 504, answer.text
+    assert busy_threads.admission.in_flight == 0
+
+
+def test_a_large_body_is_refused_where_no_thread_can_be_started(app: FastAPI) -> None:
+    """It was counted as work of a thread that is not there: such requests hung for ever, and held their places."""
+    with no_new_threads():
+        answers = ask(app, *[("/v1/completions", LARGE)] * 10)
+    assert {answer.status_code for answer in answers} == {503}
+    assert all("no thread can be started" in answer.text for answer in answers)
+    server: AppState = app.state.server
+    assert server.admission.in_flight == 0
+    again, _ = ask(app, ("/v1/completions", LARGE.replace(b'"prompt"', b'"promt"')), ("/v1/completions", b"{}"))
+    assert again.status_code == 400
