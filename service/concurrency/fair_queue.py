@@ -68,9 +68,12 @@ class FairQueue(Generic[T]):
         assert owner is not None
         return owner
 
-    def charge(self, owner: str, cost: float) -> None:
-        """Count what an owner's entries cost: tokens, or any unit that all entries of this queue have."""
-        self._owner_shares.charge(owner, cost)
+    def charge(self, owner: str, cost: float, *, in_turn: bool = True) -> None:
+        """Count what an owner's entries cost: tokens, or any unit that all entries of this queue have.
+
+        `in_turn`: see FairScheduler.charge.
+        """
+        self._owner_shares.charge(owner, cost, in_turn=in_turn)
 
 
 class Deadlines(Generic[T]):

@@ -33,10 +33,15 @@ class FairScheduler(Generic[K]):
         else:
             self.add(party)
 
-    def charge(self, party: K, cost: float) -> None:
-        """Count what a turn cost.  A party that was removed meanwhile is ignored."""
+    def charge(self, party: K, cost: float, *, in_turn: bool = True) -> None:
+        """Count what a turn cost.  A party that was removed meanwhile is ignored.
+
+        Where the party was not the next one (`in_turn` is false), the virtual time stays: else one that rejoins would
+        wait until those that are next have used as much as it.
+        """
         if party in self._used:
-            self._now = max(self._now, self._used[party])
+            if in_turn:
+                self._now = max(self._now, self._used[party])
             self._used[party] += cost / self._weights[party]
 
     def next(self, wanting: Iterable[K]) -> K | None:

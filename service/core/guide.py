@@ -48,8 +48,11 @@ class GuideState(Protocol):
     def advance(self, token: int) -> None:
         """`token` was appended; it was allowed, or it ends the answer."""
 
-    def forced_tokens(self) -> list[int]:
-        """The tokens that must come next, where there is no choice; `advance` is called when they are appended."""
+    def forced_tokens(self, *, computes: bool = True) -> list[int]:
+        """The tokens that must come next, where there is no choice; `advance` is called when they are appended.
+
+        Where `computes` is false, those that would take work are left to the next mask.
+        """
 
 
 class Guide(Protocol):

@@ -9,7 +9,7 @@ import asyncio
 import logging
 import threading
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from contextlib import suppress
 from functools import partial
 from time import perf_counter
@@ -118,12 +118,16 @@ class Engine:
         self._pause_detector.start(self._loop)
         self._thread.start()
 
-    async def call(self, function: Callable[[], T]) -> T:
-        """Run `function` on the engine thread between two steps.  Returns what it returns, raises what it raises."""
+    async def call(self, function: Callable[[], T], ended: Collection[StreamContext] = ()) -> T:
+        """Run `function` on the engine thread before the next step.  Returns what it returns, raises what it raises.
+
+        Where it ends what streams of the contexts `ended` use, it runs after what was sent about these.  All of them
+        have ended then.
+        """
         self._raise_if_closed()
         future: asyncio.Future[object] = asyncio.get_running_loop().create_future()
         self._calls.add(future)
-        self._send_for_all(lambda: self._post_to_loop(partial(resolve_future, future, [attempt(function)])))
+        self._send_for_all(lambda: self._post_to_loop(partial(resolve_future, future, [attempt(function)])), ended)
         try:
             return unwrap(cast(list[T | Failure], await future).pop())  # so the future does not hold a Failure
         finally:
@@ -164,7 +168,7 @@ class Engine:
         """Accept requests for an adapter of a worker, served under a model name of its own."""
 
         def send_to_worker(function: Callable[[Stream], None]) -> Callable[[Stream], None]:
-            return lambda stream: self._send(partial(function, stream), stream.request.terms.owner)
+            return lambda stream: self._send(partial(function, stream), [stream])
 
         send_pause, send_resume = send_to_worker(worker.pause), send_to_worker(partial(self._resume, worker))
 
@@ -186,7 +190,7 @@ class Engine:
         unloaded = Stopped(f"model {context.model!r} was unloaded", retry_after=1)
         async for stream in iterate_in_slices([stream for stream in self._streams if stream.context is context]):
             stream.abort(unloaded)
-        await self.call(partial(worker.detach, adapter))
+        await self.call(partial(worker.detach, adapter), [context])
         del self._running[context]
 
     async def remove_worker(self, worker: Worker, drain_s: float) -> None:
@@ -198,7 +202,7 @@ class Engine:
             [stream for stream, stream_worker in self._streams.items() if stream_worker is worker]
         ):
             stream.receive(Failed(unloaded))
-        await self.call(partial(self._remove_worker, worker))
+        await self.call(partial(self._remove_worker, worker), contexts.values())
         for context in contexts.values():
             del self._running[context]
 
@@ -221,8 +225,7 @@ class Engine:
             self._tokens.add(stream)
             stream.start()
         if streams:
-            owner = streams[0].request.terms.owner  # a call has one
-            self._send(partial(self._accept, worker, streams), owner, len(streams))
+            self._send(partial(self._accept, worker, streams), streams)
         return streams
 
     async def close(self, drain_s: float) -> None:
@@ -244,12 +247,14 @@ class Engine:
         if self._has_ended:
             raise Unavailable(self._restart_message)
 
-    def _send(self, function: Callable[[], None], owner: str, work: int = 1) -> None:
-        self._inbox.send(function, owner, work)
+    def _send(self, function: Callable[[], None], streams: Sequence[Stream]) -> None:
+        """Send what is to be done with streams of one call, which has one owner and one model."""
+        first = streams[0]
+        self._inbox.send(function, first.request.terms.owner, len(streams), first.context)
         self._wake.set()
 
-    def _send_for_all(self, function: Callable[[], None]) -> None:
-        self._inbox.send_for_all(function)
+    def _send_for_all(self, function: Callable[[], None], ended: Collection[StreamContext] = ()) -> None:
+        self._inbox.send_for_all(function, ended)
         self._wake.set()
 
     def _end_stream(self, stream: Stream, end: RequestEnd) -> None:

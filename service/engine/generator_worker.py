@@ -51,6 +51,7 @@ from .worker import HandleEvent, RequestHandle, StepReport, StepResult, WarmupRe
 EMPTY_PLAN = StepPlan([], 0, 0, [])
 PREPARING_TURN_S = 0.1  # how long a step prepares sequences, but for the piece of work that ends it
 MASK_WAIT_S = 0.02  # seconds that a step waits for masks after its network is computed
+FORCED_TURN_S = 0.005  # seconds of a step after which it computes no more forced tokens: masks do
 ALL_BANNED = "no token is allowed next: the constraints of the request exclude all of them"
 
 
@@ -85,6 +86,7 @@ class GeneratorWorker:
         self._mask_builder = MaskBuilder()
         self._vocab_size = 0  # 0 until the first step
         self._bisector: FaultBisector[Chunk] = FaultBisector()
+        self._forced_s = 0.0  # that the current step has computed forced tokens
         self._is_retry = False  # whether the current step is part of one that failed
         self._adapters: set[int] = set()
 
@@ -210,7 +212,7 @@ class GeneratorWorker:
         times = StepTimes(queue=[began - state.submitted for state in started])
         if len(rows.output_rows) == len(rows.tokens):  # a step without prompts
             self.speculation.record_step(len(rows.tokens), computed - began)
-        self._plan = replace(plan, chunks=done)
+        self._plan, self._forced_s = replace(plan, chunks=done), 0.0
         events = self._commit(nonfinite)
         for chunk, scored in zip(valid, scores, strict=True):
             events += self._finish_prompt(chunk, scored)
@@ -402,10 +404,12 @@ class GeneratorWorker:
         events: list[HandleEvent] = []
         if state.guide_state is None or state.request.logprobs >= 0:  # forced tokens have no logits to be scored by
             return events
+        began = perf_counter()
         try:
-            forced = state.guide_state.forced_tokens()
+            forced = state.guide_state.forced_tokens(computes=self._forced_s < FORCED_TURN_S)
         except PolyheadError as error:
             return self._end_request(state, Failed(error))
+        self._forced_s += perf_counter() - began
         for token in forced:
             events += self._append_token(state, token, NO_SCORE, times)
             if state.sequence not in self._groups.states:

@@ -1,28 +1,34 @@
 """What the event loop sends to the engine thread: functions, which are run between steps.
 
-Those of one owner run in the order in which they were sent, and a limited number of them between two steps.  Owners do
-not wait for each other: a single request of one is accepted before the next step, whatever another has sent.  What
-concerns all owners, such as a new worker, runs after everything that was sent before it.
+Those of one owner wait in a line: they run in the order in which they were sent, and a limited number of them between
+two steps.  Lines do not wait for each other: a single request of one owner is accepted before the next step, whatever
+another has sent.  What concerns all owners, such as a new worker, runs before all lines.  Only what ends a subject,
+such as the removal of a worker, runs after what was sent about it: that leaves the lines of its owners, and both wait
+in a line for ends.
 """
 
 from collections import Counter, deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass
 
 from ..concurrency.time_slices import SLICE_SIZE
 
-INBOX_LIMIT = 2 * SLICE_SIZE  # functions and accepted streams of one owner that are run between two steps
+INBOX_LIMIT = 2 * SLICE_SIZE  # functions and accepted streams of one line that are run between two steps
 Function = Callable[[], None]
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, eq=False, slots=True)
 class InboxItem:
-    """A function of `owner`, or of all owners.  `work` is how much it counts towards the limit."""
+    """A function of `owner` about `subject`, or, without an owner, one of all owners.
+
+    `work` is how much it counts towards the limit.  It runs after what was sent before it about the subjects `ended`.
+    """
 
     function: Function
-    owner: str = ""
+    owner: str | None = None
     work: int = 1
-    is_for_all: bool = False
+    subject: object = None
+    ended: Collection[object] = ()
 
 
 class Inbox:
@@ -30,39 +36,55 @@ class Inbox:
 
     def __init__(self) -> None:
         self._sent: deque[InboxItem] = deque()  # both threads
-        self._lines: dict[str, deque[InboxItem]] = {}  # by owner, none of them empty; engine thread
+        self._for_all: deque[InboxItem] = deque()  # engine thread, as the next
+        self._lines: dict[str | None, deque[InboxItem]] = {}  # by owner; None: that for ends.  None of them is empty
 
     def __bool__(self) -> bool:
-        return bool(self._sent or self._lines)
+        return bool(self._sent or self._for_all or self._lines)
 
-    def send(self, function: Function, owner: str, work: int = 1) -> None:
-        self._sent.append(InboxItem(function, owner, work))
+    def send(self, function: Function, owner: str, work: int = 1, subject: object = None) -> None:
+        self._sent.append(InboxItem(function, owner, work, subject))
 
-    def send_for_all(self, function: Function) -> None:
-        self._sent.append(InboxItem(function, is_for_all=True))
+    def send_for_all(self, function: Function, ended: Collection[object] = ()) -> None:
+        """Send what concerns all owners.  Nothing may be sent about the subjects `ended` after it."""
+        self._sent.append(InboxItem(function, ended=ended))
 
     def take_turn(self) -> Iterator[Function]:
         """The functions to be run before the next step.  One of them may take a turn itself."""
-        done = Counter[str]()
+        done = Counter[str | None]()
         while True:
             self._sort_sent()
-            owner = next((owner for owner in self._lines if done[owner] < INBOX_LIMIT), None)
-            if owner is not None:
-                item = self._take_first(owner)
-                done[owner] += item.work
-                yield item.function
-            elif self._sent and not self._lines:
-                yield self._sent.popleft().function
-            else:
+            if self._for_all:
+                yield self._for_all.popleft().function
+                continue
+            if all(done[owner] >= INBOX_LIMIT for owner in self._lines):
                 return
+            owner = next(owner for owner in self._lines if done[owner] < INBOX_LIMIT)
+            item = self._take_first(owner)
+            done[owner] += item.work
+            yield item.function
 
     def _sort_sent(self) -> None:
-        """Move what was sent to the lines of its owners, up to what concerns all of them."""
-        while self._sent and not self._sent[0].is_for_all:
+        while self._sent:
             item = self._sent.popleft()
-            self._lines.setdefault(item.owner, deque()).append(item)
+            if item.owner is not None:
+                self._lines.setdefault(item.owner, deque()).append(item)
+            elif item.ended:
+                self._lines.setdefault(None, deque()).extend([*self._take_about(item.ended), item])
+            else:
+                self._for_all.append(item)
 
-    def _take_first(self, owner: str) -> InboxItem:
+    def _take_about(self, subjects: Collection[object]) -> list[InboxItem]:
+        """Take what waits about `subjects` out of its lines, those of one line in their order."""
+        taken: list[InboxItem] = []
+        for owner in [owner for owner in self._lines if owner is not None]:
+            line = self._lines.pop(owner)
+            taken += [item for item in line if item.subject in subjects]
+            if others := [item for item in line if item.subject not in subjects]:
+                self._lines[owner] = deque(others)
+        return taken
+
+    def _take_first(self, owner: str | None) -> InboxItem:
         line = self._lines[owner]
         item = line.popleft()
         if not line:

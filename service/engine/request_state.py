@@ -145,7 +145,7 @@ class FailedGuideState:
     def advance(self, token: int) -> None:
         raise AssertionError(f"token {token} was sampled without a mask")
 
-    def forced_tokens(self) -> list[int]:
+    def forced_tokens(self, *, computes: bool = True) -> list[int]:  # noqa: ARG002
         return []
 
 

@@ -10,6 +10,8 @@ Order within a step, by rank: higher priority first, then earlier arrival.
   3. the other prefilling sequences: first those of the owner that has been served least, so that short prompts of one
      owner do not keep the prompt of another waiting; then fewest uncomputed tokens first, so that a short prompt
      overtakes a long one.
+A prompt to be scored takes a row of logits for each token, so of a step's rows the first prefilling sequence has half
+at most, too.
 Sequences whose sources are not encoded yet count as prefilling.  Sources are encoded one after the other, so those of
 the owner that has been served least go first, then the others, each by rank.
 No sequence gets more than `chunk` tokens in a step.  Attention to a long context makes tokens slower: then a chunk has
@@ -215,6 +217,8 @@ class Scheduler:
         self.token_budget, self.sequence_budget, self.chunk = token_budget, sequence_budget, chunk
         self._token_seconds: deque[float] = deque(maxlen=TIMED_STEPS)  # of a token of a prompt, without attention
         self.context_cost = 0.0  # the time of a token's attention to a token before it, in times of its other products
+        self._least_served: LineKey | None = None  # of the lines with prompts, when the last step was planned
+        self._tokens_per_row = 1.0  # that prompts could have in the last step
         self.waiting: FairQueue[TokenSequence] = FairQueue()
         self.running: dict[TokenSequence, None] = {}  # in order of rank
         self.paused: set[TokenSequence] = set()  # neither waiting nor running
@@ -334,6 +338,8 @@ class Scheduler:
                 prefilling.append(sequence)
             elif len(chunks) < self.token_budget:
                 chunks.append(Chunk(sequence, 1, is_last=True))
+        head = self.waiting.peek()
+        self._least_served = self._next_line(prefilling if head is None else [*prefilling, head])
         left = self._plan_prefills(prefilling, self.token_budget - len(chunks), chunks)
         if self.states.count:
             self._plan_states(chunks)
@@ -348,11 +354,21 @@ class Scheduler:
             self._token_seconds.append(seconds / sum(cost for _, cost in costs))
 
     def commit(self, chunks: list[Chunk]) -> None:
-        """Count the chunks as computed, without their drafts, and publish blocks that are full now, and states."""
+        """Count the chunks as computed, without their drafts, and publish blocks that are full now, and states.
+
+        Of its owner's share, a token to be scored takes as many as the step had for each row of logits.  Otherwise an
+        owner whose prompts wait for rows would have a claim to all of them, for the tokens that others computed
+        meanwhile.
+        """
+        least_served = self._least_served and self._least_served[1]
         for chunk in chunks:
-            sequence = chunk.sequence
-            source = 0 if sequence.computed else len(sequence.source)
-            self.waiting.charge(sequence.owner, source + chunk.count + chunk.draft)
+            sequence, cost = chunk.sequence, float(chunk.count + chunk.draft)
+            if sequence.computed < sequence.scored_prefix:
+                cost *= self._tokens_per_row
+            if not sequence.computed:
+                cost += len(sequence.source)
+            owner = sequence.owner
+            self.waiting.charge(owner, cost, in_turn=least_served is None or owner == least_served)
             self.advance(sequence, chunk.count)
             self.states.commit(sequence.slots, sequence.block_keys, sequence.computed, chunk.count)
 
@@ -598,21 +614,23 @@ class Scheduler:
     def _plan_prefills(self, prefilling: list[TokenSequence], budget: int, chunks: list[Chunk]) -> int:
         """Add chunks of prefilling sequences; return what is left of the budget.
 
-        The budget counts tokens; `room` is that of the step's time, in tokens without a context. The first sequence
-        leaves half of the room to others. Of prompts to be scored, no more tokens than there are rows of logits for: as
-        many as sequences could decode, at least one.
+        The budget counts tokens; `room` is that of the step's time, in tokens without a context. `rows` are the rows of
+        logits that are left: one for each sequence that could decode. A prompt to be scored takes one for each token.
+        The first sequence leaves half of the room and of the rows to others. Any other prompt whose last token has no
+        row leaves it to the next step, where it goes first.
         """
-        rows = max(self.sequence_budget - len(chunks) - len(prefilling), 1)
+        rows = self.sequence_budget - len(chunks)
         begun: set[BlockKey] = set()  # blocks that are computed in this step
         first = 0 if any(sequence.source for sequence in prefilling) else 1
         oldest, others = prefilling[:first], prefilling[first:]
         others.sort(key=partial(prefill_order, self._next_line(prefilling)))
         room = min(budget, self._timed_budget())
-        kept = room // 2 if oldest and others else 0  # for others, however much the oldest takes
-        room, least = room - kept, SMALLEST_SHARE if kept else SMALLEST_CHUNK
+        self._tokens_per_row = max(room / max(rows, 1), 1.0)
+        kept, kept_rows = (room // 2, rows // 2) if oldest and others else (0, 0)  # for others, whatever the oldest has
+        room, rows, least = room - kept, rows - kept_rows, SMALLEST_SHARE if kept else SMALLEST_CHUNK
         for sequence in (*oldest, *others):
             if sequence not in oldest:
-                room, kept = max(room, 0) + kept, 0
+                room, rows, kept, kept_rows = max(room, 0) + kept, rows + kept_rows, 0, 0
             if not budget or room < 1:
                 break
             self.windows.extend_partly(sequence.window, len(sequence.tokens))
@@ -622,10 +640,13 @@ class Scheduler:
             count = self.windows.room(sequence.window, sequence.computed, count)
             if sequence.computed < sequence.scored_prefix:
                 count = min(count, rows)
-                rows -= count
+            elif not rows and count == sequence.uncomputed:
+                count -= 1
             if not count or self._next_key(sequence) in begun:
                 continue
-            chunks.append(Chunk(sequence, count, is_last=count == sequence.uncomputed))
+            chunk = Chunk(sequence, count, is_last=count == sequence.uncomputed)
+            chunks.append(chunk)
+            rows -= logits_row_count(chunk)
             begun.update(self._keys_within(sequence, count))
             budget, room, least = budget - count, room - ceil(count * cost), 1
         return budget
@@ -641,12 +662,12 @@ class Scheduler:
         more = max(context - FULL_CHUNK_CONTEXT, 0) * self.context_cost
         return 1 + more / (1 + FULL_CHUNK_CONTEXT * self.context_cost)
 
-    def _next_line(self, prefilling: Sequence[TokenSequence]) -> LineKey | None:
-        """The line of the owner that has been served least, of the highest priority among `prefilling`, by rank."""
-        if not prefilling:
+    def _next_line(self, sequences: Sequence[TokenSequence]) -> LineKey | None:
+        """The line of the owner that has been served least, of the highest priority among `sequences`."""
+        if not sequences:
             return None
-        highest = prefilling[0].priority
-        owners = (sequence.owner for sequence in prefilling if sequence.priority == highest)
+        highest = max(sequence.priority for sequence in sequences)
+        owners = (sequence.owner for sequence in sequences if sequence.priority == highest)
         return highest, self.waiting.next_owner(owners)
 
     def _next_key(self, sequence: TokenSequence) -> BlockKey | None:

@@ -15,13 +15,11 @@ A grammar is compiled again on a thread of its own; meanwhile `fill_mask` raises
 """
 
 import re
-from collections import deque
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
 from copy import copy
 from dataclasses import dataclass
-from itertools import islice
 from threading import Lock
 from time import perf_counter, thread_time
 from typing import Protocol, TypeVar
@@ -48,6 +46,10 @@ COST_CLAIM_BYTES = 1 << 20  # reserved at a time for regular expressions
 MEASURE_S = 0.02  # seconds of masks between two measurements: a lexer derives about 1 MB in them
 MAX_SHARED_LEXERS = 6
 MAX_FORCED_TOKENS = 64  # forced tokens in one step
+# What the forced tokens of a place took last, at most, for the engine's thread to compute those of the next.  It is not
+# processor time: the library tokenises a long literal on threads of its own, and the caller waits for them.
+QUICK_FORCED_S = 0.002
+NO_TOKENS = np.zeros(0, np.int32)
 # Processor time of one mask.  A mask reads every token that it allows, without the interpreter, so to read one of them
 # with the interpreter takes no longer.  Ambiguous rules take time that grows with the square of an answer's length.
 QUICK_MASK_S = 0.005  # at most, for the engine's thread to read the next token
@@ -101,6 +103,7 @@ class LexerMemory:
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="guide-growth")
         self._queue: FairQueue[LexerJob] = FairQueue()  # grammars take turns, by seconds
         self._lock = Lock()
+        self.clock: Callable[[], float] = perf_counter  # of what is quick
         self.owner = ""  # the name of the key; empty for guides that are of no key
         self.held = 0  # bytes of the request whose grammar is being compiled
 
@@ -334,6 +337,8 @@ class CompiledGuide:
         self.spec = GuideSpec(grammar, None)
         # To compute what is forced by the rules of a client can take seconds, and the interpreter.
         self.forces_tokens = grammar.kind != "lark"
+        self.forced_s = 0.0  # seconds that the last search for forced tokens took
+        self.last_forced: tuple[list[int], NDArray[np.int32]] | None = None  # of a long literal, and what is before it
         self.bytes_per_state = BYTES_PER_STATE + BYTES_PER_LEXEME * len(REPETITIONS.findall(grammar.source))
         self._lock = Lock()
         self._is_cached = False
@@ -376,8 +381,8 @@ class GrammarState:
         self._matcher = self._lexer.copy()
         self._tokens: list[int] = []
         self._read_count = 0  # tokens that the matcher has read: fewer than all after it began in another lexer
-        self._pending_forced = deque[int]()  # tokens that must come next and were not appended yet
-        self._owes_forced = False  # they were asked for before the matcher had read all tokens
+        self._forced, self._forced_at = NO_TOKENS, 0  # tokens that must come next, and how many of them were appended
+        self._owes_forced = False  # they were asked for and are searched with the next mask
         self._owes_end = False  # whether the answer is complete was asked for before that
         self._mask_s = 0.0  # processor time of the last mask
         self._masked_at = -1  # tokens that the matcher had read then
@@ -394,7 +399,7 @@ class GrammarState:
 
     def fill_mask(self, mask: NDArray[np.int32]) -> bool:
         assert mask.flags.c_contiguous
-        if self._pending_forced:
+        if self._has_forced:
             return self._allow_forced(mask)
         began = perf_counter()
         while True:
@@ -406,7 +411,7 @@ class GrammarState:
                     raise GuideFinished
                 if self._owes_forced:
                     self._compute_forced(waits=True)
-                    if self._pending_forced:
+                    if self._has_forced:
                         return self._allow_forced(mask)
                 self._compute_mask(mask)
                 return True
@@ -422,14 +427,19 @@ class GrammarState:
             with suppress(LexerFull, LexerBusy):
                 self._read(1, waits=False)
 
-    def forced_tokens(self) -> list[int]:
+    def forced_tokens(self, *, computes: bool = True) -> list[int]:
         """At most MAX_FORCED_TOKENS of a long literal: it is computed once, and no step gets all of it."""
-        if not self._pending_forced and self._guide.forces_tokens:
-            self._owes_forced = True
-            if self._has_read_all:
+        if not self._has_forced and self._guide.forces_tokens:
+            self._owes_forced = not self._reuse_forced()
+            if self._owes_forced and computes and self._has_read_all and self._guide.forced_s < QUICK_FORCED_S:
                 with suppress(LexerFull, LexerBusy):
                     self._compute_forced(waits=False)
-        return list(islice(self._pending_forced, MAX_FORCED_TOKENS))
+        found: list[int] = self._forced[self._forced_at : self._forced_at + MAX_FORCED_TOKENS].tolist()
+        return found
+
+    @property
+    def _has_forced(self) -> bool:
+        return self._forced_at < self._forced.size
 
     @property
     def _is_quick(self) -> bool:
@@ -440,20 +450,36 @@ class GrammarState:
         return self._read_count == len(self._tokens)
 
     def _compute_forced(self, *, waits: bool) -> None:
-        compute = self._matcher.compute_ff_tokens
-        self._pending_forced.extend(self._lexer.use(self._matcher, compute, waits=waits))
+        if not self._reuse_forced():
+            clock, guide = self._guide.memory.clock, self._guide
+            began = clock()
+            found = self._lexer.use(self._matcher, self._matcher.compute_ff_tokens, waits=waits)
+            guide.forced_s = clock() - began
+            self._forced, self._forced_at = np.array(found, np.int32), 0
+            if len(found) > MAX_FORCED_TOKENS:
+                guide.last_forced = list(self._tokens), self._forced
         self._owes_forced = False
+
+    def _reuse_forced(self) -> bool:
+        """Take the forced tokens that another answer had after the same tokens, if there are any."""
+        last = self._guide.last_forced
+        if last is None or last[0] != self._tokens:
+            return False
+        self._forced, self._forced_at = last[1], 0
+        return True
 
     def _allow_forced(self, mask: NDArray[np.int32]) -> bool:
         """Allow the next forced token alone."""
-        mask[:] = np.packbits(np.arange(mask.size * 32) == self._pending_forced[0], bitorder="little").view(np.int32)
+        mask[:] = 0
+        token = int(self._forced[self._forced_at])
+        mask.view(np.uint32)[token // 32] = 1 << token % 32
         return True
 
     def _drop_forced(self, token: int) -> None:
-        if self._pending_forced and self._pending_forced[0] == token:
-            self._pending_forced.popleft()
+        if self._has_forced and self._forced[self._forced_at] == token:
+            self._forced_at += 1
         else:
-            self._pending_forced.clear()
+            self._forced, self._forced_at = NO_TOKENS, 0
 
     def _compute_mask(self, mask: NDArray[np.int32]) -> None:
         began = thread_time()

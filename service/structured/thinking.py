@@ -73,9 +73,9 @@ class ThoughtState:
         self._budget_left -= self._budget_left > 0
         self.append_bytes(self._vocabulary.token_bytes[token])
 
-    def forced_tokens(self) -> list[int]:
+    def forced_tokens(self, *, computes: bool = True) -> list[int]:
         if self._has_ended:
-            return self._answer.forced_tokens() if self._answer is not None else []
+            return self._answer.forced_tokens(computes=computes) if self._answer is not None else []
         return list(self._forced_end)
 
     def append_bytes(self, added: bytes) -> None:
@@ -124,8 +124,8 @@ class BlankLinesState:
             self._remaining = b""
             self._answer.advance(token)
 
-    def forced_tokens(self) -> list[int]:
-        return [] if self._remaining else self._answer.forced_tokens()
+    def forced_tokens(self, *, computes: bool = True) -> list[int]:
+        return [] if self._remaining else self._answer.forced_tokens(computes=computes)
 
 
 class UndecidedState:
@@ -169,8 +169,8 @@ class UndecidedState:
         self._answer_mask = None
         self._append_bytes(self._vocabulary.token_bytes[token])
 
-    def forced_tokens(self) -> list[int]:
-        return self._state.forced_tokens() if self._state is not None else []
+    def forced_tokens(self, *, computes: bool = True) -> list[int]:
+        return self._state.forced_tokens(computes=computes) if self._state is not None else []
 
     def _append_bytes(self, added: bytes) -> None:
         missing = self._tag.text[self._tag_bytes :]

@@ -40,3 +40,13 @@ def test_idle_time_earns_no_credit() -> None:
         turns.remove(party)
     assert turns.next(turns.parties()) is None
     turns.charge("a", 1.0)
+
+
+def test_a_party_that_rejoins_does_not_wait_for_what_another_used_out_of_turn() -> None:
+    turns: FairScheduler[str] = FairScheduler()
+    for party in ("a", "b"):
+        turns.add(party)
+    for _ in range(1000):
+        turns.charge("a", 1.0, in_turn=turns.next(["a", "b"]) == "a")
+    turns.rejoin("late")
+    assert shares(turns, ["a", "b", "late"], {"a": 1.0, "b": 1.0, "late": 1.0}, 30) == {"a": 0, "b": 15, "late": 15}

@@ -78,7 +78,7 @@ class SlowState:
         assert token != 1 + self.count % (WORDS - 1)
         self.count += 1
 
-    def forced_tokens(self) -> list[int]:
+    def forced_tokens(self, *, computes: bool = True) -> list[int]:
         return []
 
 

@@ -17,6 +17,7 @@ from polyhead.service.engine.encoder_worker import EncoderWorker
 from polyhead.service.engine.engine import Engine, RequestCounts, Stream
 from polyhead.service.engine.event_stream import MAX_STEPS_AHEAD
 from polyhead.service.engine.generator_worker import GeneratorWorker
+from polyhead.service.engine.inbox import INBOX_LIMIT
 from polyhead.service.engine.worker import StepResult
 from tests.support.engine_fakes import FakeEncoder, FakeGenerator, FakeHead, RecordingObserver, generate, greedy
 
@@ -589,6 +590,82 @@ def test_a_retired_worker_fails_what_it_cannot_finish() -> None:
         assert gone() is None, "its memory is free"
 
     assert run_scene(scene).observer.outcomes == ["failed"]
+
+
+def test_what_is_called_does_not_wait_for_the_requests_of_a_key() -> None:
+    async def scene(stage: EngineFixture) -> None:
+        gate = stage.pause()
+        await anext(stage.encode_with(Encode("a", (1, 2)))[0])
+        first = stage.generate_with(generate([1]))
+        await stage.until(lambda: stage.generator.has_work)
+        many = [stage.encode_with(Encode("a", (1,), terms=Terms(owner="many"))) for _ in range(3 * INBOX_LIMIT)]
+        waiting = asyncio.create_task(stage.engine.call(lambda: len(stage.encoder._requests)))
+        await asyncio.sleep(0)
+        (other,) = stage.encode_with(Encode("a", (2,), terms=Terms(owner="other")))
+        gate.set()
+        assert await waiting == 0, "it runs before those that were sent before it are accepted"
+        await events(other)
+        assert sum(stream.is_open for (stream,) in many) > INBOX_LIMIT, "nothing sent after it waits for them"
+        for stream in (*first, *(stream for (stream,) in many)):
+            await events(stream)
+        await stage.wait_until_idle()
+
+    run_scene(scene)
+
+
+def test_a_worker_is_retired_beside_what_its_owner_asks_of_another() -> None:
+    """Its requests, whose acceptance and aborts wait behind others of their owner, do not register it again."""
+
+    async def scene(stage: EngineFixture) -> None:
+        gate, terms = stage.pause(), Terms(owner="many")
+        first = stage.generate_with(generate([1], 100, terms=terms))
+        await stage.until(lambda: stage.generator.has_work)
+        first[0].close()
+        others = [stage.encode_with(Encode("a", (1,), terms=terms)) for _ in range(3 * INBOX_LIMIT)]
+        late = stage.generate_with(generate([2], 100, terms=terms), generate([3], 100, terms=terms))
+        late[0].close()
+        retiring = asyncio.create_task(stage.engine.remove_worker(stage.generator, 0))
+        await asyncio.sleep(0.01)
+        with pytest.raises(Unavailable, match="'talker' is being unloaded"):
+            stage.generate_with(generate([4]))
+        gate.set()
+        await retiring
+        assert sum(stream.is_open for (stream,) in others) > INBOX_LIMIT, "it does not wait for all of them"
+        assert isinstance(failure(await events(late[1])), Stopped)
+        for (stream,) in others:
+            assert isinstance((await events(stream))[-1], Done)
+        await stage.until(lambda: stage.engine.idle)
+        assert list(stage.engine._fair_scheduler.parties()) == [stage.encoder]
+
+    stage = run_scene(scene)
+    assert sorted(stage.observer.outcomes) == ["aborted", "aborted", *["done"] * 3 * INBOX_LIMIT, "failed"]
+
+
+def test_an_adapter_is_detached_after_its_requests_have_left_the_worker(monkeypatch: pytest.MonkeyPatch) -> None:
+    found: list[tuple[int, bool]] = []
+
+    async def scene(stage: EngineFixture) -> None:
+        detach = lambda number: found.append((number, bool(stage.generator._groups.states)))  # noqa: E731
+        monkeypatch.setattr(stage.generator, "detach", detach)
+        stage.engine.add_adapter(stage.generator, 1, "tuned", "generate")
+        gate, terms = stage.pause(), Terms(owner="many")
+        running = stage.generate_with(generate([1], 100, terms=terms, adapter=1))
+        await stage.until(lambda: stage.generator.has_work)
+        others = [stage.encode_with(Encode("a", (1,), terms=terms)) for _ in range(3 * INBOX_LIMIT)]
+        running[0].close()
+        (late,) = stage.generate_with(generate([2], 100, terms=terms, adapter=1))
+        removing = asyncio.create_task(stage.engine.remove_adapter(stage.generator, 1, 0))
+        await asyncio.sleep(0.01)
+        gate.set()
+        await removing
+        assert found == [(1, False)]
+        assert sum(stream.is_open for (stream,) in others) > INBOX_LIMIT, "it does not wait for all of them"
+        assert isinstance(failure(await events(late)), Stopped)
+        for (stream,) in others:
+            await events(stream)
+        await stage.wait_until_idle()
+
+    run_scene(scene)
 
 
 def test_close_drains_what_can_finish() -> None:

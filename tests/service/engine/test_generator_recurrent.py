@@ -241,7 +241,7 @@ class EvenGuide:
     def advance(self, token: int) -> None:
         assert token % 2 == 0
 
-    def forced_tokens(self) -> list[int]:
+    def forced_tokens(self, *, computes: bool = True) -> list[int]:
         return []
 
 

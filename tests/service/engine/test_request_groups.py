@@ -33,7 +33,7 @@ from polyhead.service.core.request import (
     Sampling,
     Terms,
 )
-from polyhead.service.engine.generator_worker import GeneratorWorker
+from polyhead.service.engine.generator_worker import FORCED_TURN_S, GeneratorWorker
 from polyhead.service.engine.logits_processors import LogitsProcessor, TokenRules
 from polyhead.service.engine.scheduler import StepPlan
 from tests.support.engine_fakes import (
@@ -276,7 +276,7 @@ class ForcedState:
         assert token in self.rails.places[len(self.come)]
         self.come.append(token)
 
-    def forced_tokens(self) -> list[int]:
+    def forced_tokens(self, *, computes: bool = True) -> list[int]:
         rest = self.rails.places[len(self.come) :]
         free = next((index for index, allowed in enumerate(rest) if len(allowed) > 1), len(rest))
         return [min(allowed) for allowed in rest[:free]]
@@ -294,6 +294,44 @@ def test_a_guide_restricts_tokens_and_forced_tokens_share_a_step() -> None:
     (scored,) = answers(FakeGenerator(), generate([5, 6], 20, guide=ForcedGuide(PLACES), logprobs=0))
     assert token_ids(scored) == token_ids(events)
     assert all(event.logprob < 0 for event in scored if isinstance(event, GeneratedToken))
+
+
+@dataclass
+class CostlyGuide(ForcedGuide):
+    """A guide whose forced tokens take a simulated time, unless a mask is to compute them.  `computed`: when it was."""
+
+    now: list[float] = field(default_factory=lambda: [0.0])
+    computed: list[float] = field(default_factory=list)
+
+    def new_state(self) -> "CostlyState":
+        return CostlyState(self)
+
+
+@dataclass(eq=False)
+class CostlyState(ForcedState):
+    def forced_tokens(self, *, computes: bool = True) -> list[int]:
+        assert isinstance(self.rails, CostlyGuide)
+        if not computes:
+            return []
+        self.rails.computed.append(self.rails.now[0])
+        self.rails.now[0] += 0.7 * FORCED_TURN_S
+        return super().forced_tokens()
+
+
+def test_a_step_computes_the_forced_tokens_of_a_few_answers(monkeypatch: pytest.MonkeyPatch) -> None:
+    guide = CostlyGuide(PLACES)
+    monkeypatch.setattr("polyhead.service.engine.generator_worker.perf_counter", lambda: guide.now[0])
+    worker = GeneratorWorker(FakeGenerator(), model="talker")
+    tickets = ask(worker, *(generate([5, index], 20, guide=guide) for index in range(8)))
+    steps = 0
+    while worker.has_work:
+        before = len(guide.computed)
+        turn(worker)
+        steps += 1
+        assert len(guide.computed) - before <= 2, "the second one has used up the time for it"
+    assert steps > 2
+    for ticket in tickets:
+        assert all(token in allowed for token, allowed in zip(ticket.tokens, PLACES, strict=True))
 
 
 def test_guided_and_free_requests_share_steps() -> None:
@@ -343,7 +381,7 @@ class LateEndState:
     def advance(self, token: int) -> None:
         self.count += 1
 
-    def forced_tokens(self) -> list[int]:
+    def forced_tokens(self, *, computes: bool = True) -> list[int]:
         return []
 
 

@@ -27,7 +27,12 @@ from polyhead.service.core.guide import Guide, GuideState
 from polyhead.service.core.model import Model
 from polyhead.service.structured import grammar_check as trial
 from polyhead.service.structured import guide_compiler as kept
-from polyhead.service.structured.compiled_guide import MAX_FORCED_TOKENS, CompiledGuide, wait_for_mask
+from polyhead.service.structured.compiled_guide import (
+    MAX_FORCED_TOKENS,
+    QUICK_FORCED_S,
+    CompiledGuide,
+    wait_for_mask,
+)
 from polyhead.service.structured.guide_compiler import GuideCompiler
 from polyhead.service.text.chat_prompt import build_answer_grammar
 from polyhead.service.text.generation_request import ToolDefinition, ToolOptions
@@ -231,10 +236,73 @@ class Counting:
         return getattr(self._matcher, name)
 
 
+def count_searches(walk: GuideState, searches: list[int]) -> None:
+    """Note in `searches` each search for the forced tokens of `walk`."""
+    matcher = walk._matcher  # type: ignore[attr-defined]
+
+    def compute_ff_tokens() -> list[int]:
+        searches.append(1)
+        found: list[int] = matcher.compute_ff_tokens()
+        return found
+
+    walk._matcher = Counting(matcher, compute_ff_tokens)  # type: ignore[attr-defined]
+
+
+def test_answers_at_the_same_place_search_a_long_literal_once(guides: GuideCompiler, generator: Model) -> None:
+    """The tokenizer took seconds of one step for 64 answers of a call."""
+    literal = "".join(Random(2).choice("abcdefghij") for _ in range(3000))
+    guide = guides.compile(generator, schema({"const": literal}), None)
+    assert guide is not None
+    searches, walks = list[int](), [guide.new_state() for _ in range(64)]
+    for walk in walks:
+        count_searches(walk, searches)
+    first = walks[0].forced_tokens()
+    assert len(first) == MAX_FORCED_TOKENS
+    assert all(walk.forced_tokens() == first for walk in walks)
+    assert len(searches) == 1
+
+
+@pytest.mark.parametrize("is_slow", [False, True])
+def test_what_takes_long_to_be_forced_is_searched_with_the_next_mask(
+    guides: GuideCompiler, generator: Model, is_slow: bool
+) -> None:
+    """The search is timed by the wall: most of it is done by threads of the tokenizer."""
+    body = {"enum": [letter + "the quick brown fox jumps" for letter in "abcdefgh"]}
+    guide, now = guides.compile(generator, schema(body), None), [0.0]
+    assert isinstance(guide, CompiledGuide)
+
+    def clock() -> float:
+        now[0] += 1.5 * QUICK_FORCED_S if is_slow else 0.0
+        return now[0]
+
+    guide.memory.clock = clock
+    searches, words = list[int](), np.zeros(-(-generator.vocab_size // 32), np.int32)
+    answers, at_once = list[str](), list[bool]()
+    for letter in "abcd":
+        walk, tokens = guide.new_state(), generator.tokenizer.encode(f'"{letter}', special=False).ids
+        for token in tokens:
+            walk.advance(token)
+        before = len(searches)
+        count_searches(walk, searches)
+        assert walk.forced_tokens(computes=False) == []
+        assert len(searches) == before, "those of this step were left to the mask"
+        forced = walk.forced_tokens()
+        at_once.append(bool(forced))
+        if not forced:
+            assert walk.fill_mask(words)
+            forced = walk.forced_tokens()
+            assert np.flatnonzero(np.unpackbits(words.view(np.uint8), bitorder="little")).tolist() == forced[:1]
+        answers.append(text_of(generator, [*tokens, *forced]))
+    assert at_once == [True, *[not is_slow] * 3]
+    assert len(searches) == 4
+    assert all(answer.startswith(f'"{letter}the quick') for letter, answer in zip("abcd", answers, strict=True))
+
+
 def test_a_token_other_than_the_forced_one_is_accepted(guides: GuideCompiler, generator: Model) -> None:
     """A sampled token may spell the literal differently, as long as its forced tokens were not given out."""
     guide = guides.compile(generator, schema({"const": "The quick brown fox"}), None)
-    assert guide is not None
+    assert isinstance(guide, CompiledGuide)
+    guide.memory.clock = lambda: 0.0
     result, other = guide.new_state(), guide.new_state()
     result.advance(result.forced_tokens()[0])
     [quote] = generator.tokenizer.encode('"', special=False).ids
