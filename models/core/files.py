@@ -15,7 +15,8 @@ from typing import IO, BinaryIO
 
 from .errors import CheckpointError, show_value
 
-MAX_SMALL_BYTES = 16 << 20  # bytes of a template
+MAX_SMALL_BYTES = 16 << 20  # bytes of a document
+MAX_TEMPLATE_BYTES = 1 << 20  # bytes of a template; of 200,000 characters with four bytes each
 MAX_VOCABULARY_BYTES = 64 << 20  # bytes of a vocabulary
 MAX_NAME_BYTES = 255  # bytes of a file's name, as file systems have it
 MAX_SNAPSHOT_DEPTH = 4  # folders of a snapshot inside each other
@@ -148,7 +149,7 @@ def read_copyable(path: Path) -> bytes:
         raise CheckpointError("cannot be read: there is no such file", file=str(path)) from None
 
 
-def read_text(path: Path, most: int = MAX_SMALL_BYTES, errors: str = "strict") -> str:
+def read_text(path: Path, most: int, errors: str = "strict") -> str:
     """The text of a small file, with every line ending as one newline. Raises as `read_content` does, and
     UnicodeDecodeError."""
     return read_content(path, most).decode(errors=errors).replace("\r\n", "\n").replace("\r", "\n")
