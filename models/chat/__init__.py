@@ -26,10 +26,12 @@ class ChatTemplate:
     """A compiled chat template. It has no mutable state, so several threads may render at the same time.
 
     `tool_use` is a second template, which some checkpoints have for requests with tools. Raises TemplateError for a
-    source that does not compile.
+    source that does not compile, and for one that is too long before anything reads it.
     """
 
     def __init__(self, source: str, *, tool_use: str = "", bos_token: str = "", eos_token: str = "") -> None:
+        _check_length(source)
+        _check_length(tool_use)
         self.source, self.format = source, detect_format(source + tool_use)
         self.parts = source, tool_use, bos_token, eos_token  # everything the template is made of
         self._tokens = {"bos_token": bos_token, "eos_token": eos_token}
@@ -43,10 +45,6 @@ class ChatTemplate:
         return cls(source, tool_use=tool_use, bos_token=bos_token, eos_token=eos_token)
 
     def _compile(self, source: str) -> jinja2.Template:
-        if len(source) > MAX_TEMPLATE_CHARACTERS:
-            raise TemplateError(
-                f"the chat template has {len(source):,} characters; at most {MAX_TEMPLATE_CHARACTERS:,} are read"
-            )
         self._sandbox.start_clock()
         try:
             return self._sandbox.from_string(require_well_formed(source, "the chat template"))
@@ -99,6 +97,12 @@ class ChatTemplate:
             check_size(size)
             parts.append(part)
         return "".join(parts)
+
+
+def _check_length(source: str) -> None:
+    if len(source) > MAX_TEMPLATE_CHARACTERS:
+        message = f"the chat template has {len(source):,} characters; at most {MAX_TEMPLATE_CHARACTERS:,} are read"
+        raise TemplateError(message)
 
 
 def _cut_at_mark(written: str, last: str) -> str:

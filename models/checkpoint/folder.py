@@ -19,7 +19,7 @@ from ..architectures.published_architectures import explain_model_type
 from ..chat import ChatTemplate
 from ..chat.pair_prompt import PairPrompt
 from ..core.errors import CheckpointError, ModelError, UnsupportedError, show_value
-from ..core.files import is_plain_name, read_text, subfolder
+from ..core.files import MAX_TEMPLATE_BYTES, is_plain_name, read_text, subfolder
 from ..core.json_files import INDEX_JSON, LARGE_JSON
 from ..network.encoder_decoder import SharedTextTransformer
 from ..network.model_config import ModelConfig
@@ -372,7 +372,8 @@ def load_chat_template(path: Path, tokenizer: Tokenizer) -> ChatTemplate | None:
     more = subfolder(path, "additional_chat_templates")
     files = {"default": path / "chat_template.jinja"}
     files |= {name: more / f"{name}.jinja" for name in ("default", "tool_use") if (more / f"{name}.jinja").is_file()}
-    if sources := {name: read_text(file, errors="replace") for name, file in files.items() if file.is_file()}:
+    present = {name: file for name, file in files.items() if file.is_file()}
+    if sources := {name: read_text(file, MAX_TEMPLATE_BYTES, errors="replace") for name, file in present.items()}:
         return build_chat_template(str(path), sources, tokenizer)
     source = read_json(path / "tokenizer_config.json", {}, limit=LARGE_JSON).get("chat_template")
     if not source:

@@ -23,6 +23,7 @@ from ..network.transformer import Transformer
 from ..tokenizer import Tokenizer
 from .description import Description, HeadDescription
 from .folder_files import FolderCheck, accept_folder, build_chat_template, parse_config, read_json, valid_tokens
+from .gguf_header import TEMPLATE
 from .gguf_parts import PART_NAME, read_parts
 from .head_config import check_names, language_head, pooler_head
 from .sampling_defaults import read_folder_sampling, read_gguf_sampling
@@ -35,7 +36,6 @@ POOLINGS: dict[int, Pooling] = {1: "mean", 2: "cls", 3: "last"}
 RANK_POOLING = 4
 SCORES, OUTPUT_LABELS = "cls.output.weight", "classifier.output_labels"
 MAX_LABELS = 1 << 20
-TEMPLATE = "tokenizer.chat_template"  # or, for further ones, this, a dot and their name
 END_TOKEN_KEYS = ("tokenizer.ggml.eos_token_id", "tokenizer.ggml.eot_token_id", "tokenizer.ggml.eom_token_id")
 log = getLogger(__name__)
 

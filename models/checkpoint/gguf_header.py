@@ -5,13 +5,14 @@ megabytes for a large one; here the header is read in one pass. Quantised number
 https://github.com/ggml-org/ggml/blob/master/docs/gguf.md
 """
 
+import os
 import struct
 from collections import Counter
 from collections.abc import Callable, Mapping
 from functools import partial
 from itertools import pairwise
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any, BinaryIO, NoReturn
 
 import numpy
 import torch
@@ -21,7 +22,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from ..core.errors import CheckpointError, UnsupportedError, show_value
-from ..core.files import SourceFile, open_regular
+from ..core.files import MAX_TEMPLATE_BYTES, MAX_VOCABULARY_BYTES, SourceFile, open_regular
 from ..native.library import BLOCK_KINDS, load_fastest
 from .tensor_files import (
     FLOAT_ENCODINGS,
@@ -48,6 +49,12 @@ SCALARS = {
 }
 MAX_GGUF_DIMENSIONS = 4  # at most, in GGML
 MAX_GGUF_HEADER_BYTES = 128 << 20  # bytes
+MAX_FIELDS = 1 << 14  # of the metadata; published files have some fifty
+MAX_TEXT_BYTES = 1 << 16  # bytes of a key, of a text that is no template, and of a piece of a vocabulary
+TEMPLATE = "tokenizer.chat_template"  # or, for further ones, this, a dot and their name
+# Of the fields under these, only the others are read: the rest are descriptions, licences, a whole tokenizer.json.
+UNREAD = ("general.", "tokenizer.")
+READ = ("general.architecture", "general.type", "general.alignment", "general.sampling.", "tokenizer.ggml.", TEMPLATE)
 MAX_VALUES = 1 << 22  # fields, items of lists and tensors, in all; large vocabularies have a quarter of that
 DECODED_NUMBERS = (
     1 << 17
@@ -118,7 +125,11 @@ def read_header(
 
 
 class _HeaderReader:
-    """Reads the header of one open file in one pass. The lengths in the header are not trusted."""
+    """Reads the header of one open file in one pass. The lengths in the header are not trusted.
+
+    A text is decoded in one call, which keeps the interpreter, so a long one is refused, or not read where no model
+    needs it. All texts that are kept have MAX_VOCABULARY_BYTES at most.
+    """
 
     def __init__(self, path: Path, file: BinaryIO) -> None:
         self.path, self.file, self.source = path, file, SourceFile.of(path, file)
@@ -127,6 +138,7 @@ class _HeaderReader:
             min(self.length, MAX_GGUF_HEADER_BYTES),
             MAX_VALUES,
         )  # bytes and values that may still come
+        self.text_room = MAX_VOCABULARY_BYTES  # bytes of texts that may still be kept
 
     def parse(self) -> tuple[dict[str, Any], dict[str, TensorEntry]]:
         if self.read_bytes(4) != b"GGUF":
@@ -140,21 +152,33 @@ class _HeaderReader:
         tensors, values = self.read_number("<Q"), self.read_number("<Q")
         metadata: dict[str, Any] = {}
         self.check_value_count(values)
+        if values > MAX_FIELDS:
+            message = f"it has {values} fields of metadata, and {MAX_FIELDS} are the most: is the file damaged?"
+            raise CheckpointError(message, file=str(self.path))
         for _ in range(values):
-            key = self.read_string()
+            key = self.read_string("the name of a field")
             if key in metadata:
                 raise CheckpointError(
                     f"it has the key {show_value(key)} twice: is the file damaged?", file=str(self.path)
                 )
-            metadata[key] = self.read_value(self.read_number("<I"))
+            metadata[key] = self.read_value(key, self.read_number("<I"))
         return metadata, self.read_entries(tensors, metadata.get("general.alignment", 32))
 
     def read_bytes(self, size: int) -> bytes:
-        self.room -= size
-        raw = self.file.read(size) if self.room >= 0 else b""
-        if len(raw) != size:
-            raise CheckpointError("the file is truncated or damaged: its header does not fit", file=str(self.path))
+        self.take_room(size)
+        raw = self.file.read(size)
+        if len(raw) != size:  # it is shorter than it was when it was opened
+            self.raise_end()
         return raw
+
+    def take_room(self, size: int) -> None:
+        """Count bytes of the header. CheckpointError if the file, or a header of the longest kind, has fewer."""
+        self.room -= size
+        if self.room < 0:
+            self.raise_end()
+
+    def raise_end(self) -> NoReturn:
+        raise CheckpointError("the file is truncated or damaged: its header does not fit", file=str(self.path))
 
     def check_value_count(self, count: int) -> None:
         """Count `count` more values. CheckpointError if they are more than any valid file has."""
@@ -167,25 +191,58 @@ class _HeaderReader:
         value: int = struct.unpack(form, self.read_bytes(struct.calcsize(form)))[0]
         return value
 
-    def read_string(self) -> str:
-        return self.read_bytes(self.read_number("<Q")).decode("utf-8", errors="replace")
+    def read_string(self, what: str, most: int = MAX_TEXT_BYTES) -> str:
+        """A text; `what` it is, for the error."""
+        size = self.read_number("<Q")
+        self.text_room -= size
+        if size > most:
+            message = f"{what} has {size} bytes, and {most} are the most of such a text"
+            raise CheckpointError(message, file=str(self.path))
+        if self.text_room < 0:
+            message = f"its vocabulary and other texts of its header have more than {MAX_VOCABULARY_BYTES >> 20} MiB"
+            raise CheckpointError(message, file=str(self.path))
+        return self.read_bytes(size).decode("utf-8", errors="replace")
 
-    def read_value(self, kind: int) -> Any:
+    def read_value(self, key: str, kind: int) -> Any:
+        """The value of a field; None for one that no model needs."""
+        if key.startswith(UNREAD) and not key.startswith(READ):
+            return self.skip_value(kind)
         if kind == STRING:
-            return self.read_string()
+            return self.read_string(show_value(key), MAX_TEMPLATE_BYTES if key.startswith(TEMPLATE) else MAX_TEXT_BYTES)
         if kind == ARRAY:
-            return self.read_array(self.read_number("<I"), self.read_number("<Q"))
-        return self.read_array(kind, 1)[0]
+            return self.read_array(key, self.read_number("<I"), self.read_number("<Q"))
+        return self.read_array(key, kind, 1)[0]
 
-    def read_array(self, kind: int, count: int) -> list[Any]:
+    def read_array(self, key: str, kind: int, count: int) -> list[Any]:
         self.check_value_count(count)
-        if kind in SCALARS:
-            form = numpy.dtype(SCALARS[kind])
-            values: list[Any] = numpy.frombuffer(self.read_bytes(count * form.itemsize), dtype=form).tolist()
-            return values
         if kind == STRING:
-            return [self.read_string() for _ in range(count)]
-        raise CheckpointError(f"{count} metadata values of unknown kind {kind}: is it damaged?", file=str(self.path))
+            what = f"a value of {show_value(key)}"
+            return [self.read_string(what) for _ in range(count)]
+        form = self.number_form(kind, count)
+        values: list[Any] = numpy.frombuffer(self.read_bytes(count * form.itemsize), dtype=form).tolist()
+        return values
+
+    def number_form(self, kind: int, count: int) -> numpy.dtype[Any]:
+        if kind not in SCALARS:
+            message = f"{count} metadata values of unknown kind {kind}: is it damaged?"
+            raise CheckpointError(message, file=str(self.path))
+        return numpy.dtype(SCALARS[kind])
+
+    def skip_value(self, kind: int) -> None:
+        """Leave a value out without reading it."""
+        count = 1
+        if kind == ARRAY:
+            kind, count = self.read_number("<I"), self.read_number("<Q")
+        self.check_value_count(count)
+        if kind == STRING:
+            for _ in range(count):
+                self.skip_bytes(self.read_number("<Q"))
+        else:
+            self.skip_bytes(count * self.number_form(kind, count).itemsize)
+
+    def skip_bytes(self, size: int) -> None:
+        self.take_room(size)
+        self.file.seek(size, os.SEEK_CUR)
 
     def read_entries(self, count: int, alignment: Any) -> dict[str, TensorEntry]:
         self.check_value_count(count)
@@ -220,7 +277,7 @@ class _HeaderReader:
                 raise CheckpointError(message, file=str(self.path), tensor=other.name)
 
     def read_entry(self) -> tuple[str, Callable[[int], TensorEntry]]:
-        name = self.read_string()
+        name = self.read_string("the name of a tensor")
         check_name_length(self.path, name)
         # GGML counts the fastest dimension first.
         dimensions = self.read_number("<I")

@@ -15,10 +15,14 @@ from typing import IO, BinaryIO
 
 from .errors import CheckpointError, show_value
 
-MAX_SMALL_BYTES = 16 << 20  # bytes of a template
+MAX_SMALL_BYTES = 16 << 20  # bytes of a document
+MAX_TEMPLATE_BYTES = 1 << 20  # bytes of a template; of 200,000 characters with four bytes each
 MAX_VOCABULARY_BYTES = 64 << 20  # bytes of a vocabulary
 MAX_NAME_BYTES = 255  # bytes of a file's name, as file systems have it
 MAX_SNAPSHOT_DEPTH = 4  # folders of a snapshot inside each other
+FOLDER_FLAGS = (
+    os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | getattr(os, "O_PATH", 0)
+)  # Linux: also where none may list
 MAX_LISTED_FILES = 10_000  # files of a folder that are searched for a hint
 
 
@@ -28,16 +32,32 @@ def open_regular(path: Path) -> BinaryIO:
     return open(path, "rb", opener=_open_regular)
 
 
-def _open_regular(path: str, flags: int) -> int:
-    """Opens for `open`. What takes the place of the file meanwhile does not block either."""
-    check_regular(path, os.stat(path))
-    descriptor = os.open(path, flags | os.O_NONBLOCK)
+def _open_regular(path: str, flags: int, folder: int | None = None, name: str = "") -> int:
+    """Opens for `open`, or the file `name`, which may be no link, in the open `folder`. What takes the place of the
+    file meanwhile does not block either."""
+    at, no_link = (path, 0) if folder is None else (name, os.O_NOFOLLOW)
+    check_regular(path, os.stat(at, dir_fd=folder, follow_symlinks=not no_link))
+    descriptor = os.open(at, flags | no_link | os.O_NONBLOCK, dir_fd=folder)
     try:
         check_regular(path, os.fstat(descriptor))
     except CheckpointError:
         os.close(descriptor)
         raise
     return descriptor
+
+
+def _open_beneath(base: Path, real: Path, path: str, flags: int) -> int:
+    """Opens `real`, which lies in `base`, for `open`. Each folder on the way is opened in the one before, and none may
+    be a link: whoever puts one there after the path was checked cannot lead out."""
+    *folders, name = real.relative_to(base).parts or (".",)
+    folder = os.open(base, FOLDER_FLAGS)
+    try:
+        for each in folders:
+            outer, folder = folder, os.open(each, FOLDER_FLAGS, dir_fd=folder)
+            os.close(outer)
+        return _open_regular(path, flags, folder, name)
+    finally:
+        os.close(folder)
 
 
 def check_regular(path: Path | str, found: os.stat_result) -> None:
@@ -50,7 +70,7 @@ class SourceFile:
     """A file as it was when it was described. Its content is read later, from places that the description has."""
 
     path: Path
-    state: tuple[int, ...]  # its device, inode, size in bytes and time of modification in ns
+    state: tuple[int, ...]  # its device, inode, size in bytes, and the times in ns of its content and of the file
 
     @property
     def size(self) -> int:
@@ -76,19 +96,20 @@ class SourceFile:
 
 
 def _file_state(descriptor: int) -> tuple[int, ...]:
+    """The time of the content can be set by whoever writes it; that of the file (its status) cannot."""
     found = os.fstat(descriptor)
-    return found.st_dev, found.st_ino, found.st_size, found.st_mtime_ns
+    return found.st_dev, found.st_ino, found.st_size, found.st_mtime_ns, found.st_ctime_ns
 
 
 def open_member(path: Path) -> BinaryIO:
     """Opens a file of a checkpoint folder. Raises CheckpointError as `open_regular` does, and for a link that leads out
     of the folder."""
-    if path.is_symlink():
-        home, real = Path(os.path.realpath(path.parent)), Path(os.path.realpath(path))
-        if not real.is_relative_to(home) and not real.is_relative_to(blob_folder(home)):
-            message = "is a link that leads out of its folder, and such are not followed; put the file itself there"
-            raise CheckpointError(message, file=str(path))
-    return open_regular(path)
+    home, real = Path(os.path.realpath(path.parent)), Path(os.path.realpath(path))
+    base = next((each for each in (home, blob_folder(home)) if real.is_relative_to(each)), None)
+    if base is None:
+        message = "is a link that leads out of its folder, and such are not followed; put the file itself there"
+        raise CheckpointError(message, file=str(path))
+    return open(path, "rb", opener=partial(_open_beneath, base, real))
 
 
 def blob_folder(folder: Path) -> Path:
@@ -148,7 +169,7 @@ def read_copyable(path: Path) -> bytes:
         raise CheckpointError("cannot be read: there is no such file", file=str(path)) from None
 
 
-def read_text(path: Path, most: int = MAX_SMALL_BYTES, errors: str = "strict") -> str:
+def read_text(path: Path, most: int, errors: str = "strict") -> str:
     """The text of a small file, with every line ending as one newline. Raises as `read_content` does, and
     UnicodeDecodeError."""
     return read_content(path, most).decode(errors=errors).replace("\r\n", "\n").replace("\r", "\n")

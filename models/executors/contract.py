@@ -76,11 +76,11 @@ class Executor(Protocol):
 
     @property
     def nonfinite_blocks(self) -> AbstractSet[int]:
-        """Cache blocks that hold an infinite or NaN key or value, as of the last step; and those of the rows of a
-        sequence whose state is not finite after them.
+        """Cache blocks that hold an infinite or NaN key or value of the last layer, as of the last step; and those of
+        the rows of a sequence whose state is not finite after them.
 
-        Attention over such a block gives NaN. A block stays in the set until a step writes its first slot again, where
-        it is cleared before, or until `copy` overwrites it. Empty for a network without a cache.
+        Their sequence fails. A block stays in the set until a step writes its first slot again, or until `copy`
+        overwrites it. No executor reads what is left in it then. Empty for a network without a cache.
         """
 
     @property

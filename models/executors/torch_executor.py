@@ -1,7 +1,8 @@
 """The reference executor: the network in torch, on any device, with its own paged cache.
 
-An infinite or NaN key would spread to the next sequence in its block, even from masked slots (0 * NaN is NaN). So such
-blocks are recorded, and cleared when they are used again.
+Attention in groups multiplies masked slots, too, and 0 * NaN is NaN. So what an earlier sequence left in a block is
+zeroed when another one begins it, whether it was found to be finite or not: an adapter may make keys infinite that have
+no weight for its own rows, and then no later layer shows them.
 """
 
 from collections.abc import Iterator, Sequence
@@ -60,7 +61,6 @@ class TorchExecutor:
         weight, config = network.tokens.weight, network.config
         self.device, self.dtype = weight.device, weight.dtype
         self._nonfinite_blocks: set[int] = set()  # blocks with an infinite or NaN number
-        self._unchecked_blocks: set[int] = set()  # blocks of a step that raised, whose numbers were not checked
         self._kernel = None if in_place is None else in_place.kernel
         self._linear_names, self._loras, self._attached = name_linears(network, config), dict[int, Lora](), 0
         self.cache: PagedCache | None = None
@@ -88,9 +88,8 @@ class TorchExecutor:
         self.check(rows)
         slots = self._slots(rows, rows.block_tables) if self.cache is not None else []
         own = [] if rows.window_tables is None else self._slots(rows, self._window_tables(rows))
-        written = slots + own
-        self._clear_reused_blocks(written)
-        self._unchecked_blocks |= self._blocks_of(written)
+        self._nonfinite_blocks -= self._blocks_of([slot for slot in slots + own if slot % self.block_size == 0])
+        self._clear_begun_blocks(rows)
         if self._graphs is not None and self._graphs.padding(rows) >= 0:
             out, finite = self._graphs.step(rows, slots)
         else:
@@ -159,7 +158,6 @@ class TorchExecutor:
             own = [(source - first, target - first) for source, target in blocks if source >= first]
             self.cache.copy(own, windowed=True)
             copy_marks(self._nonfinite_blocks, blocks)
-            copy_marks(self._unchecked_blocks, blocks)
 
     def attach(self, adapter: Lora, yield_turn: YieldTurn = keep_turn) -> int:
         if adapter.keys() - set(self._linear_names.values()):
@@ -258,16 +256,25 @@ class TorchExecutor:
     def _record_nonfinite(self, finite: list[bool], slots: list[int]) -> None:
         bad = [slot for slot, good in zip(slots, finite, strict=True) if not good]
         self._nonfinite_blocks |= self._blocks_of(bad)
-        self._unchecked_blocks -= self._blocks_of(slots)
 
-    def _clear_reused_blocks(self, slots: list[int]) -> None:
-        if (self._nonfinite_blocks or self._unchecked_blocks) and self.cache is not None:
-            started = self._blocks_of([slot for slot in slots if slot % self.block_size == 0])
-            unclean, first = sorted(started & (self._nonfinite_blocks | self._unchecked_blocks)), self.block_count
-            self.cache.clear([block for block in unclean if block < first])
-            self.cache.clear([block - first for block in unclean if block >= first], windowed=True)
-            self._nonfinite_blocks -= started
-            self._unchecked_blocks -= started
+    def _clear_begun_blocks(self, rows: StepInput) -> None:
+        """Zero the blocks that a sequence begins in this step and does not fill. The kernel reads no slots behind a
+        sequence's last one."""
+        if self.cache is None or self._kernel is not None:
+            return
+        self.cache.clear(self._begun_blocks(rows, rows.block_tables))
+        if rows.window_tables is not None:
+            begun = self._begun_blocks(rows, self._window_tables(rows))
+            self.cache.clear([block - self.block_count for block in begun], windowed=True)
+
+    def _begun_blocks(self, rows: StepInput, tables: Sequence[Sequence[int]]) -> list[int]:
+        size, begun = self.block_size, []
+        for table, (start, end) in zip(tables, pairwise(rows.starts), strict=True):
+            last = rows.positions[end - 1]
+            index, filled = divmod(last + 1, size)
+            if filled and rows.positions[start] <= index * size:
+                begun.append(table[index])
+        return begun
 
     def _blocks_of(self, slots: list[int]) -> set[int]:
         return {slot // self.block_size for slot in slots}

@@ -759,12 +759,12 @@ def _build_group(
         window_keys = _pad_range(starts, lengths, (window_low, window_high), device)
     else:
         cache = batch.cache.cache
-        blocks = _padded_blocks([batch.cache.tables[n] for n in members], max(key_counts), cache.size, device)
+        blocks = _padded_blocks([batch.cache.tables[n] for n in members], key_counts, cache.size, device)
         keys, key_count = cache.block_pieces(blocks), blocks.size(1) * cache.size
         window_keys, window_count = keys, key_count
     if batch.cache is not None and batch.cache.window_tables:
         own = [batch.cache.window_tables[n] for n in members]
-        window_keys = cache.block_pieces(_padded_blocks(own, max(key_counts), cache.size, device))
+        window_keys = cache.block_pieces(_padded_blocks(own, key_counts, cache.size, device))
     # The position of each member's first row.
     firsts = [total - new + some.first for total, new in zip(key_counts, lengths, strict=True)]
     shape = some.end - some.first, key_count
@@ -814,13 +814,16 @@ def _padded_rows(starts: list[int], lengths: list[int], device: torch.device) ->
     return torch.tensor(rows, device=device)
 
 
-def _padded_blocks(tables: Sequence[Sequence[int]], longest: int, size: int, device: torch.device) -> Tensor:
-    """[N, B] blocks of up to `longest` tokens, padded with the sequence's own first block.
+def _padded_blocks(
+    tables: Sequence[Sequence[int]], key_counts: Sequence[int], size: int, device: torch.device
+) -> Tensor:
+    """[N, B] blocks of the tokens of each sequence, padded with the sequence's own first block.
 
-    Masked slots are still multiplied, and another sequence's block could hold NaN.
+    Masked slots are still multiplied, and a block of another sequence, or one that is not begun, could hold NaN.
     """
-    count = -(-longest // size)
-    return torch.tensor([[*table[:count], *[table[0]] * (count - len(table))] for table in tables], device=device)
+    used = [table[: -(-count // size)] for table, count in zip(tables, key_counts, strict=True)]
+    longest = max(map(len, used))
+    return torch.tensor([[*table, *[table[0]] * (longest - len(table))] for table in used], device=device)
 
 
 def _visibility_mask(

@@ -28,7 +28,8 @@ class PagedCache:
 
     Inside a block the heads come first, so that a head's data is contiguous when it is gathered for a product. With
     `in_place` the tokens come first, as the kernel that reads blocks in place requires (models.network.varlen). It
-    starts as zeros and must stay finite: masked values are still multiplied, and 0 * NaN is NaN.
+    starts as zeros. Slots behind a sequence's last token are read and masked, unless `in_place`, and 0 * NaN is NaN: no
+    numbers of other sequences may be there.
     """
 
     is_contiguous = False  # whether block n is the whole sequence n and is read in place
@@ -91,8 +92,10 @@ class PagedCache:
 
     def clear(self, blocks: Sequence[int], windowed: bool = False) -> None:
         """Zero whole blocks in all layers that have them."""
-        for storage in self._storages(windowed):
-            storage[list(blocks)] = 0
+        if blocks and (storages := self._storages(windowed)):
+            index = torch.tensor(blocks, device=storages[0].device)
+            for storage in storages:
+                storage.index_fill_(0, index, 0)
 
     def _storages(self, windowed: bool) -> list[Tensor]:
         """The keys and values of the layers that have blocks of their own, or of the others that have keys."""
@@ -100,8 +103,8 @@ class PagedCache:
         return [kept[layer] for layer in layers for kept in (self.keys, self.values) if len(kept[layer])]
 
     def are_finite(self, places: ByHeads) -> Tensor:
-        """[T] whether the numbers at `places` of the last layer are finite. Only the last layer with keys of its own is
-        checked: NaN in an earlier layer reaches it."""
+        """[T] whether the numbers at `places` of the last layer with keys of its own are finite. NaN in an earlier
+        layer reaches it; an infinite key that has no weight does not, and changes nothing."""
         if self.last_layer < 0:
             [rows] = places.values()
             return torch.ones(len(rows), dtype=torch.bool, device=rows.device)

@@ -100,7 +100,7 @@ def random_inputs(
 ) -> tuple[Tensor, KeysAndValues, SequenceSpans]:
     """Random queries [T, H, D] and blocks [P, size, KV, D], in random order, of sequences with these (rows, keys).
 
-    `shape` is (H, KV, D).
+    `shape` is (H, KV, D). Slots behind a sequence's last key hold NaN: what is left there must not be read.
     """
     generator = torch.Generator().manual_seed(0)
     heads, kv_heads, width = shape
@@ -109,6 +109,9 @@ def random_inputs(
     free = torch.randperm(sum(counts), generator=generator).tolist()
     table = [[free.pop() if index < count else 0 for index in range(max(counts))] for count in counts]
     whole = torch.randn(2, sum(counts), TESTED_BLOCK, kv_heads, width, generator=generator).to(like)
+    for blocks, count in zip(table, keys, strict=True):
+        if count % TESTED_BLOCK:
+            whole[:, blocks[count // TESTED_BLOCK], count % TESTED_BLOCK :] = math.nan
     query = torch.randn(sum(rows), heads, width, generator=generator).to(like)
 
     def integers(values: object) -> Tensor:

@@ -442,7 +442,7 @@ class EncoderWorker:
                 events += ((handle, event) for event in finite)
                 events.append((handle, Done("encoded", tokens)))
             else:
-                error = StepFailed(f"model {self.model!r} computed numbers that are not finite for this request")
+                error = StepFailed("the model computed numbers that are not finite for this request")
                 events.append((handle, Failed(error)))
         self._remove(*(reading.handles[number] for number, _ in found))
         return events

@@ -358,7 +358,7 @@ class GeneratorWorker:
     def _commit(self, nonfinite: set[RequestState]) -> list[HandleEvent]:
         """Commit what was computed.  Requests with non-finite values end, and their blocks are not reused."""
         events: list[HandleEvent] = []
-        error = StepFailed(f"model {self.model!r} computed numbers that are not finite for this request")
+        error = StepFailed("the model computed numbers that are not finite for this request")
         for state in nonfinite:
             for sequence in state.sequences:
                 self._groups.scheduler.unpublish(sequence)

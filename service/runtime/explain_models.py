@@ -16,6 +16,7 @@ from collections.abc import Callable, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import partial
+from pathlib import Path
 from typing import Protocol, cast
 
 import torch
@@ -23,7 +24,7 @@ import torch
 from polyhead.models import checkpoint
 from polyhead.models.checkpoint.description import Description
 from polyhead.models.checkpoint.weight_reader import WeightReader
-from polyhead.models.core.errors import ModelError
+from polyhead.models.core.errors import CheckpointError, ModelError
 from polyhead.models.explain import InstrumentedNetwork, measure_head
 from polyhead.models.network.heads import LanguageHead
 
@@ -50,6 +51,12 @@ class LoadedExplainer:
     model: Model
     worker: ExplainWorker
     need: MemoryNeed
+
+
+def name_file_only(error: ModelError) -> str:
+    """The message with the name of its file in place of the path, which is no business of clients."""
+    path = error.file if isinstance(error, CheckpointError) else ""
+    return str(error).replace(path, Path(path).name) if path else str(error)
 
 
 class Timer(Protocol):
@@ -184,7 +191,9 @@ class ExplainerCache:
             need = await self._reserve_memory(size)
             worker = await self._load_worker(loading, model, weights, need)
         except ModelError as error:
-            raise Conflict(f"{model.name} cannot be read again to be explained: {error}", param="model") from None
+            log.warning("%s cannot be read again to be explained: %s", model.name, error)
+            message = f"{model.name} cannot be read again to be explained: {name_file_only(error)}"
+            raise Conflict(message, param="model") from None
         self._explainers[model.name] = LoadedExplainer(model, worker, need)
         self._engine.add_worker(worker, BACKGROUND_SHARE * self._settings.weights.get(model.name, 1.0))
         seconds = time.perf_counter() - began

@@ -1,5 +1,6 @@
 """Decoder families equal their reference: packed, over the cache, greedily, as GGUF, natively."""
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import cache
@@ -27,6 +28,7 @@ from polyhead.models.network.ragged import RaggedBatch
 from polyhead.models.parallel.share import split_problem
 from tests.families import classic_decoders, modern_decoders, recurrent_decoders
 from tests.families.classic_decoders import Row
+from tests.models.executors.test_stale_slots import fill
 from tests.support import gguf_files
 from tests.support.checkpoints import byte_level_bpe
 from tests.support.edits import edited, with_tensors
@@ -183,6 +185,7 @@ def test_chunks_over_the_cache_equal_the_reference(case_of: Callable[[str], Case
     """In blocks of one and of four tokens, which take turns: the cache is the same for all families."""
     case, size = case_of(name), (1, 4)[[*ROWS].index(name) % 2]
     executor = TorchExecutor(case.ours.network, case.ours.head, block_count=40, block_size=size, state_count=40)
+    fill(executor, math.inf)
     assert_close(chunked_logits(executor), case.expected)
 
 

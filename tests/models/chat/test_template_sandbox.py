@@ -10,6 +10,7 @@ from tokenizers import Tokenizer as Backend
 from tokenizers import models as backends
 from transformers import PreTrainedTokenizerFast
 
+from polyhead.models import chat
 from polyhead.models.chat import ChatTemplate, template_functions, template_sandbox
 from polyhead.models.core.errors import EncodingError, TemplateError
 
@@ -556,3 +557,15 @@ def test_counting_the_size_of_a_value_stops_before_its_items_are_copied(monkeypa
     monkeypatch.setattr(template_functions, "MAX_CHARACTERS", 8 * 9)
     for value in (UnreadObject(dict.fromkeys(map(str, range(10)), 1)), UnreadList(range(10))):
         assert template_functions.value_size(value) > template_functions.MAX_CHARACTERS
+
+
+@pytest.mark.parametrize("given", [{"source": "t " * 100_001}, {"source": "x", "tool_use": "t " * 100_001}])
+def test_a_long_template_is_refused_before_anything_searches_it(
+    given: dict[str, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A search of a hundred million characters is one call, which keeps the interpreter for seconds."""
+    searched = list[str]()
+    monkeypatch.setattr(chat, "detect_format", searched.append)
+    with pytest.raises(TemplateError, match="has 200,002 characters; at most 200,000 are read"):
+        ChatTemplate(**given)
+    assert not searched

@@ -321,6 +321,15 @@ def test_the_chat_template_is_the_one_that_transformers_chooses(
     assert chat.source == tf.AutoTokenizer.from_pretrained(folder).get_chat_template()
 
 
+@pytest.mark.parametrize("name", ["chat_template.jinja", "additional_chat_templates/tool_use.jinja"])
+def test_a_long_chat_template_is_not_read(tiny_generator: Path, tmp_path: Path, name: str) -> None:
+    folder = edited(tiny_generator, tmp_path / "g", "config.json")
+    (folder / name).parent.mkdir(exist_ok=True)
+    (folder / name).write_text("t " * (1 << 20))
+    with pytest.raises(CheckpointError, match=f"{Path(name).name}: is longer than 1 MiB"):
+        describe_source(str(folder))
+
+
 @pytest.mark.parametrize("form", ["jinja", "json", "config", "named"])
 def test_chat_templates_are_read_from_every_location(tiny_generator: Path, tmp_path: Path, form: str) -> None:
     folder = edited(tiny_generator, tmp_path / "g", "tokenizer_config.json", chat_template=None)

@@ -81,7 +81,7 @@ def test_a_pipe_that_appears_between_the_check_and_the_opening_does_not_block(
     (tmp_path / "file").write_bytes(b"x")
     seen = (tmp_path / "file").stat()
     os.mkfifo(tmp_path / "pipe")
-    monkeypatch.setattr(files.os, "stat", lambda path: seen)
+    monkeypatch.setattr(files.os, "stat", lambda path, **_: seen)
     before = len(os.listdir("/proc/self/fd"))
     with pytest.raises(CheckpointError, match="is no regular file"):
         files.open_regular(tmp_path / "pipe")

@@ -321,7 +321,19 @@ def shuffled(options: Options) -> None:
         options["spans"] = replace(spans, block_table=spans.block_table.flip(1).contiguous())
 
 
+def over_whole_blocks(query: Tensor, kept: KeysAndValues, spans: SequenceSpans, *given: Any) -> Tensor:
+    """As attention that multiplies what lies behind a sequence's last key with a weight of 0."""
+    mixed, table = attention(query, kept, spans, *given), spans.block_table
+    if table is None or spans.key_counts is None:
+        return mixed
+    for n, (start, end) in enumerate(pairwise(spans.starts.tolist())):
+        used = table[n, : -(-int(spans.key_counts[n]) // kept[1].size(1))].long()
+        mixed[start:end] += 0 * kept[1][used].float().sum()
+    return mixed
+
+
 WRONG: dict[str, Kernel] = {
+    "reads behind the last key": over_whole_blocks,
     "blind to windows": with_change(lambda options: options.update(window=(-1, options["window"][1]))),
     "not causal": with_change(lambda options: options.update(window=(options["window"][0], -1))),
     "another scale": with_change(lambda options: options.update(scoring=replace(options["scoring"], scale=0.5))),

@@ -142,8 +142,9 @@ def test_a_folder_whose_weights_were_replaced_explains_nothing_until_it_is_reloa
         judge, free = served.resolve("judge", ["classify"]), served.memory_budget()
         shutil.copytree(second, folder, dirs_exist_ok=True)
         for _ in range(2):
-            with pytest.raises(Conflict, match=CHANGED):
+            with pytest.raises(Conflict, match=CHANGED) as raised:
                 await served.load_explainer(judge)
+            assert str(tmp_path) not in raised.value.message
         assert served.memory_budget() == free
         if other != "a generator":
             await served.reload("judge", "", 0.0).wait_and_raise()
