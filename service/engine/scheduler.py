@@ -218,7 +218,7 @@ class Scheduler:
         self._token_seconds: deque[float] = deque(maxlen=TIMED_STEPS)  # of a token of a prompt, without attention
         self.context_cost = 0.0  # the time of a token's attention to a token before it, in times of its other products
         self._least_served: LineKey | None = None  # of the lines with prompts, when the last step was planned
-        self._tokens_per_row = 1.0  # that prompts could have in the last step
+        self._tokens_per_row = max(token_budget / sequence_budget, 1.0)  # of a step, for each of its rows of logits
         self.waiting: FairQueue[TokenSequence] = FairQueue()
         self.running: dict[TokenSequence, None] = {}  # in order of rank
         self.paused: set[TokenSequence] = set()  # neither waiting nor running
@@ -338,7 +338,7 @@ class Scheduler:
                 prefilling.append(sequence)
             elif len(chunks) < self.token_budget:
                 chunks.append(Chunk(sequence, 1, is_last=True))
-        head = self.waiting.peek()
+        head = self._next_in_turn()
         self._least_served = self._next_line(prefilling if head is None else [*prefilling, head])
         left = self._plan_prefills(prefilling, self.token_budget - len(chunks), chunks)
         if self.states.count:
@@ -346,6 +346,17 @@ class Scheduler:
         else:
             self._plan_drafts(chunks, min(left, self.sequence_budget - sum(map(logits_row_count, chunks))))
         return StepPlan(chunks, self._preemptions, self._cached_tokens, self._copies)
+
+    def _next_in_turn(self) -> TokenSequence | None:
+        """The next waiting sequence that no running one has overtaken.  One that waits for blocks is served by the
+        preemption of others: as the least served of all it would hold the virtual time still until then, and whoever was
+        idle before would be owed all that others had meanwhile.
+        """
+        overtaken = {sequence.overtaken for sequence in self.running}
+        owners = list[str]()
+        while (head := self.waiting.peek(owners)) is not None and head in overtaken:
+            owners.append(head.owner)
+        return head
 
     def record_time(self, chunks: Sequence[Chunk], seconds: float) -> None:
         """Note how long a step took that computed these chunks, before they are committed."""
@@ -356,8 +367,8 @@ class Scheduler:
     def commit(self, chunks: list[Chunk]) -> None:
         """Count the chunks as computed, without their drafts, and publish blocks that are full now, and states.
 
-        Of its owner's share, a token to be scored takes as many as the step had for each row of logits.  Otherwise an
-        owner whose prompts wait for rows would have a claim to all of them, for the tokens that others computed
+        Of its owner's share, a token to be scored takes as many tokens as a step has for each row of logits.  Otherwise
+        an owner whose prompts wait for rows would have a claim to all of them, for the tokens that others computed
         meanwhile.
         """
         least_served = self._least_served and self._least_served[1]
@@ -625,7 +636,6 @@ class Scheduler:
         oldest, others = prefilling[:first], prefilling[first:]
         others.sort(key=partial(prefill_order, self._next_line(prefilling)))
         room = min(budget, self._timed_budget())
-        self._tokens_per_row = max(room / max(rows, 1), 1.0)
         kept, kept_rows = (room // 2, rows // 2) if oldest and others else (0, 0)  # for others, whatever the oldest has
         room, rows, least = room - kept, rows - kept_rows, SMALLEST_SHARE if kept else SMALLEST_CHUNK
         for sequence in (*oldest, *others):

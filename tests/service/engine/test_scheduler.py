@@ -372,6 +372,10 @@ def test_random_runs_whose_chunks_depend_on_their_context(monkeypatch: pytest.Mo
         fuzz(seed, context_cost=0.5)
 
 
+def present(play: SimulatedRun) -> list[TokenSequence]:
+    return [*play.scheduler.running, *play.scheduler.waiting]
+
+
 def served(play: SimulatedRun, *sequences: TokenSequence) -> int:
     """Steps until all of these have ended."""
     steps = 0
@@ -505,6 +509,56 @@ def test_what_others_left_to_a_key_is_no_debt_to_prompts_that_wait_for_rows() ->
         keys.step()
     assert keys.wait_for(20_000, is_scored=False) <= 100, "of the tokens that prompts to be scored cannot use"
     assert keys.wait_for(200, is_scored=True) <= 10
+
+
+def test_a_scored_prompt_is_no_debt_beside_sequences_that_decode() -> None:
+    """Its tokens cost a step's tokens for each of its rows, not all that decoding leaves for the few rows it does."""
+    play = SimulatedRun.of(4000, 4, token_budget=256, sequence_budget=8, chunk=64)
+    play.stop = NEVER
+
+    def keep_busy() -> None:
+        for index in range(20 - sum(sequence.owner == "busy" for sequence in present(play))):
+            play.add([index % 11, len(play.order) % 7] * 10, 20, owner="busy")
+
+    def steps_until_served(sequence: TokenSequence) -> int:
+        steps = 0
+        while sequence in present(play) and steps < 3000:
+            keep_busy()
+            play.step()
+            steps += 1
+        return steps
+
+    keep_busy()
+    for _ in range(30):
+        keep_busy()
+        play.step()
+    steps_until_served(play.add([1] * 200, 1, owner="one", scored_prefix=200))
+    least = 8  # tokens of others in a step
+    assert steps_until_served(play.add([2] * 20, 1, owner="one")) <= 200 * 256 / 8 / least
+
+
+def test_a_prompt_that_waits_for_blocks_does_not_hold_the_virtual_time() -> None:
+    """Otherwise an owner who was idle meanwhile would be owed all that others had."""
+    play = SimulatedRun.of(200, 4, token_budget=32, sequence_budget=4, chunk=32)
+    play.stop = NEVER
+
+    def step(*owners: str) -> Counter[str]:
+        for owner in owners:
+            for index in range(8 - sum(sequence.owner == owner for sequence in present(play))):
+                play.add([index % 11, len(play.order) % 7] * 5, 5, owner=owner)
+        return Counter(chunk.sequence.owner for chunk in play.step())
+
+    play.add([1] * 400, 350, owner="holds the cache")
+    play.add([5] * 2, 1, owner="idle")
+    for _ in range(20):
+        step("busy")
+    large = play.add([3] * 480, 1, owner="large")
+    for _ in range(200):
+        step("busy")
+    assert large in play.scheduler.waiting
+    chunks = sum((step("busy", "idle") for _ in range(60)), Counter[str]())
+    assert large in play.scheduler.waiting
+    assert chunks["busy"] > 0.7 * chunks["idle"], chunks
 
 
 def test_a_prompt_without_a_row_for_its_last_token_ends_in_the_next_step() -> None:
