@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from contextlib import ExitStack
 
 START_TIMEOUT_S = 60.0  # wall-clock time for a process to start
+END_TIMEOUT_S = 5.0  # wall-clock time for one to end that has closed its pipe
 PART_BYTES = 1 << 16  # that are read or written in one call
 
 
@@ -41,7 +42,7 @@ class AnsweringChild:
             try:
                 line = exchange_lines(process, question, timeout_s)
             except BrokenPipeError:
-                raise ChildEndedError(process.wait()) from None
+                raise ChildEndedError(end_of_child(process)) from None
             on_error.pop_all()
         return line
 
@@ -50,6 +51,15 @@ class AnsweringChild:
         process, self._process = self._process, None
         if process is not None:
             kill_child(process)
+
+
+def end_of_child(process: subprocess.Popen[bytes]) -> int:
+    """The exit status of a child that has closed its pipe.  One that goes on without it is killed."""
+    try:
+        return process.wait(END_TIMEOUT_S)
+    except subprocess.TimeoutExpired:
+        process.kill()
+        return process.wait()
 
 
 def start_child(command: Sequence[str]) -> subprocess.Popen[bytes]:

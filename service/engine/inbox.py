@@ -60,9 +60,8 @@ class Inbox:
             if all(done[owner] >= INBOX_LIMIT for owner in self._lines):
                 return
             owner = next(owner for owner in self._lines if done[owner] < INBOX_LIMIT)
-            item = self._take_first(owner)
-            done[owner] += item.work
-            yield item.function
+            done[owner] += self._lines[owner][0].work
+            yield self._take_first(owner).function  # kept nowhere: it may hold a model that the next one is to free
 
     def _sort_sent(self) -> None:
         while self._sent:

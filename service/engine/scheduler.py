@@ -348,9 +348,10 @@ class Scheduler:
         return StepPlan(chunks, self._preemptions, self._cached_tokens, self._copies)
 
     def _next_in_turn(self) -> TokenSequence | None:
-        """The next waiting sequence that no running one has overtaken.  One that waits for blocks is served by the
-        preemption of others: as the least served of all it would hold the virtual time still until then, and whoever was
-        idle before would be owed all that others had meanwhile.
+        """The next waiting sequence that no running one has overtaken.
+
+        One that waits for blocks is served by the preemption of others.  As the least served of all it would hold the
+        virtual time still until then, and an owner that was idle before would be owed all that others had meanwhile.
         """
         overtaken = {sequence.overtaken for sequence in self.running}
         owners = list[str]()

@@ -64,11 +64,12 @@ class LineReader:
             file.seek(self._position)
             while self._position < end and not self.is_complete:
                 content = file.readline(LONG_LINE_BYTES)
-                line = BatchLine(self._count + 1, "", self._position, line_size(file, content))
+                size, is_blank = measure_line(file, content)
+                line = BatchLine(self._count + 1, "", self._position, size)
                 self._position, self._count = self._position + line.size, line.number
                 if not content:
                     self._finish()
-                elif not content.strip() and len(content) == line.size and line.number <= MAX_READ_LINES:
+                elif is_blank and line.number <= MAX_READ_LINES:
                     continue
                 elif len(self.lines) >= MAX_LINES or line.number > MAX_READ_LINES:
                     most = f"{MAX_LINES} requests, or {MAX_READ_LINES} lines with empty ones"
@@ -107,13 +108,16 @@ class LineReader:
             self.errors.append(BatchError(code="empty_file", message="the file has no requests"))
 
 
-def line_size(file: BinaryIO, begin: bytes) -> int:
-    """Bytes of the line whose first LONG_LINE_BYTES, or all of them, are `begin`; the rest is read, and not kept."""
-    size = len(begin)
+def measure_line(file: BinaryIO, begin: bytes) -> tuple[int, bool]:
+    """Bytes of the line whose first LONG_LINE_BYTES, or all of them, are `begin`, and whether it has only white space.
+    The rest is read, and not kept.
+    """
+    size, is_blank = len(begin), not begin.strip()
     while begin and not begin.endswith(b"\n"):
         begin = file.readline(LONG_LINE_BYTES)
         size += len(begin)
-    return size
+        is_blank &= not begin.strip()
+    return size, is_blank
 
 
 @dataclass(frozen=True)

@@ -2,13 +2,21 @@
 
 import asyncio
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from contextlib import closing, suppress
 from functools import partial
 from typing import Protocol, TypeVar
 
 from ...concurrency.outcome import cancel_tasks
-from ...core.errors import BadRequest, BodyTooLarge, InsufficientStorage, NotFound, Overloaded, PolyheadError
+from ...core.errors import (
+    BadRequest,
+    BodyTooLarge,
+    InsufficientStorage,
+    NotFound,
+    Overloaded,
+    PolyheadError,
+    Unavailable,
+)
 from ...resources.request_memory import MemoryClaim
 from ..access.own_calls import OwnAnswer
 from .batch import Batch, BatchError, Status
@@ -70,7 +78,7 @@ class BatchRun:
                 return
             remaining = await self._open_outputs(reader.lines)
             await self._end(await self._answer(remaining))
-        except (NotFound, InsufficientStorage, Overloaded) as error:  # no key any more, no disk, no memory in time
+        except (NotFound, InsufficientStorage, Overloaded, Unavailable) as error:  # no key, disk, memory or thread
             await self.fail(error)
 
     async def fail(self, error: PolyheadError) -> None:
@@ -79,38 +87,51 @@ class BatchRun:
 
     async def _read_lines(self) -> LineReader:
         """Read the requests, up to the end of the file unless the batch is cancelled.  Raises Overloaded if there is no
-        memory for a line until the batch expires.
+        memory for a line until the batch expires, Unavailable if there is no thread.
         """
         reader = LineReader(self.files.content_path(self.batch.input_file), self._read_request)
         while not (reader.is_complete or self.stop.is_set()):
-            if (line := await self._use_disk(reader.read_part, PART_BYTES)) is not None:
+            line = await self._try_until_expiry(partial(self._use_disk, reader.read_part, PART_BYTES))
+            if line is not None:
                 await self._read_long_line(reader, line)
         return reader
 
-    async def _read_long_line(self, reader: LineReader, line: BatchLine) -> None:
-        """Read a line once there is memory for it; one that can never have it is an error of the file."""
+    async def _try_until_expiry(self, work: Callable[[], Awaitable[T]]) -> T | None:
+        """The result of `work`, which is tried again where there is no memory or no thread for it; None if the batch is
+        cancelled.
+        """
         pause = MIN_PAUSE_S
         while not self.stop.is_set():
             try:
-                with closing(self._open_claim()) as claim:
-                    custom_id, _ = await self._read_line(line, claim)
-            except Overloaded:
+                return await work()
+            except (Overloaded, Unavailable):
                 if self._seconds_left() <= 0:
                     raise
-            except (BadRequest, BodyTooLarge) as error:
-                reader.fail(line, error)
-                return
-            else:
-                reader.add(line, custom_id)
-                return
             with suppress(TimeoutError):
                 await asyncio.wait_for(self.stop.wait(), pause)
             pause = min(2 * pause, MAX_PAUSE_S)
+        return None
+
+    async def _read_long_line(self, reader: LineReader, line: BatchLine) -> None:
+        """Read a line once there is memory for it; one that can never have it is an error of the file."""
+
+        async def read_id() -> str:
+            with closing(self._open_claim()) as claim:
+                custom_id, _ = await self._read_line(line, claim)
+            return custom_id
+
+        try:
+            custom_id = await self._try_until_expiry(read_id)
+        except (BadRequest, BodyTooLarge) as error:
+            reader.fail(line, error)
+        else:
+            if custom_id is not None:
+                reader.add(line, custom_id)
 
     async def _read_line(self, line: BatchLine, claim: MemoryClaim) -> tuple[str, bytes]:
         """The custom_id and the body of a request.  The memory of a long line is claimed before it is taken.
 
-        Raises Overloaded and BodyTooLarge where there is none.
+        Raises Overloaded and BodyTooLarge where there is none, Unavailable where there is no thread.
         """
         read = partial(read_part, self.files.content_path(self.batch.input_file), line.start, line.size)
         if not line.is_long:
@@ -186,7 +207,7 @@ class BatchRun:
         """Send a request once.  Its body is read each time: nothing of it is kept while it waits to be sent again."""
         try:
             return await self._call(self.batch.owner, self.batch.endpoint, await self._read_body(line))
-        except (Overloaded, BodyTooLarge) as error:
+        except (Overloaded, Unavailable, BodyTooLarge) as error:
             return refuse_line(error)
 
     async def _read_body(self, line: BatchLine) -> bytes:

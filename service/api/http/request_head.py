@@ -33,7 +33,7 @@ HOST_FORM = f"the name or address of a host, of at most {MAX_HOST_CHARS} charact
 REQUEST_ID_HEADERS = ("X-Request-Id", "Request-Id")  # response headers; Anthropic's clients read the second
 HeaderFields = list[tuple[bytes, bytes]]
 # The fields that are read as lists, here or by the application, with what separates items and their parameters. FastAPI
-# reads cookies for each request; browsers keep fewer than MAX_ITEMS for a host.
+# reads cookies for each request, and each escape in them; browsers keep fewer than MAX_ITEMS for a host.
 LIST_SEPARATORS: Mapping[bytes, tuple[bytes, ...]] = {
     **dict.fromkeys(
         (
@@ -48,7 +48,7 @@ LIST_SEPARATORS: Mapping[bytes, tuple[bytes, ...]] = {
         ),
         (b",", b";"),
     ),
-    b"cookie": (b";",),
+    b"cookie": (b";", b"\\"),
 }
 
 

@@ -17,7 +17,13 @@ from polyhead.models.core.errors import CheckpointError, ModelError
 from polyhead.service.cli import explain_command as explained
 from polyhead.service.cli import local_server
 from polyhead.service.concurrency import child_process as child
-from polyhead.service.concurrency.child_process import AnsweringChild, exchange_lines, kill_child, start_child
+from polyhead.service.concurrency.child_process import (
+    AnsweringChild,
+    ChildEndedError,
+    exchange_lines,
+    kill_child,
+    start_child,
+)
 from polyhead.service.core.errors import BadRequest, PolyheadError, Stopped, Unavailable
 from polyhead.service.core.grammar import Grammar
 from polyhead.service.fleet.replica_connection import ReplicaConnection
@@ -54,6 +60,14 @@ def test_a_child_that_does_not_read_times_out() -> None:
     with pytest.raises(TimeoutError):
         exchange_lines(process, b"x" * (1 << 20) + b"\n", 0.05)
     kill_child(process)
+
+
+def test_a_child_that_closes_its_pipe_and_goes_on_is_killed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(child, "END_TIMEOUT_S", 0.05)
+    asked = AnsweringChild(python("import os, time\nprint(flush=True)\ninput()\nos.close(1)\ntime.sleep(600)"))
+    with pytest.raises(ChildEndedError) as ended:
+        asked.ask(b"x\n", 60.0)
+    assert ended.value.code == -signal.SIGKILL
 
 
 def test_a_child_that_never_starts_is_ended(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,5 +1,6 @@
 """The inbox of the engine: owners do not wait for each other, and each of them keeps its order."""
 
+import weakref
 from functools import partial
 
 from polyhead.service.engine.inbox import INBOX_LIMIT, Inbox
@@ -78,6 +79,24 @@ def test_what_ends_several_subjects_runs_after_what_ends_one_of_them() -> None:
     while inbox:
         run_turn(inbox)
     assert run[-2:] == ["adapter", "worker"]
+
+
+def test_a_function_that_has_run_is_kept_nowhere() -> None:
+    """The removal of a worker holds its model, whose memory the next function returns to the system."""
+
+    class Removal:
+        def __call__(self) -> None:
+            pass
+
+    inbox, removal = Inbox(), Removal()
+    left = weakref.ref(removal)
+    inbox.send(removal, "a", subject="worker")
+    inbox.send_for_all(removal, ["worker"])
+    del removal
+    turn = inbox.take_turn()
+    for _ in range(2):
+        next(turn)()
+    assert left() is None
 
 
 def test_a_function_may_take_a_turn_itself() -> None:

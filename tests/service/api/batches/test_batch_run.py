@@ -32,7 +32,7 @@ from polyhead.service.api.batches.record_folder import DISK_THREADS, Disk, Recor
 from polyhead.service.api.dialects.batches.wire import BatchRequest, read_line
 from polyhead.service.concurrency.thread_pool import ThreadPool
 from polyhead.service.config.settings import Settings, SettingsError
-from polyhead.service.core.errors import Conflict, InsufficientStorage, NotFound, TooMany
+from polyhead.service.core.errors import Conflict, InsufficientStorage, NotFound, TooMany, Unavailable
 from polyhead.service.resources.request_memory import Headroom, MemoryClaim
 
 ENDPOINT = "/v1/embeddings"
@@ -517,6 +517,13 @@ def test_empty_lines_of_a_file_are_bounded(tmp_path: Path, monkeypatch: pytest.M
         [error] = reader.errors
         assert (error.code, "4 lines with empty ones" in error.message) == ("too_many", True)
         assert reader._count == 5, "the rest of them is not read"
+
+
+def test_a_long_empty_line_is_no_request(tmp_path: Path) -> None:
+    path = tmp_path / "requests"
+    path.write_bytes(lines(1) + b" " * (2 * batch_lines.LONG_LINE_BYTES + 1) + b"\n" + lines(2)[len(lines(1)) :])
+    reader = read_short_lines(path, partial(read_line, ENDPOINT))
+    assert ([line.number for line in reader.lines], reader.errors) == ([1, 3], [])
 
 
 def read_short_lines(path: Path, read: ReadRequest) -> LineReader:
@@ -1108,6 +1115,30 @@ def test_a_long_line_that_never_has_memory_is_an_error_of_the_file(tmp_path: Pat
         assert (batch.status, error.code, error.line) == ("failed", "body_too_large", 3)
         assert error.message.startswith("line 3 takes about ")
         assert error.message.endswith("for requests")
+        await batches.stop()
+
+    asyncio.run(run())
+
+
+def test_a_batch_waits_for_a_thread_that_cannot_be_started(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """While the file is read, and before a request is sent."""
+    monkeypatch.setattr(batch_run, "MIN_PAUSE_S", 0.0)
+    parse, tries = LineRoom.parse, 0
+
+    async def parse_at_every_third_try(self: LineRoom, *arguments: Any) -> tuple[str, bytes]:
+        nonlocal tries
+        tries += 1
+        if tries % 3:
+            raise Unavailable("the system starts no more threads")
+        return await parse(self, *arguments)
+
+    monkeypatch.setattr(LineRoom, "parse", parse_at_every_third_try)
+
+    async def run() -> None:
+        batches = Batches(tmp_path, succeed)
+        await batches.start()
+        batch = await batches.end(await batches.begin(lines(2) + long_line()))
+        assert (batch.status, batch.completed, batch.failed, tries) == ("completed", 3, 0, 6)
         await batches.stop()
 
     asyncio.run(run())

@@ -236,6 +236,15 @@ def test_a_list_of_many_items_is_read_whole(name: bytes) -> None:
         read_head(head_with(name + b": " + value, name + b": "))
 
 
+def test_the_escapes_of_cookies_are_counted() -> None:
+    """Each is replaced by itself where cookies are read: thousands take milliseconds."""
+    value = b'a="' + rb"\303" * (MAX_ITEMS - 1) + b'"'
+    assert (b"cookie", value) in read_head(head_with(b"cookie: " + value)).fields
+    with pytest.raises(UnreadableRequest, match=r"^Cookie: has 257 ") as refused:
+        read_head(head_with(b"cookie: " + value + rb"\303"))
+    assert refused.value.status == 431
+
+
 def test_what_is_no_list_may_have_any_number_of_commas() -> None:
     fields = [(b"user-agent", b"a;" * 4000), (b"cookie", b"," * 4000), (b"authorization", b"," * 4000)]
     found = read_head(head_with(*(name + b": " + value for name, value in fields)))
