@@ -355,8 +355,10 @@ def test_a_guide_is_compiled_again_after_no_thread_could_be_started(guides: Guid
             with pytest.raises(Unavailable, match="no thread can be started"):
                 guide.replace(guide.lexer)
     first = guide.lexer
-    with pytest.raises(GuideBusy) as busy:
-        guide.replace(first)
-    busy.value.ready.result(PATIENCE_S)
-    assert guide.replace(first) is guide.lexer is not first
+    try:
+        found = guide.replace(first)
+    except GuideBusy as busy:  # unless the thread has compiled it already
+        busy.ready.result(PATIENCE_S)
+        found = guide.replace(first)
+    assert found is guide.lexer is not first
     assert not guide.memory._queue
