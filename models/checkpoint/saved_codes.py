@@ -44,7 +44,8 @@ def quantize_int8(weights: Tensor, group: int = INT8_GROUP) -> tuple[Tensor, Ten
 
     The packer stores scales relative to a unit of the whole matrix in the range of half precision. So this holds for
     groups whose largest weight is at least 2^-22 of the largest of all; in smaller groups a code may differ by one. A
-    group with an infinite or NaN weight has the scale NaN.
+    group with an infinite or NaN weight has the scale NaN. Groups of WIDE_GROUP that keep a scale of their own here are
+    rounded in memory, as those of the original are.
     """
     count = len(weights)
     groups = weights.float().view(-1, group)
