@@ -89,7 +89,8 @@ def checker() -> Iterator[TokenizerCheck]:
 def test_what_is_counted_is_not_less_than_what_it_takes(kind: str, tmp_path: Path, checker: TokenizerCheck) -> None:
     folder = write_tokenizer(tmp_path / "a", **KINDS[kind])
     taken, counted = checker.check_folder(folder, {}), Tokenizer.from_folder(folder).memory_bytes
-    assert 0 < taken <= counted
+    assert taken <= counted
+    assert taken > 0 or kind.endswith("short"), "a short one may fit into memory that the child had"
     if kind.startswith("unigram"):  # nearly all of it is the tree
         assert counted <= 3 * taken
 
