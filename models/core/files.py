@@ -20,9 +20,8 @@ MAX_TEMPLATE_BYTES = 1 << 20  # bytes of a template; of 200,000 characters with 
 MAX_VOCABULARY_BYTES = 64 << 20  # bytes of a vocabulary
 MAX_NAME_BYTES = 255  # bytes of a file's name, as file systems have it
 MAX_SNAPSHOT_DEPTH = 4  # folders of a snapshot inside each other
-FOLDER_FLAGS = (
-    os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | getattr(os, "O_PATH", 0)
-)  # Linux: also where none may list
+# Of O_PATH, which Linux has, permission to search a folder is enough.
+FOLDER_FLAGS = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | getattr(os, "O_PATH", 0)
 MAX_LISTED_FILES = 10_000  # files of a folder that are searched for a hint
 
 
@@ -48,7 +47,7 @@ def _open_regular(path: str, flags: int, folder: int | None = None, name: str = 
 
 def _open_beneath(base: Path, real: Path, path: str, flags: int) -> int:
     """Opens `real`, which lies in `base`, for `open`. Each folder on the way is opened in the one before, and none may
-    be a link: whoever puts one there after the path was checked cannot lead out."""
+    be a link, so one that is put there after the path was checked does not lead out."""
     *folders, name = real.relative_to(base).parts or (".",)
     folder = os.open(base, FOLDER_FLAGS)
     try:
@@ -96,7 +95,7 @@ class SourceFile:
 
 
 def _file_state(descriptor: int) -> tuple[int, ...]:
-    """The time of the content can be set by whoever writes it; that of the file (its status) cannot."""
+    """A writer can set the time of the content, but not that of the file (its status)."""
     found = os.fstat(descriptor)
     return found.st_dev, found.st_ino, found.st_size, found.st_mtime_ns, found.st_ctime_ns
 

@@ -54,7 +54,7 @@ class LoadedExplainer:
 
 
 def name_file_only(error: ModelError) -> str:
-    """The message with the name of its file in place of the path, which is no business of clients."""
+    """The message with the name of its file in place of the path, which clients must not see."""
     path = error.file if isinstance(error, CheckpointError) else ""
     return str(error).replace(path, Path(path).name) if path else str(error)
 

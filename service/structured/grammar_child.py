@@ -313,10 +313,8 @@ def main() -> None:
             (resource.RLIMIT_AS, MEMORY_LIMIT),
             (resource.RLIMIT_STACK, STACK_LIMIT),
         ):
-            _, hard = resource.getrlimit(kind)
-            least = (
-                most if hard == resource.RLIM_INFINITY else min(most, hard)
-            )  # a process may not raise its hard limit
+            _, hard = resource.getrlimit(kind)  # which a process may not raise
+            least = most if hard == resource.RLIM_INFINITY else min(most, hard)
             resource.setrlimit(kind, (least, least))
     write_line("")  # ready
     for line in sys.stdin.buffer:

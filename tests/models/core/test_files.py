@@ -56,7 +56,7 @@ def test_a_folder_that_is_missing_or_is_a_file_has_no_files_for_a_hint(tmp_path:
 
 
 def swap_at_the_first_opening(monkeypatch: pytest.MonkeyPatch, swap: Callable[[], object]) -> None:
-    """Whoever may write to the folder acts after the path was checked, and before anything is opened."""
+    """A writer of the folder changes it after the path was checked, and before anything is opened."""
     opened, waiting = os.open, [swap]
 
     def open_later(*given: Any, **options: Any) -> int:

@@ -73,7 +73,7 @@ KINDS: dict[str, dict[str, Any]] = {
     "word level": {"model": word_level(random_words(60_000, 8))},
     "added, long": {"model": word_level([]), "added_tokens": added(random_words(1600, 250), special=False)},
     "control, long": {"model": word_level([]), "added_tokens": added(random_words(1600, 250), special=True)},
-    "control, short": {"model": word_level([]), "added_tokens": added(random_words(10_000, 12), special=True)},
+    "control, short": {"model": word_level([]), "added_tokens": added(random_words(20_000, 12), special=True)},
 }
 
 
@@ -89,8 +89,7 @@ def checker() -> Iterator[TokenizerCheck]:
 def test_what_is_counted_is_not_less_than_what_it_takes(kind: str, tmp_path: Path, checker: TokenizerCheck) -> None:
     folder = write_tokenizer(tmp_path / "a", **KINDS[kind])
     taken, counted = checker.check_folder(folder, {}), Tokenizer.from_folder(folder).memory_bytes
-    assert taken <= counted
-    assert taken > 0 or kind.endswith("short"), "a short one may fit into memory that the child had"
+    assert 0 < taken <= counted
     if kind.startswith("unigram"):  # nearly all of it is the tree
         assert counted <= 3 * taken
 

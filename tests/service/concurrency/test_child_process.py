@@ -107,7 +107,7 @@ def test_children_answer_where_a_thousand_descriptors_are_open(tiny_classifier: 
 
 
 class UnexpectedError(Exception):
-    """What nobody has expected."""
+    """An error that no caller handles."""
 
 
 def fail_to_exchange(*_: Any) -> bytes:

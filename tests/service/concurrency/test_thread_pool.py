@@ -147,7 +147,7 @@ def test_work_waits_for_the_threads_that_a_pool_has_where_no_more_can_be_started
 def test_a_thread_with_slow_work_goes_on_where_none_can_take_its_place(
     stuck: threading.Event, abandon_after: float
 ) -> None:
-    """It ended after the work, since the pool took the other thread for started: nobody did any more work."""
+    """It ended after the work, since the pool took the other thread for started: no work was done any more."""
 
     async def run() -> None:
         pool = ThreadPool(2, "few", abandon_after, replace_after=0.01)

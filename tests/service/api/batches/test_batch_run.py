@@ -79,7 +79,8 @@ class Batches:
         return (await self.runner.begin(batch)).id
 
     async def end(self, batch_id: str) -> Batch:
-        while not self.store[batch_id].has_ended:
+        """The batch when it has ended and its record is written."""
+        while not self.store[batch_id].has_ended or batch_id in self.runner._runs:
             await asyncio.sleep(0.001)
         return self.store[batch_id]
 
