@@ -133,6 +133,26 @@ class TurnExecutor(Protocol):
 
 
 @runtime_checkable
+class JointExecutor(TurnExecutor, Protocol):
+    """An executor that can compute steps of several networks at once, each on one thread."""
+
+    @property
+    def threads(self) -> int:
+        """How many threads compute a step."""
+
+    @property
+    def product_bytes(self) -> int:
+        """Bytes of the weights that each row is multiplied by."""
+
+    def begin_together(self, steps: Sequence[Iterator[Tensor | None]]) -> None:
+        """Compute the first turns of `steps` at once, the longest first.  `next` of each then returns what it would
+        have computed, to the bit, or raises what it would have raised.
+
+        They are what `step_in_turns` of executors of this kind returned, all of different ones, and none was begun.
+        """
+
+
+@runtime_checkable
 class PreparingExecutor(Protocol):
     """An executor whose steps need work that takes much longer than a step, such as a source that is encoded, and that
     can do it before them."""
@@ -149,9 +169,8 @@ class PreparingExecutor(Protocol):
 def step_in_turns(executor: Executor, rows: StepInput, turn_s: float) -> Iterator[Tensor | None]:
     """As TurnExecutor.step_in_turns; an executor that cannot interrupt a step computes it in one turn."""
     if isinstance(executor, TurnExecutor):
-        yield from executor.step_in_turns(rows, turn_s)
-    else:
-        yield executor.step(rows).clone()
+        return executor.step_in_turns(rows, turn_s)
+    return (executor.step(each).clone() for each in (rows,))
 
 
 def copy_marks(marked: set[int], copies: Sequence[tuple[int, int]]) -> None:

@@ -23,8 +23,8 @@ CPU_FLAGS: dict[str, tuple[str, ...]] = {
     "dotprod": ("asimd", "asimddp"),
     "portable": (),
 }
-UNFINISHED = -1  # what polyhead_step and polyhead_resume return
-# What is out of range, by the return value of polyhead_step; 0: nothing.
+UNFINISHED = -1  # the result of a step whose turn is over
+# What is out of range, by the result of a step; 0: nothing.
 STEP_ERRORS = (
     "",
     "counts",
@@ -195,6 +195,13 @@ class StepStruct(Structure):
     )
 
 
+class StepCall(Structure):
+    _fields_ = (
+        *((name, c_void_p) for name in ("model", "rows", "out", "nonfinite", "argmax")),
+        *((name, c_int32) for name in ("out_stride", "result")),
+    )
+
+
 class SampleStruct(Structure):
     _fields_ = (
         *((name, c_void_p) for name in ("logits", "changed", "changes", "allowed", "guided", "tops", "top_values")),
@@ -252,7 +259,10 @@ def load_fastest() -> ctypes.CDLL | None:
 def open_library(path: Path) -> ctypes.CDLL:
     """Load a library. Raises OSError if the file is missing, or its structures have other sizes."""
     loaded = ctypes.CDLL(str(path))
-    mirrors = (Plan, Layer, Linear, StepStruct, LowRankStruct, SampleStruct, Routing, Expert, Mixture, SourceStruct)
+    mirrors = (
+        *(Plan, Layer, Linear, StepStruct, LowRankStruct, SampleStruct),
+        *(Routing, Expert, Mixture, SourceStruct, StepCall),
+    )
     for which, mirror in enumerate(mirrors):
         if loaded.polyhead_sizes(which) != ctypes.sizeof(mirror):
             raise OSError(f"{path} does not fit: it was compiled from other sources")
@@ -265,8 +275,7 @@ def open_library(path: Path) -> ctypes.CDLL:
     loaded.polyhead_layer_bytes.restype = c_int64
     loaded.polyhead_layer_bytes.argtypes = [c_void_p, c_int, c_int]
     loaded.polyhead_set_cache.argtypes = [c_void_p, c_void_p, c_void_p, c_void_p]
-    loaded.polyhead_step.restype = c_int
-    loaded.polyhead_step.argtypes = [c_void_p, POINTER(StepStruct), c_void_p, c_int, c_void_p, c_void_p, c_int64]
+    loaded.polyhead_step.argtypes = [POINTER(StepCall), c_int, c_int64]
     loaded.polyhead_resume.restype = c_int
     loaded.polyhead_resume.argtypes = [c_void_p, c_int64]
     loaded.polyhead_multiply.argtypes = [POINTER(Linear), c_void_p, c_int, c_void_p]

@@ -8,8 +8,8 @@ import ctypes
 from bisect import bisect_right
 from collections.abc import Iterable, Iterator, Sequence
 from collections.abc import Set as AbstractSet
-from contextlib import contextmanager, nullcontext
-from typing import Any, NamedTuple
+from contextlib import ExitStack, contextmanager, nullcontext, suppress
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -40,9 +40,9 @@ NANOSECONDS = 1_000_000_000  # in a second
 
 
 class PreparedStep(NamedTuple):
-    """The arguments of a compiled step, where it writes, and what it reads, which must exist until it is finished."""
+    """A compiled step, where it writes, and what it reads, which must exist until it is finished."""
 
-    arguments: tuple[Any, ...]
+    call: native.StepCall
     out: Tensor
     nonfinite: NDArray[np.uint8]
     argmax: NDArray[np.int32]
@@ -92,7 +92,7 @@ class NativeExecutor:
         self._packed = pack_network(pack, network, head, load_part)
         self.weight_bytes = self._packed.weight_bytes
         self._vocabulary, self._width = network.config.vocab_size, network.config.width
-        self._threads = threads
+        self.threads = threads
         self._model = self._library.polyhead_open(ctypes.byref(self._packed.plan), threads)
         self._models = [self._model]  # with the same weights, each for one step at a time
         self._idle_models = [self._model]  # the first ones first: they have memory for long steps
@@ -145,6 +145,10 @@ class NativeExecutor:
         return tokens
 
     @property
+    def product_bytes(self) -> int:
+        return self.weight_bytes - self._packed.token_table.nbytes
+
+    @property
     def token_table(self) -> NDArray[np.generic]:
         """[V, W] the token embeddings as they are stored: float32, or bfloat16 as int16."""
         return self._packed.token_table.reshape(self._vocabulary, self._width)
@@ -166,23 +170,25 @@ class NativeExecutor:
         states = torch.empty(self._config.depth, len(rows.tokens), self._width)
         return self._step(rows, states.data_ptr()), states
 
-    def step_in_turns(self, rows: StepInput, turn_s: float) -> Iterator[Tensor | None]:
+    def step_in_turns(self, rows: StepInput, turn_s: float) -> "StepInTurns":
         """See models.executors.contract.TurnExecutor."""
         assert not self.block_count, "a step with a cache is not interrupted: the next one would change its blocks"
-        with self._take_model() as model:
-            step = self._prepare(rows, torch.empty(len(rows.output_rows), self._stride))
-            turn = round(turn_s * NANOSECONDS)
-            error = self._library.polyhead_step(model, *step.arguments, turn)
-            while error == native.UNFINISHED:
-                yield None
-                error = self._library.polyhead_resume(model, turn)
-        yield self._finish(rows, step, error)
+        return StepInTurns(self, rows, round(turn_s * NANOSECONDS))
+
+    def begin_together(self, steps: Sequence[Iterator[Tensor | None]]) -> None:
+        """See models.executors.contract.JointExecutor."""
+        begun = [step for step in steps if isinstance(step, StepInTurns) and step.prepare()]
+        if begun:
+            calls = (native.StepCall * len(begun))(*(step.call for step in begun))
+            self._library.polyhead_step(calls, len(begun), begun[0].turn)
+            for step, call in zip(begun, calls, strict=True):
+                step.result = call.result
 
     @contextmanager
     def _take_model(self) -> Iterator[int]:
         """A model that computes no step; a new one if all do, which takes threads and the memory of its steps."""
         if not self._idle_models:
-            model = self._library.polyhead_open(ctypes.byref(self._packed.plan), self._threads)
+            model = self._library.polyhead_open(ctypes.byref(self._packed.plan), self.threads)
             self._models.append(model)
             self._idle_models.append(model)
         model = self._idle_models.pop(0)
@@ -194,10 +200,11 @@ class NativeExecutor:
     def _step(self, rows: StepInput, states: int) -> Tensor:
         """`states` is the address of the states that `step_with_states` returns; 0: they are not written."""
         with self._take_model() as model:
-            step = self._prepare(rows, self._output_buffer(len(rows.output_rows)), states)
-            return self._finish(rows, step, self._library.polyhead_step(model, *step.arguments, 0))
+            step = self._prepare(model, rows, self._output_buffer(len(rows.output_rows)), states)
+            self._library.polyhead_step(ctypes.byref(step.call), 1, 0)
+            return self._finish(rows, step, step.call.result)
 
-    def _prepare(self, rows: StepInput, out: Tensor, states: int = 0) -> PreparedStep:
+    def _prepare(self, model: int, rows: StepInput, out: Tensor, states: int = 0) -> PreparedStep:
         arrays = self._bounds.check(rows, self._loras)
         count, output_count = len(rows.tokens), len(rows.output_rows)
         if self._nonfinite_blocks:
@@ -222,8 +229,9 @@ class NativeExecutor:
         loras = [self._loras[number] for number in sorted({*(rows.adapters or ())} - {0})]
         rank = max((lora.rank for lora in loras), default=0)
         step = native.StepStruct(count, len(rows.block_tables), output_count, rank, *addresses, states)
-        arguments = ctypes.byref(step), out.data_ptr(), self._stride, nonfinite.ctypes.data, argmax.ctypes.data
-        return PreparedStep(arguments, out, nonfinite, argmax, (*kept, *loras))
+        written = out.data_ptr(), nonfinite.ctypes.data, argmax.ctypes.data
+        call = native.StepCall(model, ctypes.addressof(step), *written, self._stride)
+        return PreparedStep(call, out, nonfinite, argmax, (step, *kept, *loras))
 
     def _finish(self, rows: StepInput, step: PreparedStep, error: int) -> Tensor:
         """The output of a finished step. Raises StepInputError if it was not computed."""
@@ -280,3 +288,62 @@ class NativeExecutor:
             behind = last - rows.positions[row] // BLOCK_TOKENS  # blocks of the sequence behind that of the row
             found |= {table[n][last - behind if table is rows.block_tables else -1 - behind] for table in tables}
         return found
+
+
+class StepInTurns(Iterator[Tensor | None]):
+    """What NativeExecutor.step_in_turns returns.  From its first turn on it holds a model of the executor, until it is
+    finished, closed or dropped.  A turn is so many nanoseconds.
+    """
+
+    def __init__(self, executor: NativeExecutor, rows: StepInput, turn: int) -> None:
+        self.turn = turn
+        self.result: int | None = None  # of the last turn, until it is read
+        self._executor, self._rows = executor, rows
+        self._step: PreparedStep | None = None
+        self._held, self._is_closed = ExitStack(), False
+
+    def __next__(self) -> Tensor | None:
+        if self._is_closed:
+            raise StopIteration
+        if self.result is None:
+            self.result = self._compute_turn()
+        result, self.result = self.result, None
+        if result == native.UNFINISHED:
+            return None
+        self.close()
+        return self._executor._finish(self._rows, self._prepared, result)
+
+    def close(self) -> None:
+        """Compute no further turn, and give the model back."""
+        self._is_closed = True
+        self._held.close()
+
+    @property
+    def call(self) -> native.StepCall:
+        return self._prepared.call
+
+    def prepare(self) -> bool:
+        """Take a model for the first turn.  Returns False if the input is refused: `next` raises the error then."""
+        with suppress(StepInputError):
+            self._prepare()
+        return self._step is not None
+
+    def _prepare(self) -> None:
+        executor = self._executor
+        out = torch.empty(len(self._rows.output_rows), executor._stride)
+        with ExitStack() as taken:
+            self._step = executor._prepare(taken.enter_context(executor._take_model()), self._rows, out)
+            self._held = taken.pop_all()
+
+    @property
+    def _prepared(self) -> PreparedStep:
+        assert self._step is not None, "the first turn was not begun"
+        return self._step
+
+    def _compute_turn(self) -> int:
+        library = self._executor._library
+        if self._step is not None:
+            return int(library.polyhead_resume(self.call.model, self.turn))
+        self._prepare()
+        library.polyhead_step(ctypes.byref(self.call), 1, self.turn)
+        return int(self.call.result)

@@ -48,5 +48,13 @@ class FairScheduler(Generic[K]):
         """The party of `wanting` with the lowest clock, the first of equals; None if there is none."""
         return min(wanting, key=self._used.__getitem__, default=None)
 
+    def next_ones(self, wanting: Iterable[K], within: float) -> list[K]:
+        """The party that `next` returns, and behind it, by their clocks, those whose clocks are at most `within` later.
+
+        A party that has turns with the first one is never further ahead of it, so shares stay those of the weights.
+        """
+        ordered = sorted(wanting, key=self._used.__getitem__)
+        return [party for party in ordered if self._used[party] <= self._used[ordered[0]] + within]
+
     def parties(self) -> Iterable[K]:
         return self._used

@@ -47,3 +47,14 @@ class EventDelivery:
                 asyncio.get_running_loop().call_soon(self._deliver_slice, worker)
             else:
                 del self._waiting[worker]
+
+
+def call_last(function: Callable[[], None], count: int) -> Callable[[], None]:
+    """A function that calls `function` when it is called for the `count`th time.  Any thread may call it."""
+    left = iter(range(count - 1, -1, -1))
+
+    def call() -> None:
+        if not next(left):
+            function()
+
+    return call

@@ -23,7 +23,7 @@ from torch import Tensor
 
 from polyhead.models.core.label_prompt import MAX_LABELS
 from polyhead.models.core.turns import YieldTurn, keep_turn
-from polyhead.models.executors.contract import Executor, StepInput, step_in_turns
+from polyhead.models.executors.contract import Executor, JointExecutor, StepInput, step_in_turns
 from polyhead.models.network.heads import count_read_tokens
 from polyhead.models.network.lora import Lora
 
@@ -31,6 +31,7 @@ from ..core.errors import BadRequest, StepFailed
 from ..core.request import Done, Encode, ExplainTextRequest, Failed, OutputForm, Request, Task
 from .fault_bisection import FaultBisector
 from .head_outputs import HeadEvent, HeadSet, OutputHead, TextRows, read_outputs
+from .joint_steps import SHORT_TOKENS, JointStep
 from .pending_requests import PendingRequests
 from .worker import HandleEvent, RequestHandle, StepReport, StepResult, WarmupRequest
 
@@ -124,6 +125,16 @@ class OpenReading:
         return found
 
 
+class BegunStep(NamedTuple):
+    """A step whose texts are chosen; nothing is computed yet."""
+
+    reading: OpenReading
+    rows: StepInput
+    executor: Executor
+    began: float  # by time.perf_counter
+    prepare_s: float
+
+
 class QueryNetwork(NamedTuple):
     """A network that reads queries alone, at most `token_budget` tokens a step, and its head."""
 
@@ -152,11 +163,15 @@ class EncoderWorker:
         self._queries: QueryNetwork | None = None
         self._heads: dict[int, HeadSet] = {0: HeadSet.of(task, head)}  # by the number of the adapter
         self._token_budget, self.reading_turn_s = token_budget, READING_TURN_S
+        self.step_threads, self._product_bytes = 0, 0
+        if isinstance(executor, JointExecutor):
+            self.step_threads, self._product_bytes = executor.threads, executor.product_bytes
         self._requests: PendingRequests[Encode] = PendingRequests()
         self._batch: list[RequestHandle] = []  # of the current step
         self._bisector: FaultBisector[RequestHandle] = FaultBisector()
         self._readings: deque[OpenReading] = deque()  # the first is the next
         self._reads_next = False  # whether the next step goes on with it
+        self._joint: tuple[BegunStep, JointStep] | None = None  # the next step, where it was begun
 
     is_background = False
 
@@ -234,29 +249,62 @@ class EncoderWorker:
         self._remove(*(handle for handle, _ in late))
         return late
 
+    def short_step_cost(self) -> float:
+        """See JointWorker: tokens times bytes of weights."""
+        if self._readings or self._bisector or self._queries is not None:
+            return 0.0
+        waiting = self._requests.peek()
+        if waiting is None or self._requests[waiting].prompt_tokens > SHORT_TOKENS:
+            return 0.0
+        return float(min(self._requests.waiting_tokens, SHORT_TOKENS) * self._product_bytes)
+
+    def begin_short_step(self) -> JointStep:
+        cost = self.short_step_cost()
+        begun = self._begin_step((), SHORT_TOKENS)
+        assert isinstance(begun.executor, JointExecutor)
+        joint = JointStep(begun.executor, begun.reading.states, cost)
+        self._joint = begun, joint
+        return joint
+
     def step(self) -> StepResult:
-        began, without = perf_counter(), self._owners_that_wait()
+        if self._joint is not None:
+            (begun, joint), self._joint = self._joint, None
+            return self._finish_step(begun, joint.forward_s)
+        without = self._owners_that_wait()
         if without is None:
-            return self._continue_reading(began)
-        self._batch = batch = self._next_batch(without)
+            return self._continue_reading(perf_counter())
+        return self._finish_step(self._begin_step(without, self._tokens_left))
+
+    def _begin_step(self, without: Collection[str], most_tokens: int) -> BegunStep:
+        """Choose the texts of a step: of at most so many tokens, or one longer text; none of the owners `without`."""
+        began = perf_counter()
+        self._batch = batch = self._next_batch(without, most_tokens)
         requests = [self._requests[handle] for handle in batch]
         rows, groups = self._build_step_input(requests)
         wanted = self._wanted_among(batch)
         executor = self._executor_of(requests[0]) if requests else self._executor
-        states = step_in_turns(executor, rows, COMPUTING_TURN_S) if rows.tokens else iter([torch.empty(0, 0)])
+        states: Iterator[Tensor | None] = iter([torch.empty(0, 0)])
+        if rows.tokens:
+            states = step_in_turns(executor, rows, COMPUTING_TURN_S)
         reading = OpenReading(batch, states, lambda states: read_groups(groups, states, wanted))
+        return BegunStep(reading, rows, executor, began, perf_counter() - began)
+
+    def _finish_step(self, begun: BegunStep, forward_s: float = 0.0) -> StepResult:
+        """Compute and read the first turn of a step.  `forward_s`: seconds that it was computed beside other steps."""
+        reading, rows, executor, began, prepare_s = begun
+        resumed = perf_counter() - prepare_s
         events = self._advance(reading)
         self._reads_next = True
         report = replace(
             self._report(),
-            sequences=len(batch),
+            sequences=len(reading.handles),
             tokens=len(rows.tokens),
             padding=executor.padding(rows) if rows.tokens else 0,
-            forward_s=reading.computed_s,
-            sample_s=perf_counter() - began - reading.computed_s,
-            queue_s=[began - handle.submitted for handle in batch],
+            forward_s=forward_s + reading.computed_s,
+            sample_s=perf_counter() - resumed - reading.computed_s,
+            queue_s=[began - handle.submitted for handle in reading.handles],
         )
-        return StepResult(events, report, batch, began)
+        return StepResult(events, report, reading.handles, began)
 
     def _continue_reading(self, began: float) -> StepResult:
         """Go on with the first of the batches that are computed or read."""
@@ -383,7 +431,7 @@ class EncoderWorker:
             adapters=Counter(self._requests[handle].adapter for handle in held if self._requests[handle].adapter),
         )
 
-    def _next_batch(self, without: Collection[str]) -> list[RequestHandle]:
+    def _next_batch(self, without: Collection[str], tokens_left: int) -> list[RequestHandle]:
         """The next part of a failed step, or else the next requests of the queue, without those of the owners
         `without`; sorted for the step."""
         self._batch = []
@@ -391,7 +439,7 @@ class EncoderWorker:
             batch = [handle for handle in self._bisector.next_batch() if handle in self._requests]
             if batch:
                 return batch
-        batch, tokens_left = [], self._tokens_left
+        batch = []
         while (handle := self._requests.peek(without)) is not None:
             tokens = len(self._requests[handle].tokens)
             if (batch or self._readings) and tokens > tokens_left:

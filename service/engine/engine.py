@@ -23,9 +23,10 @@ from ..concurrency.time_slices import iterate_in_slices
 from ..core.errors import PolyheadError, Stopped, Unavailable
 from ..core.request import Failed, Request, WorkerTask
 from .background_throttle import BackgroundThrottle
-from .delivery import EventDelivery
+from .delivery import EventDelivery, call_last
 from .event_stream import OpenTokens, StepCredits, Stream, StreamContext
 from .inbox import Inbox
+from .joint_steps import JOINT_LEAD_S, JointSteps
 from .pause_detector import PauseDetector
 from .worker import Observer, RequestCounts, RequestEnd, StepResult, Worker, submission_error
 
@@ -59,6 +60,7 @@ class Engine:
             FairScheduler[Worker](),
             BackgroundThrottle(),
         )  # engine thread, as the next
+        self._joint_steps = JointSteps()
         self._active_workers: set[Worker] = set()  # to be checked when they become idle
         self._contexts: dict[Worker, dict[int, StreamContext]] = {}  # by adapter; loop thread, as all that follow
         self._streams: dict[Stream, Worker] = {}  # open ones
@@ -162,7 +164,7 @@ class Engine:
     def add_worker(self, worker: Worker, weight: float = 1.0) -> None:
         """Add a worker.  Where several have work, their shares of the time are in proportion to `weight`."""
         self.add_adapter(worker, 0, worker.model, worker.task)
-        self._send_for_all(partial(self._fair_scheduler.add, worker, weight))
+        self._send_for_all(partial(self._add_worker, worker, weight))
 
     def add_adapter(self, worker: Worker, adapter: int, model: str, task: WorkerTask) -> None:
         """Accept requests for an adapter of a worker, served under a model name of its own."""
@@ -280,14 +282,14 @@ class Engine:
             await asyncio.wait_for(is_idle.wait(), seconds)
         del self._idle_events[key]
 
-    def _deliver_step(self, worker: Worker, step: StepResult) -> None:
+    def _deliver_step(self, worker: Worker, step: StepResult, delivered: Callable[[], None]) -> None:
         report = step.report
         for handle in step.started:
             handle.timing.started = step.began
         for adapter, context in self._contexts.get(worker, {}).items():
             own = report.running - sum(report.adapters.values())
             self._running[context] = report.adapters.get(adapter, 0) if adapter else own
-        self._delivery.add(worker, step.events, self._step_credits.release)
+        self._delivery.add(worker, step.events, delivered)
         if step.report.sequences or step.report.forward_s:
             self._observer.record_step(step.report)
 
@@ -366,28 +368,41 @@ class Engine:
             self._post_to_loop(partial(self._report_idle, worker))
 
     def _run_step(self) -> bool:
-        """A step of the worker that is next.  Returns False if none has work or all are held back."""
+        """A step of the worker that is next, or short steps of several.  Returns False if none has work or all are held
+        back.
+        """
         candidates = [worker for worker in self._fair_scheduler.parties() if worker.has_work]
-        if (worker := self._fair_scheduler.next(self._throttle.select_runnable(candidates))) is None:
+        waiting = self._fair_scheduler.next_ones(self._throttle.select_runnable(candidates), JOINT_LEAD_S)
+        if not waiting:
             return False
         self._step_credits.acquire(self._loop)
         began = perf_counter()
-        step = attempt(worker.step)
+        shares = self._joint_steps.choose(waiting)
+        workers = list(shares)
+        steps = self._joint_steps.step(workers)
         self._last_progress = perf_counter()
-        self._fair_scheduler.charge(worker, self._last_progress - began)
-        self._throttle.record_turn(worker, began, self._last_progress)
-        self.steps += 1
-        if isinstance(step, Failure):
-            self._step_credits.release()
-            if self._fatal_error:  # no request is to blame: all of them fail
-                log.error("a step of model %r failed", worker.model, exc_info=step.error)
-            else:
-                self._fail_step(worker, step.error)
-        else:
-            self._failing -= {worker}
-            self._post_to_loop(partial(self._deliver_step, worker, step))
+        for worker, share in shares.items():
+            cost = share * (self._last_progress - began)
+            self._fair_scheduler.charge(worker, cost, in_turn=worker is workers[0])
+        self._throttle.record_turn(workers[0], began, self._last_progress)
+        self.steps += len(steps)
+        release = call_last(self._step_credits.release, len(steps))
+        for worker, step in zip(workers, steps, strict=True):
+            self._end_step(worker, step, release)
         self._check_idle_workers()
         return True
+
+    def _end_step(self, worker: Worker, step: StepResult | Failure, release: Callable[[], None]) -> None:
+        """Deliver a step, or fail it.  `release` is called once it is delivered."""
+        if not isinstance(step, Failure):
+            self._failing -= {worker}
+            self._post_to_loop(partial(self._deliver_step, worker, step, release))
+            return
+        release()
+        if self._fatal_error:  # no request is to blame: all of them fail
+            log.error("a step of model %r failed", worker.model, exc_info=step.error)
+        else:
+            self._fail_step(worker, step.error)
 
     def _fail_step(self, worker: Worker, error: Exception) -> None:
         """Fail the requests that are to blame for a failed step, and test whether the model itself fails."""
@@ -425,8 +440,13 @@ class Engine:
                 log.error("model %r cannot take a request", worker.model, exc_info=taken.error)
                 self._post_to_loop(partial(stream.abort, submission_error(taken.error)))
 
+    def _add_worker(self, worker: Worker, weight: float) -> None:
+        self._fair_scheduler.add(worker, weight)
+        self._joint_steps.add(worker)
+
     def _remove_worker(self, worker: Worker) -> None:
         self._fair_scheduler.remove(worker)
+        self._joint_steps.remove(worker)
         self._active_workers.discard(worker)
         self._failing -= {worker}
         self._post_to_loop(partial(self._report_idle, worker))

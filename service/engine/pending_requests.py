@@ -20,6 +20,7 @@ class PendingRequests(Generic[R]):
         self._requests: dict[RequestHandle, R] = {}
         self._waiting: FairQueue[RequestHandle] = FairQueue()
         self._deadlines: Deadlines[RequestHandle] = Deadlines()
+        self.waiting_tokens = 0  # prompt tokens of those in the queue
 
     def __len__(self) -> int:
         return len(self._requests)
@@ -38,6 +39,7 @@ class PendingRequests(Generic[R]):
         self._requests[handle] = request
         self._waiting.add(handle, request.terms.owner, request.terms.priority)
         self._deadlines.add(handle, request.terms.deadline)
+        self.waiting_tokens += request.prompt_tokens
 
     def peek(self, without: Collection[str] = ()) -> RequestHandle | None:
         """The next request of the queue, without those of the owners `without`; it stays there until it is started."""
@@ -46,6 +48,7 @@ class PendingRequests(Generic[R]):
     def start(self, handle: RequestHandle) -> None:
         """Take a request off the queue."""
         self._waiting.remove(handle)
+        self.waiting_tokens -= self._requests[handle].prompt_tokens
 
     def charge(self, handle: RequestHandle, cost: float) -> None:
         """Charge the owner: tokens or seconds, the same unit for all requests of one worker."""
@@ -59,10 +62,10 @@ class PendingRequests(Generic[R]):
         return self._waiting.next_owner(map(self.owner, handles))
 
     def remove(self, handle: RequestHandle) -> None:
+        if handle in self._waiting:
+            self.start(handle)
         del self._requests[handle]
         self._deadlines.remove(handle)
-        if handle in self._waiting:
-            self._waiting.remove(handle)
 
     def expired(self, now: float) -> list[HandleEvent]:
         """The events of requests whose deadline has passed.  They stay until they are removed."""
@@ -71,4 +74,5 @@ class PendingRequests(Generic[R]):
     def check(self) -> None:
         """Assert that no ended request is kept."""
         assert not self._waiting, "the queue holds a request that is not pending"
+        assert not self.waiting_tokens, "tokens of requests that are not in the queue are counted"
         assert not self._deadlines, "a deadline outlives its request"

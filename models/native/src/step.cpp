@@ -25,7 +25,7 @@ enum GlobalTokens : int32_t { NO_GLOBAL = 0, FIRST = 1, BEFORE_SEPARATOR = 2, AF
 enum class Invalid : int {
     NONE = 0, COUNTS, STARTS, TOKENS, POSITIONS, SEGMENTS, BLOCKS, OUTPUT_ROWS, ADAPTERS, CACHE, STATES
 };
-constexpr int UNFINISHED = -1;  // what polyhead_step returns
+constexpr int UNFINISHED = -1;  // the result of a step
 enum Product { INPUT = 0, OUTPUT = 1, UP = 2, DOWN = 3, PRODUCTS = 4 };
 
 struct Layer {
@@ -172,7 +172,7 @@ class Model {
   public:
     using Clock = std::chrono::steady_clock;
 
-    Model(const Plan& plan, int threads) : plan_(plan), team_(threads), scratch_(threads), counters_(COUNTERS * plan.depth + 3) {
+    Model(const Plan& plan, int threads) : plan_(plan), own_team_(threads), scratch_(threads), counters_(COUNTERS * plan.depth + 3) {
         const Plan& p = plan_;
         width_ = padded(p.width);
         embedded_ = padded(p.embedding_width);
@@ -261,22 +261,31 @@ class Model {
         return p.block_count && last_recurrent_ >= 0 && !are_valid(rows) ? Invalid::STATES : Invalid::NONE;
     }
 
-    // Begins a step, and computes it for one turn; see `resume`.
-    bool step(const StepInput& rows, float* out, int out_stride, uint8_t* nonfinite, int32_t* argmax, int64_t turn) {
+    // Begins a step, and computes it for one turn; see `resume`.  `alone`: on the caller's thread only.
+    bool step(const StepInput& rows, float* out, int out_stride, uint8_t* nonfinite, int32_t* argmax, int64_t turn, bool alone) {
+        team_ = alone ? &lone_team_ : &own_team_;
         whole_ = {rows, out, nonfinite, argmax};
         out_stride_ = out_stride;
         memset(nonfinite, 0, size_t(rows.count));
         next_sequence_ = 0;
-        team_.choose_size();
+        team_->choose_size();
         begin_portion();
         return compute_turn(turn);
+    }
+
+    // Runs f(thread) on all threads, while no step is computed on them.
+    template <class F>
+    void run(F&& f) {
+        own_team_.choose_size();
+        own_team_.run(f);
     }
 
     // Goes on with a step for `turn` nanoseconds, and until each thread has finished its piece: a panel of rows, or a tile
     // of attention.  0, or a network with experts or recurrent layers: to the end.  Returns whether the step is finished.
     // The pieces are the same whatever the turns, and so are the results.
     bool resume(int64_t turn) {
-        team_.choose_size();
+        team_ = &own_team_;
+        team_->choose_size();
         return compute_turn(turn);
     }
 
@@ -498,7 +507,7 @@ class Model {
             const int start = rows_.starts[n], end = rows_.starts[n + 1];
             for (int row = start; row < end; row += most) shape.tiles.push_back({n, row, std::min(most, end - row)});
         }
-        shape.split_parts = parts_ > 1 && shape.items() < 4 * team_.size();
+        shape.split_parts = parts_ > 1 && shape.items() < 4 * team_->size();
     }
 
     // The threads that compute some rows: all of them together, each a share, or this one alone.
@@ -506,9 +515,9 @@ class Model {
         Model& model;
         int thread;
         bool together;
-        void meet() const { if (together) model.team_.wait(); }
+        void meet() const { if (together) model.team_->wait(); }
         std::pair<int, int> share(int n) const {
-            return together ? part(n, thread, model.team_.size()) : std::pair(0, n);
+            return together ? part(n, thread, model.team_->size()) : std::pair(0, n);
         }
     };
 
@@ -517,7 +526,7 @@ class Model {
     void begin_portion() {
         const StepInput& all = whole_.rows;
         const int first = next_sequence_, row = all.starts[first];
-        const int share = PANEL * team_.size(), portions = (all.count + share - 1) / share;
+        const int share = PANEL * team_->size(), portions = (all.count + share - 1) / share;
         const int each = plan_.block_count || all.states ? all.count : (all.count + portions - 1) / portions;
         const int64_t bound = (int64_t(row) / each + 1) * each;
         do ++next_sequence_; while (next_sequence_ < all.sequences && all.starts[next_sequence_] < bound);
@@ -540,7 +549,7 @@ class Model {
         reserve_rows();
         plan_step();
         for (auto& counter : counters_) counter.n.store(0, std::memory_order_relaxed);
-        planned_threads_ = team_.size();
+        planned_threads_ = team_->size();
         stage_ = 0;
     }
 
@@ -572,11 +581,11 @@ class Model {
     }
 
     bool compute_portion() {
-        for (auto& claims : claims_) claims.n.store(team_.size(), std::memory_order_relaxed);
+        for (auto& claims : claims_) claims.n.store(team_->size(), std::memory_order_relaxed);
         for (auto& scratch : scratch_) scratch.product = 0;
-        team_.run([this](int thread) { compute(thread); });
+        team_->run([this](int thread) { compute(thread); });
         const bool is_finished = stage_ == stage_count();
-        if (is_finished) team_.adapt();  // at the end of other turns threads wait for the last piece
+        if (is_finished) team_->adapt();  // at the end of other turns threads wait for the last piece
         return is_finished;
     }
 
@@ -586,9 +595,9 @@ class Model {
     // threads at once: whether all panels are computed.
     template <class F>
     bool each_panel(int thread, int count, Counter& next, F&& f) {
-        if (count <= PANEL) {
+        if (count <= std::min(PANEL, STREAMED * planned_threads_)) {  // limited by memory: the weights are read once
             if (count) f(ThreadGroup{*this, thread, true}, 0, count);
-            team_.wait();
+            team_->wait();
             return true;
         }
         // As many panels for each thread, so that none waits for another's last one.
@@ -598,7 +607,7 @@ class Model {
             f(ThreadGroup{*this, thread, false}, a, std::min(count, a + size));
             if (is_turn_over()) break;
         }
-        team_.wait();
+        team_->wait();
         return next.n.load(std::memory_order_relaxed) * size >= count;
     }
 
@@ -636,9 +645,9 @@ class Model {
 
     // The inputs of the first layer, and those that all layers have from the embeddings.
     bool embed_rows(int thread) {
-        const auto [a, b] = part(rows_.count, thread, team_.size());
+        const auto [a, b] = part(rows_.count, thread, team_->size());
         for (int row = a; row < b; ++row) embed(row);
-        team_.wait();
+        team_->wait();
         const auto project = [&](const ThreadGroup& group, int a, int b) { project_embeddings(group, a, b); };
         const auto embed_layers = [&](const ThreadGroup& group, int a, int b) { embed_for_layers(group, a, b); };
         Counter* counters = &counters_[COUNTERS * plan_.depth];
@@ -764,13 +773,13 @@ class Model {
     void product(const ThreadGroup& group, const Linear& l, const Operand& x, int count, const Target& to,
                  const Linear* after = nullptr) {
         const int blocks = l.outputs / COLUMNS;
-        if (!group.together || team_.size() == 1) {
+        if (!group.together || team_->size() == 1) {
             gemm(l, x, count, 0, blocks, to, after ? after->weights : nullptr);
             return;
         }
         ThreadScratch& scratch = scratch_[group.thread];
         Counter& next = claims_[scratch.product % CLAIMS];
-        if (group.thread == 0) claims_[(scratch.product + 2) % CLAIMS].n.store(team_.size(), std::memory_order_relaxed);
+        if (group.thread == 0) claims_[(scratch.product + 2) % CLAIMS].n.store(team_->size(), std::memory_order_relaxed);
         ++scratch.product;
         const int some = grain(l);
         for (int a = group.thread * some; a < blocks;) {
@@ -785,7 +794,7 @@ class Model {
     }
 
     int grain(const Linear& l) const {
-        return std::max(1, l.outputs / COLUMNS / ((rows_.count <= STREAMED ? 1 : GRAINS) * team_.size()));
+        return std::max(1, l.outputs / COLUMNS / ((rows_.count <= STREAMED ? 1 : GRAINS) * team_->size()));
     }
 
     // The rows of a layer between its mixer and its end: its input [rows, W], the mixed values, and which row of the step
@@ -825,10 +834,10 @@ class Model {
         if (mixer == NO_MIXER) return true;
         if (mixer == ATTENTION) return plan_.narrow ? attend<Codes>(thread, l) : attend<float>(thread, l);
         convolve_rows(thread, l);
-        team_.wait();
+        team_->wait();
         if (!shapes_[mixer].tiles) return true;
         scan_rows(thread, l);
-        team_.wait();
+        team_->wait();
         return true;
     }
 
@@ -838,8 +847,8 @@ class Model {
         const MixerShape& shape = shapes_[layer.mixer];
         const Recurrence& r = plan_.recurrence;
         const int runs = int(shape.runs.size()), pieces = runs + (shape.tiles ? 1 : 0);
-        const int64_t all = int64_t(rows_.count) * pieces, end = all * (thread + 1) / team_.size();
-        for (int64_t i = all * thread / team_.size(); i < end;) {
+        const int64_t all = int64_t(rows_.count) * pieces, end = all * (thread + 1) / team_->size();
+        for (int64_t i = all * thread / team_->size(); i < end;) {
             const int row = int(i / pieces), first = int(i % pieces), n = sequence_of_[row], start = rows_.starts[n];
             const float* projected = projections_ + size_t(row) * projected_;
             const StateUse* use = plan_.state_count ? rows_.uses + n : nullptr;
@@ -870,7 +879,7 @@ class Model {
     // Every tile of a head's state through the rows of its sequence.
     void scan_rows(int thread, int l) {
         const int tiles = shapes_[plan_.layers[l].mixer].tiles, items = rows_.sequences * tiles;
-        const int some = std::max(1, items / (GRAINS * team_.size()));
+        const int some = std::max(1, items / (GRAINS * team_->size()));
         Counter& next = counters_[COUNTERS * l + TILES];
         for (int a; (a = next.n.fetch_add(1, std::memory_order_relaxed) * some) < items;)
             for (int i = a; i < std::min(items, a + some); ++i) scan_state(thread, l, i / tiles, i % tiles);
@@ -1059,12 +1068,12 @@ class Model {
 
     void choose_rows_experts(int thread, int l, int count) {
         const bool few = count <= FEW;
-        const auto [a, b] = few ? std::pair(0, count) : part(count, thread, team_.size());
+        const auto [a, b] = few ? std::pair(0, count) : part(count, thread, team_->size());
         Choice* choices = choices_of(thread, count);
         for (int row = a; row < b; ++row)
             choose_experts(plan_.routing, *plan_.layers[l].mixture, logits_ + size_t(row) * scored_,
                            scratch_[thread].routing, choices + size_t(row) * each_);
-        if (!few) team_.wait();
+        if (!few) team_->wait();
     }
 
     // All threads together compute `count` pieces: each its own first one, then the next free ones.  f(i, next): piece i,
@@ -1073,14 +1082,14 @@ class Model {
     void share_pieces(int thread, int count, F&& f) {
         ThreadScratch& scratch = scratch_[thread];
         Counter& next = claims_[scratch.product % CLAIMS];
-        if (thread == 0) claims_[(scratch.product + 2) % CLAIMS].n.store(team_.size(), std::memory_order_relaxed);
+        if (thread == 0) claims_[(scratch.product + 2) % CLAIMS].n.store(team_->size(), std::memory_order_relaxed);
         ++scratch.product;
         for (int i = thread; i < count;) {
             const int after = next.n.fetch_add(1, std::memory_order_relaxed);
             f(i, after);
             i = after;
         }
-        team_.wait();
+        team_->wait();
     }
 
     // x rows [from, to) of `count` += the sum of their experts' outputs, with the norms of the layer's norm order.  A row's
@@ -1165,7 +1174,7 @@ class Model {
         int64_t total = 0;
         for (const ExpertRows& each : scratch.sorted.experts)
             total += cost(all[each.expert].up.outputs / COLUMNS, each.count);
-        const int64_t most = std::max<int64_t>(1, total / (GRAINS * team_.size()));
+        const int64_t most = std::max<int64_t>(1, total / (GRAINS * team_->size()));
         scratch.pieces.clear();
         for (int e = 0; e < int(scratch.sorted.experts.size()); ++e) {
             const ExpertRows& each = scratch.sorted.experts[e];
@@ -1189,7 +1198,7 @@ class Model {
         const bool alone = count <= FEW_OF_EXPERTS;
         Operand out = alone ? operand(thread, 0) : inner_x_;
         out.floats = inner_x_.floats;
-        const auto [a, b] = alone ? std::pair(0, count) : part(count, thread, team_.size());
+        const auto [a, b] = alone ? std::pair(0, count) : part(count, thread, team_->size());
         for (const ExpertRows& each : sorted.experts) {
             const int format = all[each.expert].down.format;
             if (format == FLOAT32) continue;  // they are its operand as they are
@@ -1197,7 +1206,7 @@ class Model {
             for (int i = std::max(a, each.first); i < std::min(b, each.first + each.count); ++i)
                 prepare(x, format, i - each.first, x.floats + size_t(i - each.first) * each.inputs);
         }
-        if (!alone) team_.wait();
+        if (!alone) team_->wait();
         return out;
     }
 
@@ -1215,7 +1224,7 @@ class Model {
         const Expert* all = mixture.experts;
         const RowsByExpert& sorted = scratch.sorted;
         const int blocks = all[0].down.outputs / COLUMNS;
-        const int pieces = std::min(blocks, (count <= STREAMED ? 2 : GRAINS) * team_.size());
+        const int pieces = std::min(blocks, (count <= STREAMED ? 2 : GRAINS) * team_->size());
         float* product = scratch.sandwich.get();
         share_pieces(thread, pieces, [&](int i, int) {
             const auto [from, to] = part(blocks, i, pieces);
@@ -1374,16 +1383,16 @@ class Model {
         const int tiles = shape.items(), of_tile = shape.split_parts ? parts_ : 1, items = tiles * of_tile;
         Counter& next = counters_[COUNTERS * l + TILES];
         for (int i; (i = next.n.fetch_add(1, std::memory_order_relaxed)) < items;) {
-            if (const int later = i + team_.size(); later < items) prefetch_queries(l, later / of_tile);
+            if (const int later = i + team_->size(); later < items) prefetch_queries(l, later / of_tile);
             attend_tile<T>(thread, l, i / of_tile, shape.split_parts ? i % of_tile : -1);
             if (is_turn_over()) break;
         }
-        team_.wait();
+        team_->wait();
         if (next.n.load(std::memory_order_relaxed) < items) return false;
         if (!shape.split_parts) return true;
-        const auto [a, b] = part(tiles, thread, team_.size());
+        const auto [a, b] = part(tiles, thread, team_->size());
         for (int i = a; i < b; ++i) merge_parts(thread, l, i);
-        team_.wait();
+        team_->wait();
         return true;
     }
 
@@ -1539,20 +1548,20 @@ class Model {
 
     // After the last attention only the output rows are computed further.
     void select_output_rows(int thread) {
-        const auto [a, b] = part(rows_.output_count, thread, team_.size());
+        const auto [a, b] = part(rows_.output_count, thread, team_->size());
         for (int i = a; i < b; ++i) {
             const size_t row = size_t(rows_.output_rows[i]);
             std::copy_n(x_ + row * width_, width_, last_x_ + size_t(i) * width_);
             std::copy_n(attn_ + row * attended_, attended_, last_attn_ + size_t(i) * attended_);  // none without a mixer
         }
-        team_.wait();
+        team_->wait();
     }
 
     void write_output(int thread) {
         const Plan& p = plan_;
         const ThreadGroup group{*this, thread, true};
         if (!p.generates) {
-            const auto [a, b] = part(rows_.output_count, thread, team_.size());
+            const auto [a, b] = part(rows_.output_count, thread, team_->size());
             float* row = scratch_[thread].row.get();
             for (int i = a; i < b; ++i) {
                 const float* x = last_x_ + size_t(i) * width_;
@@ -1572,17 +1581,18 @@ class Model {
             });
             product(group, p.head, x, count, {out_ + size_t(a) * out_stride_, out_stride_, STORE, 0});
             if (p.logit_scale == 1.f && !p.logit_cap) continue;
-            const auto [from, to] = part(p.head.outputs / COLUMNS, thread, team_.size());
+            const auto [from, to] = part(p.head.outputs / COLUMNS, thread, team_->size());
             for (int r = a; r < a + count; ++r)
                 scale_logits(out_ + size_t(r) * out_stride_ + from * COLUMNS, (to - from) * COLUMNS, p.logit_scale, p.logit_cap);
-            team_.wait();
+            team_->wait();
         }
-        const auto [a, b] = part(rows_.output_count, thread, team_.size());
+        const auto [a, b] = part(rows_.output_count, thread, team_->size());
         for (int i = a; i < b; ++i) argmax_[i] = argmax(out_ + size_t(i) * out_stride_, p.vocab_size);
     }
 
     const Plan plan_;
-    Team team_;
+    Team own_team_, lone_team_{1};
+    Team* team_ = &own_team_;  // that computes
     std::vector<ThreadScratch> scratch_;
     std::vector<Counter> counters_;
     Counter claims_[CLAIMS];
@@ -1649,6 +1659,23 @@ class Model {
     RowAdapters row_adapters_, last_row_adapters_;  // of each row, of each output row
 };
 
+// A step, and its result: what of `rows` is out of range, in which case nothing is computed; 0: it is finished;
+// UNFINISHED: the turn is over, and polyhead_resume goes on.
+struct StepCall {
+    Model* model;
+    const StepInput* rows;
+    float* out;
+    uint8_t* nonfinite;
+    int32_t* argmax;
+    int32_t out_stride, result;
+
+    void begin(int64_t turn, bool alone) {
+        result = int(model->check(*rows, out_stride));
+        if (result == int(Invalid::NONE) && !model->step(*rows, out, out_stride, nonfinite, argmax, turn, alone))
+            result = UNFINISHED;
+    }
+};
+
 }  // namespace
 
 #ifdef _WIN32
@@ -1669,7 +1696,7 @@ EXPORT const char* polyhead_made_of() { return MADE_OF; }
 // The sizes that Python's mirrors of the structures must have.
 EXPORT int polyhead_sizes(int which) {
     const size_t sizes[] = {sizeof(Plan), sizeof(Layer), sizeof(Linear), sizeof(StepInput), sizeof(LowRank), sizeof(Sample),
-                            sizeof(Routing), sizeof(Expert), sizeof(Mixture), sizeof(Source)};
+                            sizeof(Routing), sizeof(Expert), sizeof(Mixture), sizeof(Source), sizeof(StepCall)};
     return int(sizes[which]);
 }
 
@@ -1711,14 +1738,17 @@ EXPORT int64_t polyhead_layer_bytes(const Model* model, int which, int layer) { 
 EXPORT void polyhead_set_cache(Model* model, uint8_t* keys, uint8_t* values, float* states) {
     model->set_cache(keys, values, states);
 }
-// Returns what of `rows` is out of range, in which case nothing is computed; 0: the step is finished; UNFINISHED: the turn
-// of so many nanoseconds is over, and polyhead_resume goes on. Until it is finished, all arrays stay where they are.
-EXPORT int polyhead_step(Model* model, const StepInput* rows, float* out, int out_stride, uint8_t* nonfinite,
-                         int32_t* argmax, int64_t turn) {
-    if (const Invalid invalid = model->check(*rows, out_stride); invalid != Invalid::NONE) return int(invalid);
-    return model->step(*rows, out, out_stride, nonfinite, argmax, turn) ? int(Invalid::NONE) : UNFINISHED;
+// Begins steps and computes each for one turn of so many nanoseconds; 0: to the end.  One step is computed on all threads of
+// its model.  Several steps, of different models, are computed on one thread each: the threads of the first model take one
+// step after the other, so long steps should be first.  Until a step is finished, all its arrays stay where they are.
+EXPORT void polyhead_step(StepCall* calls, int count, int64_t turn) {
+    if (count == 1) { calls->begin(turn, false); return; }
+    std::atomic<int> next{0};
+    calls->model->run([&](int) {
+        for (int i; (i = next.fetch_add(1, std::memory_order_relaxed)) < count;) calls[i].begin(turn, true);
+    });
 }
-// The same for the step that is in progress.
+// Goes on with a step that is in progress.  Returns its result.
 EXPORT int polyhead_resume(Model* model, int64_t turn) { return model->resume(turn) ? int(Invalid::NONE) : UNFINISHED; }
 
 EXPORT Sampler* polyhead_open_sampler(int threads) { return new Sampler(threads); }

@@ -4,7 +4,6 @@ import ctypes
 import random
 import subprocess
 import sys
-from collections.abc import Callable
 from dataclasses import replace
 from typing import Any, NamedTuple
 
@@ -282,12 +281,15 @@ def test_the_compiled_step_checks_again(instructions: str) -> None:
 def test_invalid_counts_return_an_error_code(instructions: str) -> None:
     """Calls polyhead_step itself with invalid counts and no arrays."""
     executor: Any = make_executor(instructions, LEARNED)
-    step: Callable[..., int] = executor._library.polyhead_step
+
+    def result_of(rows: native.StepStruct, width: int) -> str:
+        call = native.StepCall(executor._model, ctypes.addressof(rows), 0, 0, 0, width)
+        executor._library.polyhead_step(ctypes.byref(call), 1, 0)
+        return native.STEP_ERRORS[call.result]
+
     for counts in ((0, 1, 0, 0), (1, 0, 0, 0), (1, 1, 2, 0), (1, 1, -1, 0), (1, 1, 1, -1), (-5, 1, 0, 0)):
-        rows = native.StepStruct(*counts)
-        assert native.STEP_ERRORS[step(executor._model, ctypes.byref(rows), 0, executor._stride, 0, 0, 0)] == "counts"
-    narrow = native.StepStruct(1, 1, 1, 0)
-    assert native.STEP_ERRORS[step(executor._model, ctypes.byref(narrow), 0, LEARNED.width - 1, 0, 0, 0)] == "counts"
+        assert result_of(native.StepStruct(*counts), executor._stride) == "counts"
+    assert result_of(native.StepStruct(1, 1, 1, 0), LEARNED.width - 1) == "counts"
 
 
 def disturbed(rows: StepInput, choice: random.Random) -> StepInput:

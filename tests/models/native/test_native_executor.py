@@ -146,6 +146,30 @@ def test_the_adapter_of_an_interrupted_step_may_be_detached() -> None:
     assert torch.equal(found, expected)
 
 
+@pytest.mark.parametrize(("precision", "threads"), [("int8", 1), ("float32", 2), ("int8", 3)])
+def test_steps_of_several_networks_together_have_the_bits_of_each_alone(threads: int, precision: Precision) -> None:
+    """They may go on in turns, or be dropped; one of them is refused, and no other."""
+    configs = [*ENCODERS.values()]
+    executors = [NativeExecutor(network(config), precision=precision, threads=threads) for config in configs]
+    inputs = [long_rows(config) if number % 2 else rows(config, cached=False) for number, config in enumerate(configs)]
+    expected = [executor.step(each).clone() for executor, each in zip(executors, inputs, strict=True)]
+    inputs[3] = replace(inputs[3], tokens=[configs[3].vocab_size] * len(inputs[3].tokens))
+    for turn_s in (3600.0, SHORTEST_TURN_S):
+        steps = [executor.step_in_turns(each, turn_s) for executor, each in zip(executors, inputs, strict=True)]
+        executors[0].begin_together(steps)
+        with pytest.raises(StepInputError):
+            next(steps[3])
+        steps[5].close()
+        for number, step in enumerate(steps):
+            if number in (3, 5):
+                continue
+            *turns, found = step
+            assert found is not None
+            assert torch.equal(found, expected[number]), number
+            assert turn_s == SHORTEST_TURN_S or turns == []
+        assert all(len(executor._idle_models) == len(executor._models) == 1 for executor in executors)
+
+
 def test_a_refused_step_leaves_its_model_idle() -> None:
     config = ENCODERS["bert"]
     executor = NativeExecutor(network(config))
