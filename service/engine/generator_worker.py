@@ -55,6 +55,10 @@ FORCED_TURN_S = 0.005  # seconds of a step after which it computes no more force
 ALL_BANNED = "no token is allowed next: the constraints of the request exclude all of them"
 
 
+def wants_prompt_scores(request: Request) -> bool:
+    return isinstance(request, Generate) and request.prompt_logprobs >= 0
+
+
 class GeneratorWorker:
     """Shares an executor and its cache among generation requests.
 
@@ -375,7 +379,8 @@ class GeneratorWorker:
             return []
         events: list[HandleEvent] = []
         if request.prompt_logprobs >= 0:
-            events += [(handle, PromptScores(tuple(state.prompt_scores))) for handle in state.handles if handle]
+            scored = PromptScores(tuple(state.prompt_scores))
+            events += [(handle, scored) for handle in state.handles if handle and wants_prompt_scores(handle.request)]
         group = self._groups.start_followers(state)
         if not request.max_tokens:
             for one in group:

@@ -159,7 +159,7 @@ def usage_object(subject: ExplainSubject) -> dict[str, int]:
 def attribution_objects(
     parameters: ExplainParameters, subject: ExplainSubject, found: ExplanationResult
 ) -> Iterator[dict[str, Any]]:
-    if parameters.method in PATH_METHODS:
+    if parameters.method in PATH_METHODS and not subject.source:  # an encoder has no row of the answer
         matrix = np.asarray(found.weights[0].values)[0, 0]
         for described in subject.goals or (None,):
             yield attribution_object(described, attention_from_answer(matrix, described, found), subject)

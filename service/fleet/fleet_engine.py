@@ -9,10 +9,10 @@ import asyncio
 import logging
 import math
 from collections import Counter
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field, replace
-from itertools import count, groupby
+from dataclasses import dataclass, field
+from itertools import count, groupby, pairwise
 from random import Random
 from typing import Any
 
@@ -45,9 +45,12 @@ from .messages import REQUESTS_PER_FRAME, PackedRows, fill_frames, pack_rows
 from .replica_connection import Address, ConnectionContext, ReplicaConnection
 from .replica_set import ReplicaSet
 from .routing import AnswerLengths, CreatePolicy, PrefixAffinity, RoutingRequest
+from .similar_requests import shorten_request
 
 # Tokens that were read from a cache; a request that is preempted counts its own again.
 MAX_CACHED_TOKENS = 1 << 32
+# Tokens of the requests that are packed together, each of which counts ROW_TOKENS more.
+FRAME_TOKENS, ROW_TOKENS = 1 << 17, 1 << 5
 LAYOUT_ATTEMPTS = 2  # replicas that are asked to load an explainer, one after the other if they do not answer
 
 log = logging.getLogger("polyhead.fleet")
@@ -370,17 +373,19 @@ class Fleet:
         for connection, batch in batches.items():
             for sent in batch:
                 sent.connection = connection
-            parts = [part for _, members in groupby(batch, group_of) for part in self._pack_group(list(members))]
+            parts = (part for groups in split_batch(batch) for part in self._pack_groups(groups))
             fields = "ask", batch[0].model.name, batch[0].routing.expected_tokens
             for frame in fill_frames(fields, parts, REQUESTS_PER_FRAME):
                 connection.send_frame(frame)
 
-    def _pack_group(self, group: Sequence[RoutedRequest]) -> Sequence[PackedRows]:
-        """Pack the requests of one group.  If they cannot be sent they fail, and nothing is returned."""
+    def _pack_groups(self, groups: Sequence[Sequence[RoutedRequest]]) -> Sequence[PackedRows]:
+        """Pack groups of requests.  Those of a group that cannot be sent fail, and the others are packed without it."""
         try:
-            return [pack_rows(request_rows(group))]
+            return [pack_rows(request_rows([sent for group in groups for sent in group]))]
         except FrameError as error:
-            for sent in group:
+            if len(groups) > 1:
+                return [part for group in groups for part in self._pack_groups([group])]
+            for sent in groups[0]:
                 self._fail(sent, BadRequest(f"it cannot be sent to a replica: {error}"))
             return []
 
@@ -471,18 +476,27 @@ def group_of(sent: RoutedRequest) -> str | int:
     return (request.group if isinstance(request, Generate) else "") or sent.number
 
 
-def request_rows(group: Sequence[RoutedRequest]) -> Sequence[tuple[int, int, Request | SimilarRequest]]:
-    """Return the rows of requests of one group.  What they have in common, above all the prompt, is sent once."""
-    rows = list[tuple[int, int, Request | SimilarRequest]]()
-    number, whole = 0, None  # the newest request that is sent whole
-    for sent in group:
-        request = sent.stream.request
-        row: Request | SimilarRequest = request
-        if isinstance(request, Generate) and isinstance(whole, Generate):
-            seed = request.sampling.seed
-            if replace(whole, id=request.id, sampling=replace(whole.sampling, seed=seed)) == request:
-                row = SimilarRequest(number, request.id, seed)
-        if row is request:
-            number, whole = sent.number, request
+def split_batch(batch: Sequence[RoutedRequest]) -> Iterator[Sequence[Sequence[RoutedRequest]]]:
+    """Yield the groups of a batch, as many together as a frame should have."""
+    groups, size = list[Sequence[RoutedRequest]](), 0
+    for _, members in groupby(batch, group_of):
+        group = list(members)
+        tokens = group[0].stream.request.prompt_tokens + ROW_TOKENS * len(group)  # a group has one prompt
+        if groups and size + tokens > FRAME_TOKENS:
+            yield groups
+            groups, size = [], 0
+        groups.append(group)
+        size += tokens
+    yield groups
+
+
+def request_rows(batch: Sequence[RoutedRequest]) -> Sequence[tuple[int, int, Request | SimilarRequest]]:
+    """Return the rows of requests.  Of each but the first only what differs from the one before it is sent."""
+    first = batch[0]
+    rows: list[tuple[int, int, Request | SimilarRequest]] = [
+        (first.number, first.uncached_tokens, first.stream.request)
+    ]
+    for before, sent in pairwise(batch):
+        row = shorten_request(before.number, before.stream.request, sent.stream.request)
         rows.append((sent.number, sent.uncached_tokens, row))
     return rows

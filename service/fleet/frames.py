@@ -56,7 +56,7 @@ from ..core.request import (
 from ..structured.compiled_guide import CompiledGuide
 from ..structured.thinking import ThinkingGuide
 
-PROTOCOL_VERSION = 12  # of this table and of the messages; both ends must have the same
+PROTOCOL_VERSION = 13  # of this table and of the messages; both ends must have the same
 MAX_FRAME_BYTES = 1 << 28  # bytes of a frame, at most
 LENGTH_BYTES = 4  # bytes of the length in front of a frame
 NONCE_BYTES = 32  # bytes
@@ -83,11 +83,13 @@ class RequestStarted:
 
 @dataclass(frozen=True, slots=True)
 class SimilarRequest:
-    """A generation request that differs from another of its message, the one with `number`, in its id and its seed."""
+    """A request that differs from another of its message, the one with `number`, in its seed and in `own`: see
+    `similar_requests`.
+    """
 
     number: int
-    id: str
     seed: int
+    own: tuple[Any, ...]
 
 
 class FrameError(ValueError):

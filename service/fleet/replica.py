@@ -62,6 +62,7 @@ from .messages import (
 from .model_pool import ModelPool
 from .replica_http import ReplicaHttpServer
 from .routing import Candidate, RoutingRequest
+from .similar_requests import complete_request
 from .unauthenticated import UnauthenticatedConnections
 
 LOAD_INTERVAL_S = 0.5  # seconds between two reports of the queued tokens to each connection
@@ -276,14 +277,6 @@ async def authenticate(secret: str, reader: StreamReader, writer: StreamWriter) 
     if not hmac.compare_digest(peer_proof, compute_proof(secret, "asks", own_nonce)):
         raise FrameError("it does not know the secret")
     writer.write(compute_proof(secret, "answers", peer_nonce))
-
-
-def complete_request(similar: SimilarRequest, others: Mapping[int, Request]) -> Generate:
-    """Return the request that is similar to one of `others`, by their numbers.  Raises FrameError."""
-    other = others.get(similar.number)
-    if not isinstance(other, Generate):
-        raise FrameError(f"a request is similar to {similar.number}, which is none of the same message")
-    return replace(other, id=similar.id, sampling=replace(other.sampling, seed=similar.seed))
 
 
 class IngressConnection:

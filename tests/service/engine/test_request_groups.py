@@ -242,6 +242,14 @@ def test_a_prompt_of_one_token_scores_nothing() -> None:
     assert events == [PromptScores(()), Done("length", 1, 0, 0)]
 
 
+def test_the_scores_of_a_search_go_to_the_request_that_asks_for_them() -> None:
+    """A router closes the connection of a replica that sends scores that were not asked for."""
+    one, *others = beam_search_of([3, 1, 4], 3, BeamSearchOptions(3), max_tokens=2)
+    first, *rest = answers(FakeGenerator(), replace(one, prompt_logprobs=0), *others)
+    assert isinstance(first[0], PromptScores)
+    assert not any(isinstance(event, PromptScores) for events in rest for event in events)
+
+
 # Guides
 
 

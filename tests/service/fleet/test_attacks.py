@@ -262,6 +262,8 @@ def test_a_slow_handshake_ends(run_shared: Callable[[Act], None], monkeypatch: p
 
 GENERATE = Generate("asked", (3, 4, 5), 4, sampling=GREEDY)
 ENCODE = Encode("asked", (1, 5, 6, 2))
+EXPLAIN = ExplainTextRequest("asked", (3, 4, 5), "occlusion", goals=(((2, 1),),))
+OWN = ("x", None, None, None, None, None)  # of a similar Generate: its id
 INVALID_FRAMES: list[Any] = [
     ("ask", "chat", 0, ((7, 3, None),)),
     ("ask", "chat", 0, ((7, 3, "text"),)),
@@ -284,9 +286,12 @@ INVALID_FRAMES: list[Any] = [
     {"ask": 1},
     (["ask"], 1),
     ("ask", "chat", 0, (None,) * 1_000_000),
-    ("ask", "chat", 0, ((7, 3, SimilarRequest(6, "x", 1)),)),
-    ("ask", "chat", 0, ((7, 3, SimilarRequest(7, "x", 1)),)),
-    ("ask", "chat", 0, ((7, 4, ENCODE), (8, 4, SimilarRequest(7, "x", 1)))),
+    ("ask", "chat", 0, ((7, 3, SimilarRequest(6, 1, OWN)),)),
+    ("ask", "chat", 0, ((7, 3, SimilarRequest(7, 1, OWN)),)),
+    ("ask", "chat", 0, ((7, 4, ENCODE), (8, 4, SimilarRequest(7, 1, OWN)))),
+    ("ask", "chat", 0, ((7, 4, EXPLAIN), (8, 4, SimilarRequest(7, 1, OWN)))),
+    ("ask", "chat", 0, ((7, 3, GENERATE), (8, 3, SimilarRequest(7, 1, OWN[:-1])))),
+    ("ask", "chat", 0, ((7, 3, GENERATE), (8, 3, SimilarRequest(7, 1, ("x", (1.5,), *OWN[2:]))))),
     ("ask", "chat", 0, ((7, 3, (None,) * 1_000_000),)),
     ("drop", 7, "x" * SMALL_FRAME_BYTES),
 ]
@@ -332,7 +337,6 @@ WRONG: list[Request] = [
 ]
 
 
-EXPLAIN = ExplainTextRequest("asked", (3, 4, 5), "occlusion", goals=(((2, 1),),))
 WRONG += [
     replace(ENCODE, tokens=(1 << 40, -1)),
     replace(ENCODE, segments=(0, 1 << 40, -1, 0)),

@@ -10,7 +10,7 @@ from contextlib import ExitStack, asynccontextmanager, contextmanager
 from dataclasses import dataclass, field, replace
 from hashlib import sha256
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import httpx
 import pytest
@@ -19,13 +19,24 @@ from pydantic import SecretStr
 
 from polyhead.service.api.access.app_state import AppState
 from polyhead.service.config.settings import Settings
-from polyhead.service.core.errors import PolyheadError
+from polyhead.service.core.errors import BadRequest, PolyheadError
+from polyhead.service.core.grammar import Grammar
+from polyhead.service.core.guide import Guide, GuideSpec
 from polyhead.service.core.model import Model
-from polyhead.service.core.request import Done, Event, Failed, Generate, GeneratedToken, PromptScores, Sampling
+from polyhead.service.core.request import (
+    Done,
+    Encode,
+    Event,
+    Failed,
+    Generate,
+    GeneratedToken,
+    PromptScores,
+    Sampling,
+)
 from polyhead.service.engine.block_allocator import block_keys
 from polyhead.service.engine.event_stream import Stream
+from polyhead.service.fleet import fleet_engine, replica_connection
 from polyhead.service.fleet import replica as replica_module
-from polyhead.service.fleet import replica_connection
 from polyhead.service.fleet.fleet_engine import Fleet
 from polyhead.service.fleet.frames import compute_proof, digest_bytes, encode_frame, pack, pack_model
 from polyhead.service.fleet.ingress import assemble_ingress
@@ -173,6 +184,18 @@ ASKED: list[tuple[str, Any]] = [
     ("/v1/completions", {"model": "chat", "prompt": "x", "max_tokens": 9, "stream": True, "temperature": 0}),
     ("/v1/completions", {"model": "chat", "prompt": "The", "max_tokens": 4, "echo": True, "logprobs": 1, "seed": 1}),
     ("/v1/completions", {"model": "chat", "prompt": "x" * 900, "max_tokens": 4}),
+    (
+        "/v1/completions",
+        {
+            "model": "chat",
+            "prompt": "The",
+            "max_tokens": 4,
+            "echo": True,
+            "logprobs": 1,
+            "n": 2,
+            "use_beam_search": True,
+        },
+    ),
     (
         "/v1/chat/completions",
         {
@@ -620,10 +643,47 @@ def test_the_prompt_of_a_group_is_hashed_and_sent_once(settings: Settings, monke
     run_scene(settings, act)
 
 
+def test_options_of_a_call_are_sent_once(run_shared: Callable[[Act], None], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Else a grammar of 60 KB would be a gigabyte for 16,000 prompts, and the replica would count as lost."""
+    count, received = 1000, list[Any]()
+    monkeypatch.setattr(fleet_engine, "FRAME_TOKENS", fleet_engine.ROW_TOKENS * count // 2)
+    guide = cast(Guide, GuideSpec(Grammar("regex", "c" * 10_000, "guided_regex"), None))
+    sampling = Sampling(temperature=1.0, bias=tuple((token, 1.0) for token in range(100)))
+    prompts = [(number % 200 + 3, number % 7 + 3) for number in range(count)]
+    generates = [
+        Generate(f"g-{number}", prompt, 3, sampling=replace(sampling, seed=number), guide=guide)
+        for number, prompt in enumerate(prompts)
+    ]
+    encodes = [Encode(f"e-{number}", prompt, targets=tuple(range(1000))) for number, prompt in enumerate(prompts)]
+
+    def reject(_: Model, requests: Sequence[Any]) -> None:
+        received.extend(requests)
+        raise BadRequest("not now")
+
+    async def as_sent(_: Any, _model: Model, request: Any) -> Any:
+        return request
+
+    async def act(here: Scene) -> None:
+        [here.model] = [model for model in here.fleet.models() if model.name == "chat"]
+        monkeypatch.setattr(here.replicas[0].registry, "submit", reject)
+        monkeypatch.setattr(replica_module.IngressConnection, "_with_guide", as_sent)
+        packed = Packed(monkeypatch, here)
+        for requests in (generates, encodes):
+            for stream in here.fleet.submit(here.model, requests):
+                assert isinstance(ended(await read_events(stream)), Failed)
+        assert received == [*generates, *encodes]
+        frames = b"".join(packed.frames)
+        assert 1 < frames.count(b"c" * 10_000) < 4, "once in each half"
+        assert len(frames) < 2 * count * 40 + 6 * 12_000
+        monkeypatch.undo()
+
+    run_shared(act)
+
+
 def test_requests_of_a_group_that_differ_otherwise_are_sent_whole(run_shared: Callable[[Act], None]) -> None:
     async def act(here: Scene) -> None:
         first, *others = grouped(here, tuple(range(3, 40)))
-        streams = here.fleet.submit(here.model, [replace(first, prompt_logprobs=1), *others])
+        streams = here.fleet.submit(here.model, [replace(first, prompt_logprobs=1, logprobs=1), *others])
         answers = [await read_events(stream) for stream in streams]
         assert isinstance(answers[0][0], PromptScores)
         assert not any(isinstance(event, PromptScores) for events in answers[1:] for event in events)
