@@ -132,6 +132,15 @@ class TurnExecutor(Protocol):
         """
 
 
+@dataclass(frozen=True, slots=True)
+class Preparation:
+    """Sequences of the `rows` of `PreparingExecutor.prepare`, by number: those whose work is not finished, and those
+    whose source has begun to be encoded. Of sequences with the same source it is the first."""
+
+    unfinished: Sequence[int]
+    begun: Sequence[int]
+
+
 @runtime_checkable
 class JointExecutor(TurnExecutor, Protocol):
     """An executor that can compute steps of several networks at once, each on one thread."""
@@ -157,9 +166,9 @@ class PreparingExecutor(Protocol):
     """An executor whose steps need work that takes much longer than a step, such as a source that is encoded, and that
     can do it before them."""
 
-    def prepare(self, rows: StepInput, turn_s: float) -> list[int]:
+    def prepare(self, rows: StepInput, turn_s: float) -> Preparation:
         """Do some of the work that the sequences of `rows` need before their step, until `turn_s` seconds have passed,
-        at least a piece of it. Returns the sequences whose work is not finished.
+        at least a piece of it.
 
         The next call goes on with the work for sequences that are still in its `rows`. A step does first what was not
         prepared. Raises StepInputError before anything is computed.

@@ -26,7 +26,7 @@ from ..network.ragged import RaggedBatch
 from ..network.work_pieces import Pieces
 from ..seq2seq.protocol import Seq2Seq, Seq2SeqState
 from .bounds import Bounds
-from .contract import StepInput, copy_marks
+from .contract import Preparation, StepInput, copy_marks
 
 MAX_SOURCE_TOKENS = 512  # tokens of sources encoded at once, unless a single source is longer
 MAX_STATE_AGE = 4  # steps after which an unused state is freed
@@ -143,7 +143,7 @@ class Seq2SeqExecutor:
         return 0
 
     @torch.inference_mode()
-    def prepare(self, rows: StepInput, turn_s: float) -> list[int]:
+    def prepare(self, rows: StepInput, turn_s: float) -> Preparation:
         """See models.executors.contract.PreparingExecutor."""
         self._bounds.check(rows, ())
         members = [self._plan_sequence(rows, n) for n in range(len(rows.block_tables))]
@@ -151,17 +151,17 @@ class Seq2SeqExecutor:
         self._encoded = {source: kept for source, kept in self._encoded.items() if source in wanted}
         if self._encoding is not None and wanted.isdisjoint(self._encoding.sources):
             self._encoding = None
-        self._prepare(members, turn_s)
-        return [n for n, member in enumerate(members) if not member.is_prepared]
+        begun = [members.index(member) for member in self._prepare(members, turn_s)]
+        return Preparation([n for n, member in enumerate(members) if not member.is_prepared], begun)
 
-    def _prepare(self, members: list[StepSequence], turn_s: float) -> None:
+    def _prepare(self, members: list[StepSequence], turn_s: float) -> list[StepSequence]:
         """Compute the states before the new tokens of sequences that have none, for about `turn_s` seconds. States
-        that sequences have reached are kept."""
-        until = perf_counter() + turn_s
+        that sequences have reached are kept. Returns the sequences whose sources have begun to be encoded."""
+        until, begun = perf_counter() + turn_s, list[StepSequence]()
         replayed = dict[StepSequence, int]()  # and the slot of the token after which their state was known
         while left := [member for member in members if not member.is_prepared]:
             if unread := [member for member in left if member.batch_state is None]:
-                self._encode_piece(unread)
+                begun += self._encode_piece(unread)
             if going := [member for member in left if member.batch_state and not member.is_prepared]:
                 replayed |= {member: member.slot for member in going if member not in replayed}
                 self._advance(going, {})
@@ -172,6 +172,7 @@ class Seq2SeqExecutor:
             if known_slot not in needed:
                 self._states.pop(known_slot, None)
             self._keep_state(member)
+        return begun
 
     def _plan_sequence(self, rows: StepInput, n: int) -> StepSequence:
         """A sequence of the step: continued from its newest kept state, or computed again from the start."""
@@ -188,18 +189,24 @@ class Seq2SeqExecutor:
         member.pending = [self._slot_tokens[member.slot_of(place)] for place in range(known + 1, first)] + new
         return member
 
-    def _encode_piece(self, members: list[StepSequence]) -> None:
+    def _encode_piece(self, members: list[StepSequence]) -> list[StepSequence]:
         """A piece of the encoding of sources, each distinct one once, several together: of those that are being
-        encoded, or else of the first of `members` and what fits beside it."""
+        encoded, or else of the first of `members` and what fits beside it. Returns the sequences whose sources begin
+        with it, one for each source."""
+        begun = list[StepSequence]()
         if self._encoding is None:
-            first, *others = dict.fromkeys(member.source for member in members)
-            some, left = [first], MAX_SOURCE_TOKENS - len(first)
-            for source in others:
-                if len(source) <= left:
-                    some.append(source)
-                    left -= len(source)
-            batch = RaggedBatch.of(some, device=self.device)
-            self._encoding = OpenEncoding(some, self.network.initial_state_in_pieces(batch))
+            unread = dict[tuple[int, ...], StepSequence]()
+            for member in members:
+                unread.setdefault(member.source, member)
+            first, *others = unread.values()
+            begun, left = [first], MAX_SOURCE_TOKENS - len(first.source)
+            for member in others:
+                if len(member.source) <= left:
+                    begun.append(member)
+                    left -= len(member.source)
+            sources = [member.source for member in begun]
+            batch = RaggedBatch.of(sources, device=self.device)
+            self._encoding = OpenEncoding(sources, self.network.initial_state_in_pieces(batch))
         encoding, self._encoding = self._encoding, None  # for good, if it raises
         try:
             next(encoding.pieces)
@@ -211,6 +218,7 @@ class Seq2SeqExecutor:
         for member in members:
             if member.source in self._encoded:
                 member.batch_state, member.row = self._encoded[member.source]
+        return begun
 
     def _advance(self, members: list[StepSequence], logits: dict[int, Tensor]) -> None:
         """Run one token of each sequence."""

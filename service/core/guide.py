@@ -60,7 +60,8 @@ class Guide(Protocol):
     def spec(self) -> "GuideSpec":
         """What it was compiled from: plain values, which another process can compile again."""
 
-    def new_state(self) -> GuideState: ...
+    def new_state(self, owner: str = "") -> GuideState:
+        """The beginning of an answer of `owner`, the name of a key."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -217,7 +217,7 @@ class GeneratorWorker:
         if len(rows.output_rows) == len(rows.tokens):  # a step without prompts
             self.speculation.record_step(len(rows.tokens), computed - began)
         self._plan, self._forced_s = replace(plan, chunks=done), 0.0
-        events = self._commit(nonfinite)
+        events = self._commit(nonfinite, plan.chunks)
         for chunk, scored in zip(valid, scores, strict=True):
             events += self._finish_prompt(chunk, scored)
         for state, tokens in sampled.items():
@@ -238,10 +238,11 @@ class GeneratorWorker:
         rows = self._build_rows(chunks)
         if not chunks or not isinstance(self._executor, PreparingExecutor):
             return chunks, rows
-        unfinished = {*self._executor.prepare(rows, inf if self._is_retry else PREPARING_TURN_S)}
-        if not unfinished:
+        preparation = self._executor.prepare(rows, inf if self._is_retry else PREPARING_TURN_S)
+        self._groups.scheduler.charge_sources(chunks[n].sequence for n in preparation.begun)
+        if not preparation.unfinished:
             return chunks, rows
-        prepared = [chunk for n, chunk in enumerate(chunks) if n not in unfinished]
+        prepared = [chunk for n, chunk in enumerate(chunks) if n not in preparation.unfinished]
         return prepared, self._build_rows(prepared)
 
     def _build_rows(self, chunks: list[Chunk]) -> StepInput:
@@ -359,15 +360,16 @@ class GeneratorWorker:
             state.started = True
         return started
 
-    def _commit(self, nonfinite: set[RequestState]) -> list[HandleEvent]:
-        """Commit what was computed.  Requests with non-finite values end, and their blocks are not reused."""
+    def _commit(self, nonfinite: set[RequestState], computed: Sequence[Chunk]) -> list[HandleEvent]:
+        """Commit the plan's part of what was `computed`.  Requests with non-finite values end, and their blocks are not
+        reused."""
         events: list[HandleEvent] = []
         error = StepFailed("the model computed numbers that are not finite for this request")
         for state in nonfinite:
             for sequence in state.sequences:
                 self._groups.scheduler.unpublish(sequence)
             events += self._end_request(state, Failed(error))
-        self._groups.commit(self._plan.chunks)
+        self._groups.commit(computed, self._plan.chunks)
         return events
 
     def _finish_prompt(self, chunk: Chunk, scores: Sequence[TokenScore]) -> list[HandleEvent]:

@@ -76,9 +76,13 @@ class RequestGroups:
     def schedule(self) -> StepPlan:
         return self.scheduler.schedule()
 
-    def commit(self, chunks: Sequence[Chunk]) -> None:
-        """Count the chunks of requests that have not ended as computed, without their drafts."""
-        self.scheduler.commit([chunk for chunk in chunks if chunk.sequence in self.states])
+    def commit(self, computed: Sequence[Chunk], done: Sequence[Chunk]) -> None:
+        """Charge for all chunks that were computed.  Those of `done` whose requests have not ended count as computed,
+        without their drafts.
+        """
+        kept = [chunk for chunk in done if chunk.sequence in self.states]
+        self.scheduler.charge(chunk for chunk in computed if chunk not in kept)
+        self.scheduler.commit(kept)
 
     def accept_draft(self, state: RequestState, count: int) -> None:
         """Count `count` tokens of a draft, which were computed with the last chunk, as computed."""

@@ -6,6 +6,7 @@ answers that wait.
 """
 
 from dataclasses import dataclass, field
+from functools import partial
 from random import Random
 
 import numpy as np
@@ -82,7 +83,7 @@ class RequestState:
         if self.search is not None:
             self.search.beams[0].processor = self.processor
         if self.request.guide is not None:
-            guide_state = attempt(self.request.guide.new_state)
+            guide_state = attempt(partial(self.request.guide.new_state, self.request.terms.owner))
             if not isinstance(guide_state, Failure):
                 self.guide_state = guide_state
             elif isinstance(guide_state.error, PolyheadError):

@@ -365,22 +365,32 @@ class Scheduler:
         if sum(cost for count, cost in costs if count > 1) >= SMALLEST_SHARE:
             self._token_seconds.append(seconds / sum(cost for _, cost in costs))
 
-    def commit(self, chunks: list[Chunk]) -> None:
-        """Count the chunks as computed, without their drafts, and publish blocks that are full now, and states.
+    def charge_sources(self, sequences: Iterable[TokenSequence]) -> None:
+        """Charge the owners of sequences whose sources begin to be encoded.  One that is aborted has cost as much."""
+        for sequence in sequences:
+            self._charge(sequence.owner, len(sequence.source))
 
-        Of its owner's share, a token to be scored takes as many tokens as a step has for each row of logits.  Otherwise
-        an owner whose prompts wait for rows would have a claim to all of them, for the tokens that others computed
-        meanwhile.
+    def charge(self, chunks: Iterable[Chunk]) -> None:
+        """Charge the owners of chunks that were computed, before they are committed.
+
+        A token to be scored costs as many tokens as a step has for each row of logits.  Otherwise an owner whose
+        prompts wait for rows would have a claim to all of them, for the tokens that others computed meanwhile.
         """
-        least_served = self._least_served and self._least_served[1]
         for chunk in chunks:
             sequence, cost = chunk.sequence, float(chunk.count + chunk.draft)
             if sequence.computed < sequence.scored_prefix:
                 cost *= self._tokens_per_row
-            if not sequence.computed:
-                cost += len(sequence.source)
-            owner = sequence.owner
-            self.waiting.charge(owner, cost, in_turn=least_served is None or owner == least_served)
+            self._charge(sequence.owner, cost)
+
+    def _charge(self, owner: str, cost: float) -> None:
+        least_served = self._least_served and self._least_served[1]
+        self.waiting.charge(owner, cost, in_turn=least_served is None or owner == least_served)
+
+    def commit(self, chunks: list[Chunk]) -> None:
+        """Charge for the chunks, count them as computed, without their drafts, and publish full blocks and states."""
+        self.charge(chunks)
+        for chunk in chunks:
+            sequence = chunk.sequence
             self.advance(sequence, chunk.count)
             self.states.commit(sequence.slots, sequence.block_keys, sequence.computed, chunk.count)
 

@@ -19,7 +19,7 @@ from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
 from copy import copy
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from threading import Lock
 from time import perf_counter, thread_time
 from typing import Protocol, TypeVar
@@ -30,6 +30,7 @@ from llguidance import LLMatcher, LLParserLimits
 from numpy.typing import NDArray
 
 from ..concurrency.fair_queue import FairQueue
+from ..concurrency.fair_share import FairScheduler
 from ..concurrency.outcome import Failure, attempt, submit, unwrap
 from ..core.errors import BadRequest, BodyTooLarge, Overloaded, PolyheadError, TooComplex, Unavailable
 from ..core.grammar import Grammar
@@ -59,7 +60,7 @@ MAX_MASK_S = 0.2
 TRIAL_STEPS = 3  # that are tried before a guide is used
 TOKENS_PER_MASK = 16  # read again in a shared lexer
 READ_SLICE_S = 0.02
-TURNS = 64  # lines of grammars that wait to be compiled again
+TURNS = 64  # lines of grammars of one key that wait to be compiled again
 MAX_CACHED_BYTES = 1 << 28  # bytes of the lexers of all cached guides, at most an eighth of the memory for requests
 WHAT = "the answer's form"
 TOO_COMPLEX = "the answer's form has become too complex: "
@@ -101,7 +102,8 @@ class LexerMemory:
     def __init__(self, limit: MemoryLimit, trim_caches: Callable[[float], None]) -> None:
         self._limit, self._trim_caches = limit, trim_caches
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="guide-growth")
-        self._queue: FairQueue[LexerJob] = FairQueue()  # grammars take turns, by seconds
+        self._shares: FairScheduler[str] = FairScheduler()  # of keys whose answers wait for lexers, in seconds
+        self._queues: dict[str, FairQueue[LexerJob]] = {}  # by key; its grammars take turns, by seconds
         self._lock = Lock()
         self.clock: Callable[[], float] = perf_counter  # of what is quick
         self.owner = ""  # the name of the key; empty for guides that are of no key
@@ -139,30 +141,54 @@ class LexerMemory:
     def move(self, size: int, owner: str, other: str) -> None:
         self._limit.move(size, owner, other)
 
-    def compile_aside(self, guide: "CompiledGuide", room: int) -> "Future[Lexer]":
-        """Compile a guide again, on the thread for it.  Raises Unavailable where the thread cannot be started."""
-        job = LexerJob(guide, room, Future(), str(hash(guide.source) % TURNS))
+    def compile_aside(self, guide: "CompiledGuide", room: int, owner: str) -> "LexerJob":
+        """Compile a guide again for an answer of the key `owner`, on the thread for it.
+
+        Raises Unavailable where the thread cannot be started.
+        """
+        job = LexerJob(guide, room)
         with self._lock:
-            self._queue.add(job, job.owner, 0)
+            self._enqueue(job, owner)
         try:
             submit(self._thread, self._compile_next)
         except Unavailable:
             with self._lock:
-                if job in self._queue:
-                    self._queue.remove(job)
+                self._dequeue(job)
             raise
-        return job.lexer
+        return job
+
+    def join(self, job: "LexerJob", owner: str) -> None:
+        """An answer of `owner` needs the lexer, too: a job that still waits does so in the line of this key as well."""
+        with self._lock:
+            if any(job in queue for queue in self._queues.values()):
+                self._enqueue(job, owner)
+
+    def _enqueue(self, job: "LexerJob", owner: str) -> None:
+        """Let a job wait in the line of a key, unless it does.  The caller has the lock, here and below."""
+        queue = self._queues.setdefault(owner, FairQueue())
+        if not queue:
+            self._shares.rejoin(owner)
+        if job not in queue:
+            queue.add(job, job.line, 0)
+
+    def _dequeue(self, job: "LexerJob") -> None:
+        for queue in self._queues.values():
+            if job in queue:
+                queue.remove(job)
 
     def _compile_next(self) -> None:
         with self._lock:
-            job = self._queue.peek()
-            if job is None:  # it could not be submitted, and is compiled no more
+            owner = self._shares.next(key for key, queue in self._queues.items() if queue)
+            job = None if owner is None else self._queues[owner].peek()
+            if owner is None or job is None:  # it could not be submitted, and is compiled no more
                 return
-            self._queue.remove(job)
-        began = perf_counter()
+            self._dequeue(job)
+        began = self.clock()
         compiled = attempt(lambda: Lexer(job.guide, job.room))
         with self._lock:
-            self._queue.charge(job.owner, perf_counter() - began)
+            seconds = self.clock() - began
+            self._shares.charge(owner, seconds)
+            self._queues[owner].charge(job.line, seconds)
         if isinstance(compiled, Failure):
             job.lexer.set_exception(compiled.error)
         else:
@@ -178,8 +204,12 @@ class LexerJob:
 
     guide: "CompiledGuide"
     room: int
-    lexer: "Future[Lexer]"
-    owner: str  # whose turn it is
+    lexer: "Future[Lexer]" = field(default_factory=Future)
+
+    @property
+    def line(self) -> str:
+        """In which it waits, beside other grammars of its key."""
+        return str(hash(self.guide.source) % TURNS)
 
 
 class LexerClaim:
@@ -342,11 +372,11 @@ class CompiledGuide:
         self.bytes_per_state = BYTES_PER_STATE + BYTES_PER_LEXEME * len(REPETITIONS.findall(grammar.source))
         self._lock = Lock()
         self._is_cached = False
-        self._next: Future[Lexer] | None = None  # that will replace the lexer
+        self._next: LexerJob | None = None  # of the lexer that will replace this one
         self.lexer = Lexer(self, LEXER_ROOMS[0])
 
-    def new_state(self) -> "GrammarState":
-        return GrammarState(self)
+    def new_state(self, owner: str = "") -> "GrammarState":
+        return GrammarState(self, owner)
 
     def set_cached(self, is_cached: bool) -> None:
         """Count the lexer, and those that replace it, for no key, or for the key whose grammar it is.  Other lexers are
@@ -356,16 +386,21 @@ class CompiledGuide:
             self._is_cached = is_cached
             self.lexer.claim.set_cached(is_cached)
 
-    def replace(self, lexer: Lexer) -> Lexer:
-        """The lexer that replaces `lexer`.  Raises GuideBusy until it is compiled, and as Lexer does."""
+    def replace(self, lexer: Lexer, owner: str) -> Lexer:
+        """The lexer that replaces `lexer`, for an answer of the key `owner`.
+
+        Raises GuideBusy until it is compiled, and as Lexer does.
+        """
         with self._lock:
             if self.lexer is not lexer:
                 return self.lexer
             if self._next is None:
-                self._next = self.memory.compile_aside(self, lexer.next_room)
-            if not self._next.done():
-                raise GuideBusy(self._next)
-            compiled, self._next = self._next, None
+                self._next = self.memory.compile_aside(self, lexer.next_room, owner)
+            compiled = self._next.lexer
+            if not compiled.done():
+                self.memory.join(self._next, owner)
+                raise GuideBusy(compiled)
+            self._next = None
             replaced, self.lexer = self.lexer, compiled.result()
             replaced.claim.set_cached(False)
             self.lexer.claim.set_cached(self._is_cached)
@@ -374,10 +409,10 @@ class CompiledGuide:
 
 
 class GrammarState:
-    """The position of one answer in a grammar."""
+    """The position of one answer in a grammar.  `owner` is the key whose answer it is."""
 
-    def __init__(self, guide: CompiledGuide) -> None:
-        self._guide, self._lexer = guide, guide.lexer
+    def __init__(self, guide: CompiledGuide, owner: str) -> None:
+        self._guide, self._lexer, self._owner = guide, guide.lexer, owner
         self._matcher = self._lexer.copy()
         self._tokens: list[int] = []
         self._read_count = 0  # tokens that the matcher has read: fewer than all after it began in another lexer
@@ -518,12 +553,12 @@ class GrammarState:
         """The lexer after this one.  Raises GuideBusy until it is compiled, TooComplex where there is none."""
         lexer = self._lexer
         if not self._has_own_lexer and self._lexer_count < MAX_SHARED_LEXERS:
-            return self._guide.replace(lexer)
+            return self._guide.replace(lexer, self._owner)
         if self._has_own_lexer and not (lexer.lacks_room and lexer.room < LEXER_ROOMS[-1]):
             raise TooComplex(TOO_COMPLEX + readable_error(lexer.error))
         if self._own_next is None:
             room = lexer.next_room if self._has_own_lexer else LEXER_ROOMS[0]
-            self._own_next = self._guide.memory.compile_aside(self._guide, room)
+            self._own_next = self._guide.memory.compile_aside(self._guide, room, self._owner).lexer
         if not self._own_next.done():
             raise GuideBusy(self._own_next)
         compiled, self._own_next = self._own_next, None

@@ -4,6 +4,9 @@ The tags are found in the bytes of tokens, wherever tokens begin and end.  Where
 the end of a tag and bytes after it.
 """
 
+from collections.abc import Callable
+from functools import partial
+
 import numpy as np
 from numpy.typing import NDArray
 
@@ -12,6 +15,7 @@ from ..core.guide import Guide, GuideSpec, GuideState
 from .vocabulary_bytes import TokenMask, VocabularyBytes
 
 BLANK_LINES = "\n\n"  # at most what templates write between a thought and the answer
+NewAnswer = Callable[[], GuideState]
 
 
 class ThinkingGuide:
@@ -23,25 +27,24 @@ class ThinkingGuide:
         for tag in filter(None, (thinking.begin, thinking.end, BLANK_LINES)):
             vocabulary.tag_tokens(tag)  # once for a model: all tokens are searched
 
-    def new_state(self) -> GuideState:
-        thought = ThoughtState(self._vocabulary, self._thinking, self._answer_guide)
+    def new_state(self, owner: str = "") -> GuideState:
+        new_answer = None if self._answer_guide is None else partial(self._answer_guide.new_state, owner)
+        thought = ThoughtState(self._vocabulary, self._thinking, new_answer)
         return (
-            UndecidedState(self._vocabulary, self._thinking, self._answer_guide, thought)
-            if self._thinking.begin
-            else thought
+            UndecidedState(self._vocabulary, self._thinking, new_answer, thought) if self._thinking.begin else thought
         )
 
 
 class ThoughtState:
     """Inside a thought.  Where a guide follows, the answer cannot end before the thought has ended."""
 
-    def __init__(self, vocabulary: VocabularyBytes, thinking: Thinking, answer_guide: Guide | None) -> None:
+    def __init__(self, vocabulary: VocabularyBytes, thinking: Thinking, new_answer: NewAnswer | None) -> None:
         self._vocabulary, self._tag, self._budget_left = (
             vocabulary,
             vocabulary.tag_tokens(thinking.end),
             thinking.budget,
         )
-        self._answer_guide = answer_guide
+        self._new_answer = new_answer
         self._tail = b""  # the last bytes, which may be the beginning of the tag
         self._forced_end: list[int] = []
         self._has_ended = False
@@ -57,12 +60,12 @@ class ThoughtState:
             return self._answer is not None and self._answer.fill_mask(mask)
         if self._forced_end:
             mask[:] = self._vocabulary.mask_of(self._forced_end[:1])
-        elif self._answer_guide is not None:
+        elif self._new_answer is not None:
             mask[:] = self._vocabulary.continuing_mask
             for written in range(len(self._tag.text)):
                 if self._tail.endswith(self._tag.text[:written]):
                     mask &= ~self._tag.crossing_masks[written]
-        return bool(self._forced_end) or self._answer_guide is not None
+        return bool(self._forced_end) or self._new_answer is not None
 
     def advance(self, token: int) -> None:
         if self._has_ended:
@@ -84,9 +87,7 @@ class ThoughtState:
         if self._tag.text in self._tail:
             self._has_ended, self._forced_end = True, []
             self._answer = (
-                BlankLinesState(self._vocabulary, self._answer_guide.new_state())
-                if self._answer_guide is not None
-                else None
+                BlankLinesState(self._vocabulary, self._new_answer()) if self._new_answer is not None else None
             )
             return
         self._tail = self._tail[-len(self._tag.text) :]
@@ -132,12 +133,12 @@ class UndecidedState:
     """At the start: either the thought begins with its tag, or the answer begins without a thought."""
 
     def __init__(
-        self, vocabulary: VocabularyBytes, thinking: Thinking, answer_guide: Guide | None, thought: ThoughtState
+        self, vocabulary: VocabularyBytes, thinking: Thinking, new_answer: NewAnswer | None, thought: ThoughtState
     ) -> None:
         self._vocabulary, self._tag, self._thought = vocabulary, vocabulary.tag_tokens(thinking.begin), thought
-        self._answer = answer_guide.new_state() if answer_guide is not None else None  # no thought at all
+        self._answer = new_answer() if new_answer is not None else None  # no thought at all
         self._answer_mask: TokenMask | None = None  # what the answer allows, without what the tag allows
-        self._has_guide = answer_guide is not None
+        self._has_guide = new_answer is not None
         self._tag_bytes = 0  # bytes of the tag so far
         self._state: GuideState | None = None  # set when it is decided
         self._is_decided = False

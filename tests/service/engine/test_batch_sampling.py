@@ -53,7 +53,7 @@ class SlowGuide:
         self.length, self.permits = length, permits
         self.begun = 0  # masks
 
-    def new_state(self) -> "SlowState":
+    def new_state(self, owner: str = "") -> "SlowState":
         return SlowState(self)
 
 
@@ -180,6 +180,18 @@ def test_an_aborted_request_has_no_mask(worker: GeneratorWorker) -> None:
     assert not worker._mask_builder._jobs
 
 
+def test_a_prompt_whose_mask_is_late_is_charged_although_its_client_leaves(worker: GeneratorWorker) -> None:
+    permits = Semaphore(0)
+    [gone] = ask(worker, guided(SlowGuide(4, permits), 1, terms=Terms("a")))
+    turn(worker)
+    assert not gone.tokens
+    worker.abort(gone)
+    ask(worker, *(generate([8, 9] * 3, terms=Terms(owner)) for owner in "ab"))
+    assert worker._groups.scheduler.waiting.next_owner("ab") == "b"
+    permits.release(1_000)
+    finish(worker)
+
+
 def test_a_busy_guide_is_asked_again_when_it_is_ready(worker: GeneratorWorker) -> None:
     ready: Future[None] = Future()
     asked = Event()
@@ -192,7 +204,7 @@ def test_a_busy_guide_is_asked_again_when_it_is_ready(worker: GeneratorWorker) -
             return super().fill_mask(mask)
 
     class BusyGuide(SlowGuide):
-        def new_state(self) -> SlowState:
+        def new_state(self, owner: str = "") -> SlowState:
             return BusyState(self)
 
     (ticket,) = ask(worker, guided(BusyGuide(3), 1))

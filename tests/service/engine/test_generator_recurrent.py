@@ -230,7 +230,7 @@ class EvenGuide:
     def __init__(self, permits: Semaphore | None) -> None:
         self.permits = permits
 
-    def new_state(self) -> "EvenGuide":
+    def new_state(self, owner: str = "") -> "EvenGuide":
         return self
 
     def fill_mask(self, mask: NDArray[np.int32]) -> bool:

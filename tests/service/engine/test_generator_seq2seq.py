@@ -1,8 +1,9 @@
 """The generator worker with encoder-decoders: with a fake network that makes every mistake visible."""
 
 import random
+from collections import Counter
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from threading import Semaphore
 from typing import Any
 
@@ -348,6 +349,69 @@ def test_the_sources_of_the_owner_that_was_served_least_are_encoded_first(monkey
     ask(worker, request_of([3] * 400, 2, terms=Terms(owner="b")))
     finish(worker)
     assert network.read.index((3,) * 400) <= 2
+
+
+@dataclass
+class Translations:
+    """Owners that each have some sources at a time, of random lengths, on a worker that encodes one piece in a step.
+
+    The owner "a" gives up each source before the last piece of its encoding.
+    """
+
+    lengths: dict[str, tuple[int, int]]  # of the sources of each owner
+    network: FakeSeq2Seq = field(default_factory=FakeSeq2Seq)
+    draw: random.Random = field(default_factory=lambda: random.Random(1))
+    open_since: dict[RecordingTicket, int] = field(default_factory=dict)  # by request, the step in which it was sent
+    pieces: Counter[str] = field(default_factory=Counter)  # tokens of which a piece was encoded, by owner
+    longest_wait: Counter[str] = field(default_factory=Counter)  # in steps, by owner
+
+    def __post_init__(self) -> None:
+        self.worker = translator(self.network, 4096)
+        self.begun: Counter[Sequence[int]] = Counter()  # pieces of each source
+
+    def run(self, steps: int) -> None:
+        for step in range(steps):
+            counts = Counter(owner_of(ticket) for ticket in self.open_since)
+            for owner, (least, most) in self.lengths.items():
+                for _ in range(3 - counts[owner]):
+                    source = self.draw.choices(range(2, WORDS), k=self.draw.randint(least, most))
+                    [ticket] = ask(self.worker, request_of(source, 2, sampling=LONG, terms=Terms(owner)))
+                    self.open_since[ticket] = step
+            before = len(self.network.pieces)
+            turn(self.worker)
+            self.count_pieces(before)
+            for ticket, since in list(self.open_since.items()):
+                self.longest_wait[owner_of(ticket)] = max(self.longest_wait[owner_of(ticket)], step - since)
+                is_last = self.begun[ticket.request.source] == PIECES - 1  # type: ignore[union-attr]
+                if owner_of(ticket) == "a" and is_last:
+                    self.worker.abort(ticket)
+                if ticket.ended or (owner_of(ticket) == "a" and is_last):
+                    del self.open_since[ticket]
+
+    def count_pieces(self, before: int) -> None:
+        executor = self.worker._executor
+        assert isinstance(executor, Seq2SeqExecutor)
+        if len(self.network.pieces) > before and executor._encoding is not None:
+            for ticket in self.open_since:
+                source = ticket.request.source  # type: ignore[union-attr]
+                if source in executor._encoding.sources:
+                    self.begun[source] += 1
+                    self.pieces[owner_of(ticket)] += len(source)
+
+
+def owner_of(ticket: RecordingTicket) -> str:
+    return ticket.request.terms.owner
+
+
+def test_an_owner_that_gives_up_its_sources_before_they_are_encoded_has_its_share_and_no_more(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """What was encoded of a source is charged, although no token is computed after it."""
+    untimed(monkeypatch)
+    play = Translations({"a": (600, 700), "b": (5, 40), "c": (100, 400), "d": (513, 800)})
+    play.run(300)
+    assert max(play.longest_wait[owner] for owner in "bcd") <= 100
+    assert play.pieces["a"] < play.pieces["d"]
 
 
 def test_an_answer_that_waits_for_its_mask_is_not_computed_again_meanwhile(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -162,8 +162,8 @@ def test_an_answer_that_waits_has_no_tables_and_no_guide(monkeypatch: pytest.Mon
         create(shape, *given)
         created.add(shape)
 
-    def ridden(rails: ForcedGuide) -> ForcedState:
-        rides.add(one := ride(rails))
+    def ridden(rails: ForcedGuide, owner: str) -> ForcedState:
+        rides.add(one := ride(rails, owner))
         return one
 
     monkeypatch.setattr(LogitsProcessor, "__init__", noted)
@@ -192,7 +192,7 @@ def test_an_answer_that_waits_has_no_tables_and_no_guide(monkeypatch: pytest.Mon
 
 def test_a_guide_that_cannot_begin_fails_alone() -> None:
     class Broken(ForcedGuide):
-        def new_state(self) -> ForcedState:
+        def new_state(self, owner: str = "") -> ForcedState:
             raise BadRequest("no room for its grammar")
 
     requests = [generate([5, 6], 20, guide=Broken(PLACES)), generate([5, 6], 6)]
@@ -260,7 +260,7 @@ class ForcedGuide:
     places: list[set[int]]
     fails_at: int = -1
 
-    def new_state(self) -> "ForcedState":
+    def new_state(self, owner: str = "") -> "ForcedState":
         return ForcedState(self)
 
 
@@ -305,13 +305,28 @@ def test_a_guide_restricts_tokens_and_forced_tokens_share_a_step() -> None:
 
 
 @dataclass
+class OwnedGuide(ForcedGuide):
+    owner: str = ""
+
+    def new_state(self, owner: str = "") -> ForcedState:
+        self.owner = owner
+        return ForcedState(self)
+
+
+def test_a_guide_knows_whose_answer_it_is() -> None:
+    guide = OwnedGuide(PLACES)
+    answers(FakeGenerator(), generate([5, 6], 20, guide=guide, terms=Terms("mail")))
+    assert guide.owner == "mail"
+
+
+@dataclass
 class CostlyGuide(ForcedGuide):
     """A guide whose forced tokens take a simulated time, unless a mask is to compute them.  `computed`: when it was."""
 
     now: list[float] = field(default_factory=lambda: [0.0])
     computed: list[float] = field(default_factory=list)
 
-    def new_state(self) -> "CostlyState":
+    def new_state(self, owner: str = "") -> "CostlyState":
         return CostlyState(self)
 
 
@@ -371,7 +386,7 @@ def test_a_guide_that_fails_fails_alone(place: int) -> None:
 class LateEnd:
     """A guide whose answers are complete after two tokens, which only its mask finds out."""
 
-    def new_state(self) -> "LateEndState":
+    def new_state(self, owner: str = "") -> "LateEndState":
         return LateEndState()
 
 

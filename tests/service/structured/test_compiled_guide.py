@@ -2,9 +2,12 @@
 
 import gc
 from collections.abc import Iterator
+from dataclasses import dataclass, field
+from itertools import count
 from pathlib import Path
 from random import Random
 from threading import Event
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -18,11 +21,14 @@ from polyhead.service.resources.request_memory import ALLOCATOR_BYTES, Headroom
 from polyhead.service.structured import compiled_guide as module
 from polyhead.service.structured.compiled_guide import (
     BYTES_PER_STATE,
+    TURNS,
     CompiledGuide,
+    LexerJob,
+    LexerMemory,
     read_lexer_cost,
     wait_for_mask,
 )
-from polyhead.service.structured.guide_compiler import GuideCompiler
+from polyhead.service.structured.guide_compiler import UNLIMITED_MEMORY, GuideCompiler
 from tests.support.scripted import model
 from tests.support.threads import no_new_threads
 
@@ -245,7 +251,7 @@ def test_a_grammar_is_compiled_again_while_others_go_on(
         return real(*given)
 
     monkeypatch.setattr(module, "compile_matcher", compile_later)
-    mask, draws, state = np.zeros(-(-talker.vocab_size // 32), np.int32), Random(1), guide.new_state()
+    mask, draws, state = np.zeros(-(-talker.vocab_size // 32), np.int32), Random(1), guide.new_state("mail")
     first = guide.lexer
 
     def follow() -> None:
@@ -264,6 +270,7 @@ def test_a_grammar_is_compiled_again_while_others_go_on(
     may_compile.set()
     assert allowed(talker, state)
     assert guide.lexer.room == ROOMS[1]
+    assert [*guide.memory._shares.parties()] == ["mail"], "in the turn of the key whose answer it is"
 
 
 def test_an_answer_that_is_too_complex_for_the_largest_lexer_says_so(
@@ -353,12 +360,84 @@ def test_a_guide_is_compiled_again_after_no_thread_could_be_started(guides: Guid
     with no_new_threads():
         for _ in range(2):
             with pytest.raises(Unavailable, match="no thread can be started"):
-                guide.replace(guide.lexer)
+                guide.replace(guide.lexer, "")
     first = guide.lexer
     try:
-        found = guide.replace(first)
+        found = guide.replace(first, "")
     except GuideBusy as busy:  # unless the thread has compiled it already
         busy.ready.result(PATIENCE_S)
-        found = guide.replace(first)
+        found = guide.replace(first, "")
     assert found is guide.lexer is not first
-    assert not guide.memory._queue
+    assert not any(guide.memory._queues.values())
+
+
+@dataclass
+class Compilations:
+    """Grammars that are compiled again by a fake clock.  The first one waits until `may_begin` is set."""
+
+    memory: LexerMemory
+    seconds: dict[str, float] = field(default_factory=dict)  # by grammar
+    ended: dict[str, float] = field(default_factory=dict)  # when it was compiled, by grammar
+    now: float = 0.0
+    may_begin: Event = field(default_factory=Event)
+
+    def compile(self, guide: Any, _room: int) -> None:
+        assert self.may_begin.wait(PATIENCE_S)
+        self.now += self.seconds[guide.source]
+        self.ended[guide.source] = self.now
+
+    def ask(self, source: str, seconds: float, owner: str) -> LexerJob:
+        self.seconds[source] = seconds
+        guide: Any = SimpleNamespace(source=source)
+        return self.memory.compile_aside(guide, module.LEXER_ROOMS[0], owner)
+
+
+@pytest.fixture
+def compilations(monkeypatch: pytest.MonkeyPatch) -> Iterator[Compilations]:
+    memory = LexerMemory(UNLIMITED_MEMORY, lambda _: None)
+    simulated = Compilations(memory)
+    memory.clock = lambda: simulated.now
+    monkeypatch.setattr(module, "Lexer", simulated.compile)
+    yield simulated
+    simulated.may_begin.set()
+    memory.close()
+
+
+def test_keys_take_turns_by_the_seconds_of_their_grammars(compilations: Compilations) -> None:
+    """One key has forty grammars of a second each, others fewer that are shorter or longer."""
+    jobs = [compilations.ask(f"many {number}", 1.0, "many") for number in range(40)]
+    jobs += [compilations.ask(f"short {number}", 0.1, "short") for number in range(12)]
+    jobs += [compilations.ask(f"long {number}", 3.0, "long") for number in range(4)]
+    jobs += [compilations.ask("one", 0.5, "one")]
+    compilations.may_begin.set()
+    for job in jobs:
+        job.lexer.result(PATIENCE_S)
+    ended = compilations.ended
+    assert ended["one"] <= 1.0 + 1.0 + 0.1 + 3.0 + 0.5, "after the one that runs and a turn of each other key"
+    assert max(ended[f"short {number}"] for number in range(12)) <= 10, "beside two keys with more"
+    assert ended["long 3"] <= 2 * 12 + 3, "beside one key that always waits, and two that have little"
+    assert ended["many 19"] <= 20 + 12 + 2.0, "as many seconds as the others"
+
+
+def test_grammars_of_one_key_take_turns(compilations: Compilations) -> None:
+    """Without keys, an answer does not wait for all that another grammar's answers need."""
+    jobs = [compilations.ask("busy", 1.0, "") for _ in range(20)]
+    other = next(name for name in map(str, count()) if hash(name) % TURNS != hash("busy") % TURNS)
+    jobs += [compilations.ask(other, 1.0, "")]
+    compilations.may_begin.set()
+    for job in jobs:
+        job.lexer.result(PATIENCE_S)
+    assert compilations.ended[other] <= 3.0
+
+
+def test_a_lexer_that_two_keys_need_is_compiled_once_in_the_earlier_turn(compilations: Compilations) -> None:
+    jobs = [compilations.ask(f"many {number}", 1.0, "many") for number in range(40)]
+    compilations.memory.join(jobs[39], "one")
+    compilations.memory.join(jobs[39], "one")
+    compilations.may_begin.set()
+    for job in jobs:
+        job.lexer.result(PATIENCE_S)
+    assert compilations.ended["many 39"] <= 3.0
+    assert compilations.now == 40
+    compilations.memory.join(jobs[39], "one")
+    assert not any(compilations.memory._queues.values()), "what is compiled does not wait again"

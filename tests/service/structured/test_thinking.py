@@ -96,6 +96,26 @@ def test_a_token_does_not_wait_for_a_grammar_that_is_compiled_again(
         assert allowed(talker, beside) == allowed(talker, alone)
 
 
+@pytest.mark.parametrize("text", ["a", "<think>"])
+def test_the_grammar_of_the_answer_knows_whose_answer_it_is(
+    guides: GuideCompiler, talker: Model, monkeypatch: pytest.MonkeyPatch, text: str
+) -> None:
+    thinking, answer = both_guides(guides, talker, ANSWERS)
+    owners, new_state = list[str](), answer.new_state
+
+    def record_owner(owner: str) -> GuideState:
+        owners.append(owner)
+        return new_state(owner)
+
+    monkeypatch.setattr(answer, "new_state", record_owner)
+    state = thinking.new_state("mail")
+    for token in talker.tokenizer.encode(f"{text}</think>", special=False).ids:
+        if token not in allowed(talker, state):
+            break
+        state.advance(token)
+    assert owners == ["mail"] * (1 + (text == "<think>"))
+
+
 @pytest.mark.parametrize("text", ["<", "<a", "a", "<think", "<think>"])
 def test_a_token_does_not_wait_while_another_answer_uses_the_lexer(
     guides: GuideCompiler, guard: WaitGuard, talker: Model, text: str
