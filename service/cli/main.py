@@ -346,6 +346,10 @@ def families(
 def check(ctx: typer.Context) -> None:
     """Show what models would take in memory, and what to change if it is too much.  No weights are read."""
     from ..config import flags, settings
+    from ..resources import capacity
+
+    if why := capacity.explain_shortage():
+        raise report_failure(why)
     from ..runtime import quickstart
     from .check import check_models, parse_sources
 

@@ -3,21 +3,21 @@
 A serving network is packed and fused, perhaps in 8 bits, and does not expose attention weights or gradients. So an
 explainer is the same checkpoint in float32 and plain torch, read by the description of the served model: it shares its
 tokenizer, and cannot be of other files. It is loaded with the first request for an explanation, and its memory is taken
-from the common budget. It is unloaded with its model, when another explainer needs the memory, or
-when it was not used for `explain_idle_seconds`. Requests for the explainer of one model share one load, which goes on
-when its clients leave: a thread of it cannot be stopped, and the next request would start another.
+from the common budget. It is unloaded with its model, when another explainer or a model that is being loaded needs the
+memory, or when it was not used for `explain_idle_seconds`. Requests for the explainer of one model share one load, and
+it goes on when its clients leave: a thread of it cannot be stopped, and the next request would start another.
 """
 
 import asyncio
 import logging
 import time
 from collections import Counter, OrderedDict
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Coroutine, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Protocol, cast
+from typing import Any, Protocol, cast
 
 import torch
 
@@ -81,6 +81,7 @@ class ExplainerCache:
         self._load_tasks: dict[int, asyncio.Task[ExplainWorker]] = {}  # by the identity of the model
         self._waiting: Counter[str] = Counter()  # by model name, requests that wait for a load
         self.call_later: Callable[[float, Callable[[], None]], Timer] = call_later
+        loader.make_room = self.make_room
 
     def find_worker(self, model: Model) -> ExplainWorker | None:
         """Return the loaded explainer of exactly this model; None if there is none."""
@@ -140,14 +141,43 @@ class ExplainerCache:
             if self.find_worker(model) is not None:
                 await self._unload(model.name)
 
-    async def _unload(self, name: str) -> None:
-        """Unload it and release its budget, once the operating system has the memory back."""
+    async def make_room(self, wanted: float) -> bool:
+        """Unload explainers, those in use last, until `wanted` bytes of the budget are free or there are none: models
+        come before their explanations. Return whether any was unloaded.
+
+        A caller that reserves the bytes before it awaits again has them: a load of an explainer waits for the lock.
+        """
+        async with self._lock:
+            loaded = len(self._explainers)
+            while wanted > self._budget.free and self._explainers:
+                name = next(
+                    (name for name in self._explainers if not self._is_used(name)), next(iter(self._explainers))
+                )
+                log.info("the explainer of %s is unloaded: a model that is being loaded needs its memory", name)
+                await self._unload(name, self._settings.drain_seconds)
+            return len(self._explainers) < loaded
+
+    async def _unload(self, name: str, drain_s: float = 0.0) -> None:
+        """Unload it and release its budget, once the operating system has the memory back; also if the caller is
+        cancelled meanwhile. Explanations in progress have `drain_s` seconds to end.
+        """
         self._stop_timer(name)
         if explainer := self._explainers.pop(name, None):
-            await self._engine.remove_worker(explainer.worker, 0.0)
-            await self._engine.call(explainer.worker.release)
-            await self._loader.release_memory()
-            self._budget.release(explainer.need)
+            release = self._keep_task(self._release(explainer, drain_s))
+            release.add_done_callback(retrieve_outcome)
+            await asyncio.shield(release)
+
+    async def _release(self, explainer: LoadedExplainer, drain_s: float) -> None:
+        await self._engine.remove_worker(explainer.worker, drain_s)
+        await self._engine.call(explainer.worker.release)
+        await self._loader.release_memory()
+        self._budget.release(explainer.need)
+
+    def _keep_task(self, work: Coroutine[Any, Any, None]) -> "asyncio.Task[None]":
+        task = asyncio.create_task(work)
+        self._unload_tasks.add(task)
+        task.add_done_callback(self._unload_tasks.discard)
+        return task
 
     def _start_timer(self, name: str) -> None:
         """Restart the measurement of idle time."""
@@ -161,9 +191,7 @@ class ExplainerCache:
 
     def _on_timer(self, name: str) -> None:
         del self._timers[name]
-        release = asyncio.create_task(self._unload_idle(name))
-        self._unload_tasks.add(release)
-        release.add_done_callback(self._unload_tasks.discard)
+        self._keep_task(self._unload_idle(name))
 
     async def _unload_idle(self, name: str) -> None:
         async with self._lock:

@@ -9,7 +9,7 @@ import asyncio
 import logging
 import math
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from contextlib import AsyncExitStack, ExitStack, contextmanager, suppress
 from dataclasses import dataclass, replace
 from functools import partial
@@ -174,8 +174,16 @@ class PrecisionCostError(Exception):
         self.placement, self.cost = placement, cost
 
 
+async def keep_room(_: float) -> bool:
+    return False
+
+
 class Loader:
-    """Used on the event loop thread. `executor_hook` is called once with each executor and returns the one to use."""
+    """Used on the event loop thread. `executor_hook` is called once with each executor and returns the one to use.
+
+    `make_room` is called before memory is reserved: it unloads what models come before, until so many bytes are free,
+    and returns whether anything was unloaded.
+    """
 
     def __init__(self, engine: Engine, settings: Settings, executor_hook: ExecutorHook) -> None:
         self._engine, self._settings, self._executor_hook = engine, settings, executor_hook
@@ -192,6 +200,7 @@ class Loader:
         self._ranks = (
             RankProcesses(settings, self.placement, engine.fail_permanently) if settings.tensor_parallel > 1 else None
         )
+        self.make_room: Callable[[float], Awaitable[bool]] = keep_room
         self.source_policy = SourcePolicy(
             Path(settings.model_root or settings.model_dir).expanduser(), known_sources(settings)
         )
@@ -203,6 +212,15 @@ class Loader:
         """Describe the checkpoint, its draft model and their sizes. Raises InsufficientMemory if its tokenizer takes
         more memory than is free beside `kept` bytes, ModelError, and any error that a checkpoint causes in a library.
         """
+        with self._time_stage(loading, "describe"):
+            try:
+                return await self._describe(loading, source, kept)
+            except InsufficientMemory:  # what the tokenizer takes is known only now
+                if not await self.make_room(math.inf):
+                    raise
+            return await self._describe(loading, source, kept)
+
+    async def _describe(self, loading: LoadTask, source: str, kept: int) -> DescribedModel:
         room = self.budget.free - kept
 
         def check_tokenizer(source: Path, fields: JsonObject) -> int:
@@ -215,8 +233,7 @@ class Loader:
             draft = choose_draft_model(loading.name, description, self._settings, check_tokenizer)
             return self._place(loading.name, source, description, draft)
 
-        with self._time_stage(loading, "describe"):
-            return await run_on_daemon_thread(read)
+        return await run_on_daemon_thread(read)
 
     async def describe_adapter(self, loading: LoadTask, source: str, base: BaseModel) -> UnmergedAdapter:
         """Describe an adapter of a base model. Raises the same errors as `describe`."""
@@ -242,6 +259,7 @@ class Loader:
         began, name = time.perf_counter(), adapter.need.name
         weights = WeightsInUse(name, adapter.source, adapter.plan.description, base.model.dtype)
         calibration = await self._choose_calibration(loading, weights)
+        await self.make_room(adapter.need.total)
         with ExitStack() as undo:
             self.budget.reserve_adapter(adapter.need)
             undo.callback(self.budget.release, adapter.need)
@@ -367,6 +385,7 @@ class Loader:
                 describe_torch_fallback(unsupported_reason(described.size.config), self.placement),
             )
         self.tokenizer_check.close()
+        await self.make_room(self.budget.useful_bytes(described.size, others, kept))
         need = self.budget.plan(described.size, others, kept)
         self._log_recurrent_limits(described.size, need)
         part, in_place = None, choose_kernel(placement, described.size.config) is not None

@@ -494,6 +494,11 @@ def memory_limit(settings: Settings, device: torch.device) -> int:
     return settings.memory_mib * MIB or free
 
 
+def count_shares(others: Sequence[ModelSize]) -> int:
+    """Return the number of parts into which spare memory is divided before `others` are loaded."""
+    return 1 + sum(other.generates for other in others)
+
+
 class MemoryBudget:
     """`limit` bytes, of which loaded models, and those that are being loaded, reserve what they need."""
 
@@ -516,9 +521,20 @@ class MemoryBudget:
         smallest = prediction.need(prediction.smallest_plan())
         if smallest.total > self.free:
             raise InsufficientMemory(self.describe_shortage(model, smallest))
-        spare = self.free - kept - smallest.total - sum(smallest_need(other, self._settings).total for other in others)
-        room = smallest.total + max(spare, 0) // (1 + sum(other.generates for other in others))
+        spare = self.free - smallest.total - self._needed_later(others, kept)
+        room = smallest.total + max(spare, 0) // count_shares(others)
         return prediction.largest_need(room)
+
+    def useful_bytes(self, model: ModelSize, others: Sequence[ModelSize] = (), kept: int = 0) -> int:
+        """Return how many bytes must be free for the largest useful cache, with the arguments of `plan`."""
+        prediction = MemoryPrediction(model, self._settings)
+        smallest, largest = (
+            prediction.need(plan).total for plan in (prediction.smallest_plan(), prediction.largest_plan())
+        )
+        return smallest + self._needed_later(others, kept) + max(largest - smallest, 0) * count_shares(others)
+
+    def _needed_later(self, others: Sequence[ModelSize], kept: int) -> int:
+        return kept + sum(smallest_need(other, self._settings).total for other in others)
 
     def reserve(self, need: MemoryNeed) -> None:
         self._reserved.append(need)

@@ -56,14 +56,20 @@ def write_weights(path: Path, modules: Sequence[nn.Module]) -> None:
 
 
 def replace_file(path: Path, tensors: Mapping[str, Tensor], progress: Mapping[str, Any]) -> None:
-    """Replace a file atomically, also if the machine crashes."""
-    path.parent.mkdir(parents=True, exist_ok=True)
+    """Replace a file atomically, also if the machine crashes.  Raises RecipeError if that fails, as on a full disk;
+    then what was saved before is as it was.
+    """
     scratch = path.with_suffix(".part")
-    with scratch.open("wb") as file:
-        file.write(save(dict(tensors), metadata={"place": json.dumps(progress)}))
-        file.flush()
-        os.fsync(file.fileno())
-    os.replace(scratch, path)
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with scratch.open("wb") as file:
+            file.write(save(dict(tensors), metadata={"place": json.dumps(progress)}))
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(scratch, path)
+    except OSError as error:
+        scratch.unlink(missing_ok=True)
+        raise RecipeError(f"{path}: the run cannot be saved: {error.strerror}; resume it when it can") from None
 
 
 def read_run(path: Path, modules: Sequence[nn.Module], optimizer: torch.optim.Optimizer) -> dict[str, Any]:

@@ -167,9 +167,12 @@ def write_names(line: BatchLine) -> dict[str, str]:
     return {"id": f"batch_req_{secrets.token_hex(12)}", "custom_id": line.custom_id}
 
 
-def answered_id(line: bytes) -> str:
-    """The custom_id of a line of an answer.  Raises ValueError."""
-    value = orjson.loads(line)
+def answered_id(begin: bytes) -> str:
+    """The custom_id of a line that `write_answer` or `write_expired` has written, from its beginning: the answer may
+    take many times its size when it is parsed.  Raises ValueError.
+    """
+    names, separator, _ = begin.partition(b',"response":')  # not within a string, where quotes are escaped
+    value = orjson.loads(names + b"}") if separator else None
     if not isinstance(value, dict) or not isinstance(value.get("custom_id"), str):
         raise ValueError("the line is no answer")
     return str(value["custom_id"])

@@ -183,12 +183,12 @@ class FileStore:
             await self._records.write(file)
             undo.pop_all()
 
-    async def continue_output(self, file_id: str, read_line: Callable[[bytes], R]) -> list[R]:
-        """What `read_line` returns for each line of a file that a batch did not finish.  From the first line on that is
-        cut off, or for which it raises ValueError, the file is cut.
+    async def continue_output(self, file_id: str, read_begin: Callable[[bytes], R]) -> list[R]:
+        """What `read_begin` returns for each line of a file that a batch did not finish.  From the first line on that
+        is cut off, or for which it raises ValueError, the file is cut.
         """
         file = self._files[file_id]
-        keep = partial(keep_whole_lines, self.content_path(file_id), read_line)
+        keep = partial(keep_whole_lines, self.content_path(file_id), read_begin)
         size, found = await self.disk.run(file.owner, keep, file.bytes)
         self._set(self._files[file_id].model_copy(update={"bytes": size}))
         return found

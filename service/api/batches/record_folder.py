@@ -23,6 +23,7 @@ from ...core.errors import InsufficientStorage, first_line
 
 DISK_THREADS, THREADS_PER_OWNER = 8, 2
 HOLD_S = 1.0  # after which another thread takes the place of one with slow work
+LINE_BEGIN_BYTES = 1 << 14  # of a line that is not read whole
 MAX_RECORD_BYTES = 256 << 10  # of a record's JSON file: twice what a batch with the longest metadata and errors takes
 ID_PATTERN = re.compile(r"[a-z]+[-_][0-9a-f]{24}")
 FILE_ID = r"file-[0-9a-f]{24}"  # those of files
@@ -174,20 +175,25 @@ def append_whole(path: Path, size: int, parts: Iterable[bytes | bytearray]) -> N
             raise
 
 
-def keep_whole_lines(path: Path, read_line: Callable[[bytes], T]) -> tuple[int, list[T]]:
-    """The size of the lines of a file that are whole and that `read_line` reads, and what it returns for them.  What
-    follows them is removed from the file.
+def keep_whole_lines(path: Path, read_begin: Callable[[bytes], T]) -> tuple[int, list[T]]:
+    """The size of the lines of JSON of a file that are whole and whose beginning `read_begin` reads, and what it
+    returns for them.  What follows them is removed from the file.  Of a line LINE_BEGIN_BYTES are in memory at a time.
     """
     size, found = 0, list[T]()
     with open(path, "r+b", opener=open_regular) as file:
-        for line in file:
+        while begin := file.readline(LINE_BEGIN_BYTES):
+            part, length, has_hole = begin, len(begin), b"\0" in begin  # left where the machine stopped while it wrote
+            while part and not part.endswith(b"\n"):
+                part = file.readline(LINE_BEGIN_BYTES)
+                length += len(part)
+                has_hole |= b"\0" in part
             try:
-                found.append(read_line(line))
+                value = read_begin(begin)
             except ValueError:
                 break
-            if not line.endswith(b"\n"):
-                found.pop()
+            if not part or has_hole:
                 break
-            size += len(line)
+            found.append(value)
+            size += length
         file.truncate(size)
     return size, found

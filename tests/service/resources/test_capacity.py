@@ -94,10 +94,11 @@ def test_cores_of_groups_above_count(groups: Path) -> None:
     assert min(capacity.core_limits()) == 3
 
 
-def test_a_container_that_is_too_small_for_any_server_gets_a_message(groups: Path) -> None:
+@pytest.mark.parametrize("command", [["serve", "--port", "0"], ["check", "nothing"]])
+def test_a_container_that_is_too_small_for_any_server_gets_a_message(command: list[str], groups: Path) -> None:
     write(groups / "outer" / "memory.max", f"{200 * MIB}\n")
     write(groups / "outer" / "memory.current", "0\n")
-    result = CliRunner().invoke(cli.app, ["serve", "--port", "0"])
+    result = CliRunner().invoke(cli.app, command)
     assert result.exit_code == 1
     assert "has 200 MiB of memory, and interpreter and libraries alone take about 256" in result.output
 

@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import math
 import shutil
 import threading
 from pathlib import Path
@@ -14,8 +15,13 @@ from safetensors.torch import load_file, save_file
 
 from polyhead.models.tokenizer import Tokenizer
 from polyhead.service.core.errors import Conflict
+from polyhead.service.core.model import Model
+from polyhead.service.core.request import Done, ExplainTextRequest, ExplanationResult
 from polyhead.service.runtime import explain_models, tokenizer_check
+from polyhead.service.runtime.load_task import LoadTask
+from polyhead.service.runtime.loader import DescribedModel, LoadedModel
 from polyhead.service.runtime.registry import ModelRegistry
+from polyhead.service.runtime.tokenizer_check import TokenizerMemory
 from tests.models.checkpoint.test_merged_adapter import adapted
 from tests.service.runtime.test_load_task import Hold, before
 from tests.service.runtime.test_registry import serving
@@ -230,3 +236,90 @@ def test_the_thread_of_a_cancelled_load_does_not_wait_for_its_turn(
                         await asyncio.sleep(0.002)
 
     serving({"judge": tiny_classifier}, act, model_root=str(tiny_ranker.parent))
+
+
+async def explain_with_free_memory(served: ModelRegistry, free: int) -> Model:
+    """Load the explainer of the first model, and limit the memory so that `free` bytes are left beside it."""
+    model, budget = served.models()[0], served._loader.budget
+    budget.limit = 4 << 30
+    await served.load_explainer(model)
+    budget.limit -= budget.free - free
+    return model
+
+
+def test_a_model_that_is_loaded_has_the_memory_of_explainers(
+    tiny_classifier: Path, tiny_generator: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also at the start of the server, where a model that does not fit is broken for good; and explanations in progress
+    end before.
+    """
+    explanations = list[type]()
+
+    async def act(served: ModelRegistry) -> None:
+        real = served._loader.load
+
+        async def load(loading: LoadTask, described: DescribedModel, *given: Any) -> LoadedModel:
+            if not served.models():
+                return await real(loading, described, *given)
+            useful = served._loader.budget.useful_bytes(described.size)
+            judge = await explain_with_free_memory(served, useful - 1)
+            [stream] = served.submit(judge, [ExplainTextRequest("why", (5, 6, 7), "attention")])
+            loaded = await real(loading, described, *given)
+            assert loaded.need.total == useful
+            assert served._explainers.find_worker(judge) is None
+            explanations.extend([type(event) async for event in stream])
+            return loaded
+
+        monkeypatch.setattr(served._loader, "load", load)
+        await served.load_all()
+        assert [model.name for model in served.models()] == ["judge", "chat"]
+        await served.load("second", str(tiny_generator)).wait_and_raise()
+        assert explanations == [ExplanationResult, Done] * 2
+
+    models = {"judge": tiny_classifier, "chat": tiny_generator}
+    serving(models, act, memory_mib=4096, model_root=str(tiny_generator.parent))
+
+
+def test_a_tokenizer_that_is_read_has_the_memory_of_explainers(
+    tiny_classifier: Path, tiny_generator: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def act(served: ModelRegistry) -> None:
+        await served.load_all()
+        judge = await explain_with_free_memory(served, 1 << 20)
+        taken = TokenizerMemory(kept=0, most=2 << 20)
+        monkeypatch.setattr(tokenizer_check.TokenizerCheck, "_ask_child", lambda *_: taken)
+        described = await served._loader.describe(LoadTask("chat", 0), str(tiny_generator))
+        assert described.size.name == "chat"
+        assert served._explainers.find_worker(judge) is None
+
+    serving({"judge": tiny_classifier}, act, memory_mib=4096, model_root=str(tiny_generator.parent))
+
+
+def test_an_adapter_that_is_loaded_has_the_memory_of_explainers(tiny_embedder: Path, tmp_path: Path) -> None:
+    base: Any = tf.BertForSequenceClassification.from_pretrained(tiny_embedder, num_labels=2)
+    adapted(base, tmp_path / "tuned", task_type="SEQ_CLS", base=str(tiny_embedder))
+
+    async def act(served: ModelRegistry) -> None:
+        await served.load_all()
+        vectors = await explain_with_free_memory(served, 0)
+        await served.load("vectors:tuned", str(tmp_path / "tuned")).wait_and_raise()
+        assert served._explainers.find_worker(vectors) is None
+
+    serving({"vectors": tiny_embedder}, act, memory_mib=4096, model_root=str(tmp_path))
+
+
+def test_a_load_that_is_cancelled_while_an_explainer_is_unloaded_keeps_no_memory(tiny_classifier: Path) -> None:
+    async def act(served: ModelRegistry) -> None:
+        await served.load_all()
+        _, free = served.memory_budget()
+        judge = served.resolve("judge", ["classify"])
+        await served.load_explainer(judge)
+        room = asyncio.create_task(served._explainers.make_room(math.inf))
+        while served._explainers.find_worker(judge) is not None:
+            await asyncio.sleep(0)
+        room.cancel()
+        await asyncio.wait({room, *served._explainers._unload_tasks})
+        assert room.cancelled()
+        assert served.memory_budget()[1] == free
+
+    serving({"judge": tiny_classifier}, act)

@@ -321,6 +321,15 @@ def test_memory_of_models_to_come_is_reserved(chat: ModelSize, tiny_classifier: 
     assert abs(first.blocks - last.blocks) <= 2  # generators share what is left
 
 
+def test_no_more_memory_is_useful_than_makes_the_largest_cache(chat: ModelSize, tiny_classifier: Path) -> None:
+    later, known = [replace(chat, name="other"), described(tiny_classifier, "judge")], settings(cache_tokens=0)
+    largest = MemoryBudget(1 << 50, known).plan(chat)
+    useful = MemoryBudget(0, known).useful_bytes(chat, later, kept=1000)
+    assert MemoryBudget(useful, known).plan(chat, later, kept=1000) == largest
+    assert MemoryBudget(useful - 2, known).plan(chat, later, kept=1000).total < largest.total
+    assert MemoryBudget(0, known).useful_bytes(later[1]) == smallest_need(later[1], known).total
+
+
 def test_loaded_models_count_until_they_are_released(chat: ModelSize) -> None:
     smallest = smallest_need(chat, settings())
     plans = MemoryBudget(2 * smallest.total - 1, settings(cache_tokens=256))

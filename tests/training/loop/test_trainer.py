@@ -1,5 +1,6 @@
 """The training loop: resumed runs are equal to the bit, accumulated batches equal large ones, time limits hold."""
 
+import errno
 import itertools
 import json
 import random
@@ -266,11 +267,13 @@ def test_a_failed_save_keeps_the_previous_one(tmp_path: Path, monkeypatch: pytes
     before = (tmp_path / BEST_FILE).read_bytes()
 
     def fail(*_: object) -> None:
-        raise OSError("the disk failed")
+        raise OSError(errno.ENOSPC, "No space left on device")
 
     monkeypatch.setattr(saved.os, "fsync", fail)
-    with pytest.raises(OSError, match="disk failed"):
+    complaint = r"best\.safetensors: the run cannot be saved: No space left on device; resume it when it can"
+    with pytest.raises(RecipeError, match=complaint):
         saved.write_weights(tmp_path / BEST_FILE, [nn.Linear(2, 2)])
+    assert [path.name for path in tmp_path.iterdir()] == [BEST_FILE], "what is not whole would keep the disk full"
     assert (tmp_path / BEST_FILE).read_bytes() == before
 
 

@@ -5,6 +5,7 @@ import errno
 import json
 import os
 import threading
+import tracemalloc
 from collections import Counter
 from collections.abc import Callable, Coroutine
 from functools import partial
@@ -24,6 +25,9 @@ from polyhead.service.api.batches.batch_lines import (
     LineReader,
     LineRoom,
     ReadRequest,
+    answered_id,
+    write_answer,
+    write_expired,
 )
 from polyhead.service.api.batches.batch_runner import BatchRunner
 from polyhead.service.api.batches.batch_store import MAX_UNFINISHED, BatchStore
@@ -401,7 +405,17 @@ def test_two_servers_do_not_share_a_folder(tmp_path: Path) -> None:
     FileStore(tmp_path, StoreLimits(1)).close()
 
 
-@pytest.mark.parametrize("end", [b'{"custom_id": "3", "resp', b"{broken}\n", b"[]\n", b'{"custom_id": 3}\n'])
+@pytest.mark.parametrize(
+    "end",
+    [
+        b'{"custom_id": "3", "resp',
+        b"{broken}\n",
+        b"[]\n",
+        b'{"custom_id": 3}\n',
+        b'{"id":"a","custom_id":"3","response":"\0"}\n',
+        pytest.param(b'{"id":"a","custom_id":"3","response":"%b\0"}\n' % (b"x" * LONG_LINE_BYTES), id="a hole"),
+    ],
+)
 def test_answers_behind_a_broken_line_are_computed_again(tmp_path: Path, end: bytes) -> None:
     answered = list[int]()
 
@@ -434,6 +448,33 @@ def test_answers_behind_a_broken_line_are_computed_again(tmp_path: Path, end: by
         await batches.stop()
 
     asyncio.run(second(asyncio.run(first())))
+
+
+def test_answers_are_not_parsed_when_a_batch_is_continued(tmp_path: Path) -> None:
+    """Numbers take five times the memory of their text, and nothing is claimed for them."""
+    answer = OwnAnswer(200, bytearray(b"[" + b"0.125," * (1 << 20) + b"1]"))
+    line = BatchLine(1, 'a"b,"response":{\u2028', 0, 1)
+
+    async def run() -> None:
+        files = FileStore(tmp_path, StoreLimits(1 << 30))
+        await files.open()
+        file = await files.start_output("me", "answers.jsonl")
+        for _ in range(2):
+            await files.append(file, write_answer(line, answer))
+        await files.append(file, [write_expired(line)])
+        size = files.size(file)
+        with files.content_path(file).open("ab") as content:  # what the server was writing when it was killed
+            content.write(b"".join(write_answer(line, answer))[:-1])
+        tracemalloc.start()
+        try:
+            assert await files.continue_output(file, answered_id) == [line.custom_id] * 3
+            assert tracemalloc.get_traced_memory()[1] < 1 << 20
+        finally:
+            tracemalloc.stop()
+        assert files.size(file) == size == files.content_path(file).stat().st_size
+        files.close()
+
+    asyncio.run(run())
 
 
 def test_room_of_deleted_files_is_free_again(tmp_path: Path) -> None:
