@@ -451,6 +451,11 @@ def test_a_model_without_an_end_token_ends_with_the_grammar(guides: GuideCompile
         ),
         (schema({"$ref": "#/$defs/none"}), f"{FIELD}: Pointer '/$defs/none' does not exist"),
         (schema({"$ref": "#"}), f"{FIELD}: there is nothing that it allows"),
+        (
+            schema({"properties": {"id": {"enum": [(1 << 53) + 1]}}}),
+            f"{FIELD}.properties.id.enum[0]: 9007199254740993 is not exact, because numbers of a schema are read as "
+            "floats of 64 bits; use at most 9007199254740992, or a string",
+        ),
         (schema({"type": "text"}), f"{FIELD}: Invalid type: text"),
         (
             schema({"minimum": 5, "maximum": 3, "type": "integer"}),
