@@ -40,6 +40,7 @@ VALUE_KEYS, ANNOTATIONS = ("const", "enum"), ("default", "examples")
 # The keywords of limits, and the sign of those that are beyond all numbers of 64 bits and so are none.
 LIMIT_KEYS = {"minimum": -1, "exclusiveMinimum": -1, "maximum": 1, "exclusiveMaximum": 1}
 MAX_INTEGER = (1 << 63) - 1
+LONG_NUMBER = re.compile(r"\d{16}|\d[eE]")  # shorter numbers are exact
 
 ERROR_MESSAGES = {
     r"Unimplemented keys: \[(.*)\]": "keywords that are not supported: {}",
@@ -168,9 +169,7 @@ def check_grammar(question: dict[str, Any]) -> dict[str, str]:
     if is_schema and (place := find_long_pattern(source, question["pattern"])):
         return {"wrong": f"must have at most {question['pattern']} characters", "place": place}
     if is_schema and (inexact := find_inexact_number(source)):
-        number, place = inexact
-        wrong = f"{number[:40]} is not exact, because numbers of a schema are read as floats of 64 bits"
-        return {"wrong": f"{wrong}; use at most {1 << 53}, or a string", "place": place}
+        return {"wrong": inexact.wrong, "place": inexact.place}
     tokenizer = build_byte_tokenizer(question["size"], tuple(question["ends"]), tuple(map(tuple, question["special"])))
     try:
         grammar = to_llguidance(kind, source)
@@ -209,9 +208,18 @@ def find_long_pattern(source: str, longest: int) -> str:
     return ""
 
 
-def find_inexact_number(source: str) -> tuple[str, str] | None:
-    """The first number of a schema's values or limits that llguidance reads as another one, and its place: it has
-    floats of 64 bits, and answers with integers of 64 bits."""
+class SchemaFault(NamedTuple):
+    """What is wrong with a schema, and the place of the part at fault."""
+
+    wrong: str
+    place: str
+
+
+def find_inexact_number(source: str) -> SchemaFault | None:
+    """The first number of a schema's values or limits that llguidance reads as another one: it has floats of 64 bits,
+    and answers with integers of 64 bits."""
+    if not LONG_NUMBER.search(source):
+        return None
     try:
         left: list[tuple[Place | None, Any, str]] = [(None, json.loads(source), "schema")]
     except (ValueError, RecursionError):
@@ -219,19 +227,24 @@ def find_inexact_number(source: str) -> tuple[str, str] | None:
     while left:
         place, part, kind = left.pop()
         if kind == "value" and is_number(part) and not is_exact(part):
-            return str(part), write_place(place)
+            return describe_inexact(part, place)
         if not isinstance(part, dict | list):
             continue
         for step, inner in part.items() if isinstance(part, dict) else enumerate(part):
             found = Place(place, step)
             if kind == "schema" and step in LIMIT_KEYS and is_number(inner) and not is_exact(inner, LIMIT_KEYS[step]):
-                return str(inner), write_place(found)
+                return describe_inexact(inner, found)
             if kind != "schema" or isinstance(step, int):
                 left.append((found, inner, "schema" if kind == "names" else kind))
             elif step not in ANNOTATIONS:
                 inner_kind = "value" if step in VALUE_KEYS else "names" if step in NAMED_SUBSCHEMAS else "schema"
                 left.append((found, inner, inner_kind))
     return None
+
+
+def describe_inexact(number: float, place: "Place | None") -> SchemaFault:
+    wrong = f"{str(number)[:40]} is not exact, because numbers of a schema are read as floats of 64 bits"
+    return SchemaFault(f"{wrong}; use at most {1 << 53}, or a string", write_place(place))
 
 
 def is_number(value: Any) -> bool:

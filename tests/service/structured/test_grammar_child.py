@@ -49,7 +49,7 @@ def test_the_place_of_a_long_pattern() -> None:
 def test_a_number_that_would_be_another_one_is_found(schema: object, place: str) -> None:
     found = find_inexact_number(json.dumps(schema))
     assert found is not None
-    assert found[1] == place
+    assert found.place == place
 
 
 @pytest.mark.parametrize(

@@ -18,7 +18,7 @@ import pytest
 from tokenizers import Tokenizer as Backend
 from tokenizers import decoders, models, pre_tokenizers, trainers
 
-from polyhead.models.chat.chat_format import ChatFormat
+from polyhead.models.chat.chat_format import TAGGED, ChatFormat
 from polyhead.models.tokenizer import Tokenizer
 from polyhead.models.tokenizer.vocabulary import Vocabulary, sentencepiece_merges
 from polyhead.service.core.errors import BadRequest, TooComplex, Unavailable
@@ -407,6 +407,19 @@ def test_a_long_pattern_in_a_schema_is_refused_by_its_place(
     with pytest.raises(BadRequest) as error:
         build_answer_grammar(ToolOptions((tool,), "required"), ChatFormat(), None)
     assert error.value.message == f"tools[0].function.parameters{place}: must have at most {MAX_REGEX_CHARS} characters"
+
+
+def test_a_number_that_is_not_exact_is_refused_in_tools_and_beside_them() -> None:
+    body = {"type": "object", "properties": {"id": {"enum": [(1 << 53) + 1]}}}
+    for parameters, document, place in (
+        (body, None, "tools[0].function.parameters"),
+        ({"type": "object"}, schema(body), FIELD),
+        ({"type": "object"}, Grammar("open_schema", json.dumps(body), FIELD), FIELD),
+    ):
+        tools = ToolOptions((ToolDefinition("f", "", parameters, "tools[0].function.parameters"),), "auto")
+        with pytest.raises(BadRequest, match=r"\.properties\.id\.enum\[0\]: 9007199254740993 is not exact") as error:
+            build_answer_grammar(tools, ChatFormat(TAGGED), document)
+        assert error.value.message.startswith(place)
 
 
 def test_schemas_of_tools_have_a_total_limit() -> None:
