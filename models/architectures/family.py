@@ -20,6 +20,7 @@ NamedTensors = list[tuple[str, Tensor]]
 MAX_LAYERS = 1024  # the deepest published networks have about a hundred; each layer takes 40 KB when it is built
 MAX_SHARED_LAYERS = 48  # layers with one set of tensors, which take time and no bytes; published networks have 24
 ORIGINAL = "original_max_position_embeddings"
+SCALED_CONTEXTS = ("llama3", "yarn", "longrope")  # rotations that depend on it
 MAX_SIZE = 1 << 24  # of a width or a number of heads by which a weight is split
 MAX_HEAD_WIDTH = 1 << 14  # features of a head with rotary positions; published heads have 512 at most
 ActivationName = Literal["gelu", "gelu_tanh", "gelu_sigmoid", "silu", "relu", "relu_squared"]  # without parameters
@@ -237,7 +238,7 @@ def read_rope(hf: Json, layer_type: str = "full_attention") -> tuple[float, Rope
                 factor=float(parameters["factor"]),
                 low_frequency_factor=float(parameters["low_freq_factor"]),
                 high_frequency_factor=float(parameters["high_freq_factor"]),
-                original_positions=int(parameters["original_max_position_embeddings"]),
+                original_positions=int(parameters[ORIGINAL]),
             )
         case "yarn":
             return base, read_yarn(hf, parameters)
@@ -249,9 +250,12 @@ def read_rope(hf: Json, layer_type: str = "full_attention") -> tuple[float, Rope
 
 
 def rope_parameters(hf: Json, layer_type: str = "full_attention") -> Json:
-    """The fields of rotary positions for layers of one type; the newer form has an object for each type."""
+    """The fields of rotary positions for layers of one type; the newer form has an object for each type. As in
+    transformers, the original context beside a rotation for all layers goes before the one inside it."""
     parameters: Json = hf.get("rope_parameters") or hf.get("rope_scaling") or {}
     found: Json = parameters.get(layer_type, parameters)
+    if found is parameters and rope_type(found) in SCALED_CONTEXTS and hf.get(ORIGINAL) is not None:
+        return {**found, ORIGINAL: hf[ORIGINAL]}
     return found
 
 
@@ -266,7 +270,7 @@ def rope_type(parameters: Json) -> Any:
 
 def read_yarn(hf: Json, parameters: Json) -> RopeScaling:
     """As transformers reads YaRN's fields: the magnitude follows from the factor unless it is given."""
-    original = int(parameters.get("original_max_position_embeddings") or hf["max_position_embeddings"])
+    original = int(parameters.get(ORIGINAL) or hf["max_position_embeddings"])
     factor = float(parameters.get("factor") or hf["max_position_embeddings"] / original)
     magnitude, one, all_features = (parameters.get(key) for key in ("attention_factor", "mscale", "mscale_all_dim"))
     if magnitude is None:

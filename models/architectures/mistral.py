@@ -32,9 +32,10 @@ def ministral3_config(hf: Json) -> ModelConfig:
 
 def limit_positions(shape: ModelConfig, hf: Json) -> ModelConfig:
     """With the context before the first position whose query is scaled."""
-    if not hf["rope_parameters"].get("llama_4_scaling_beta"):
+    parameters = rope_parameters(hf)
+    if not parameters.get("llama_4_scaling_beta"):
         return shape
-    return replace(shape, max_positions=min(shape.max_positions, int(hf["rope_parameters"][ORIGINAL])))
+    return replace(shape, max_positions=min(shape.max_positions, int(parameters[ORIGINAL])))
 
 
 MINISTRAL = replace(llama.MISTRAL, name="ministral", config=ministral_config, heads=llama.llama_heads("Ministral"))

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from ..architectures import Family
-from ..architectures.family import Json, rope_type
+from ..architectures.family import ORIGINAL, SCALED_CONTEXTS, Json, rope_type
 from ..architectures.field_names import STACKS
 from ..core.errors import UnsupportedError, show_value
 from ..network.model_config import ModelConfig
@@ -38,6 +38,9 @@ def _problems(family: Family, hf: Json, config: ModelConfig) -> Iterator[str]:
             yield f"{_name(hf, fields)} has an object for a type of layers; {family.name} networks have one rotation"
         if family.rope_by_layer and fields is hf.get(NEW) and not has_layers and any(_is_set(fields)):
             yield f"{NEW} has no object for each type of layers, full_attention and sliding_attention"
+        is_flat = not has_layers and rope_type(fields) in SCALED_CONTEXTS
+        if family.rope_by_layer and is_flat and hf.get(ORIGINAL) is not None:
+            yield f"{ORIGINAL} is beside {_name(hf, fields)}; {family.name} networks read it only inside of that"
     named = [each[SHARE] for each in _objects(given) if each.get(SHARE) is not None and not _is_proportional(each)]
     top = hf.get(SHARE)
     shares = named if top is None or any(each.get(SHARE) is not None for each in _objects(given)) else [top]

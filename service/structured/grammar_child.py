@@ -36,6 +36,11 @@ SINGLE_SUBSCHEMAS = ("items", "additionalProperties", "unevaluatedProperties", "
 COMBINING = frozenset(("$ref", "anyOf", "oneOf", "allOf", "not"))  # keywords whose schemas hold for the same value
 NAMING_KEYS = frozenset(("properties", "patternProperties"))
 OTHER_KEYS = frozenset(("additionalProperties", "unevaluatedProperties"))
+VALUE_KEYS, ANNOTATIONS = ("const", "enum"), ("default", "examples")
+# The keywords of limits, and the sign of those that are beyond all numbers of 64 bits and so are none.
+LIMIT_KEYS = {"minimum": -1, "exclusiveMinimum": -1, "maximum": 1, "exclusiveMaximum": 1}
+MAX_INTEGER = (1 << 63) - 1
+LONG_NUMBER = re.compile(r"\d{16}|\d[eE]")  # shorter numbers are exact
 
 ERROR_MESSAGES = {
     r"Unimplemented keys: \[(.*)\]": "keywords that are not supported: {}",
@@ -163,6 +168,8 @@ def check_grammar(question: dict[str, Any]) -> dict[str, str]:
     is_schema = kind in ("schema", "open_schema")
     if is_schema and (place := find_long_pattern(source, question["pattern"])):
         return {"wrong": f"must have at most {question['pattern']} characters", "place": place}
+    if is_schema and (inexact := find_inexact_number(source)):
+        return {"wrong": inexact.wrong, "place": inexact.place}
     tokenizer = build_byte_tokenizer(question["size"], tuple(question["ends"]), tuple(map(tuple, question["special"])))
     try:
         grammar = to_llguidance(kind, source)
@@ -199,6 +206,56 @@ def find_long_pattern(source: str, longest: int) -> str:
         elif isinstance(part, list):
             left += ((Place(place, at), inner) for at, inner in enumerate(part) if isinstance(inner, dict | list))
     return ""
+
+
+class SchemaFault(NamedTuple):
+    """What is wrong with a schema, and the place of the part at fault."""
+
+    wrong: str
+    place: str
+
+
+def find_inexact_number(source: str) -> SchemaFault | None:
+    """The first number of a schema's values or limits that llguidance reads as another one: it has floats of 64 bits,
+    and answers with integers of 64 bits."""
+    if not LONG_NUMBER.search(source):
+        return None
+    try:
+        left: list[tuple[Place | None, Any, str]] = [(None, json.loads(source), "schema")]
+    except (ValueError, RecursionError):
+        return None  # invalid JSON is reported later
+    while left:
+        place, part, kind = left.pop()
+        if kind == "value" and is_number(part) and not is_exact(part):
+            return describe_inexact(part, place)
+        if not isinstance(part, dict | list):
+            continue
+        for step, inner in part.items() if isinstance(part, dict) else enumerate(part):
+            found = Place(place, step)
+            if kind == "schema" and step in LIMIT_KEYS and is_number(inner) and not is_exact(inner, LIMIT_KEYS[step]):
+                return describe_inexact(inner, found)
+            if kind != "schema" or isinstance(step, int):
+                left.append((found, inner, "schema" if kind == "names" else kind))
+            elif step not in ANNOTATIONS:
+                inner_kind = "value" if step in VALUE_KEYS else "names" if step in NAMED_SUBSCHEMAS else "schema"
+                left.append((found, inner, inner_kind))
+    return None
+
+
+def describe_inexact(number: float, place: "Place | None") -> SchemaFault:
+    wrong = f"{str(number)[:40]} is not exact, because numbers of a schema are read as floats of 64 bits"
+    return SchemaFault(f"{wrong}; use at most {1 << 53}, or a string", write_place(place))
+
+
+def is_number(value: Any) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool)
+
+
+def is_exact(number: float, unlimited: int = 0) -> bool:
+    """Whether llguidance reads this number as it is; `unlimited` is the sign of a limit beyond all numbers."""
+    if abs(number) >= MAX_INTEGER:
+        return number * unlimited > 0
+    return float(number) == number
 
 
 class Place(NamedTuple):

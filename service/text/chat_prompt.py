@@ -16,7 +16,7 @@ from polyhead.models.chat.template_functions import value_size
 from ..core.errors import BadRequest
 from ..core.grammar import MAX_REGEX_CHARS, MAX_TOOL_SCHEMA_CHARS, Grammar, Thinking
 from ..core.model import Model
-from ..structured.grammar_child import close_source, find_long_pattern
+from ..structured.grammar_child import close_source, find_inexact_number, find_long_pattern
 from .chat_parser import ExpectedOutput
 from .generation_request import ChatMessages, GenerationRequest, ReasoningSettings, ToolDefinition, ToolOptions
 from .prompts import reasoning_state
@@ -182,6 +182,8 @@ def build_answer_grammar(tools: ToolOptions, format: ChatFormat, document: Gramm
     rules = [f"start: {start}", *calls, *tool_rules(tools.callable, style), gap]
     source = "\n".join(rules) + "\n"
     check_size(tools, source)
+    is_alternative = document is not None and document.kind in ("schema", "open_schema") and tools.choice != "required"
+    check_numbers([*parameter_grammars(tools), *([document] if document and is_alternative else [])])
     return Grammar("calls", source, tools.field)
 
 
@@ -196,6 +198,14 @@ def check_size(tools: ToolOptions, source: str) -> None:
         if place := find_long_pattern(each.source, MAX_REGEX_CHARS):
             where = f"{each.field}{place}"
             raise BadRequest(f"{where}: must have at most {MAX_REGEX_CHARS} characters", param=where)
+
+
+def check_numbers(schemas: Sequence[Grammar]) -> None:
+    """Raise BadRequest for a number in a schema that would be another one in the answer."""
+    for each in schemas:
+        if fault := find_inexact_number(each.source):
+            where = f"{each.field}{fault.place}"
+            raise BadRequest(f"{where}: {fault.wrong}", param=where)
 
 
 def tagged_call_rules(style: ToolCallStyle, parallel: bool) -> list[str]:

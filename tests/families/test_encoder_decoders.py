@@ -159,7 +159,9 @@ def reference_logits(theirs: Any, source: list[int], target: list[int]) -> torch
         return whole
     read, kept, found = theirs.get_encoder()(torch.tensor([source])), None, []
     for token in target:
-        step = theirs(encoder_outputs=read, decoder_input_ids=torch.tensor([[token]]), past_key_values=kept)
+        step = theirs(
+            encoder_outputs=read, decoder_input_ids=torch.tensor([[token]]), past_key_values=kept, use_cache=True
+        )
         kept = step.past_key_values
         found.append(step.logits[0])
     return torch.cat(found)

@@ -3,7 +3,11 @@
 import json
 import tracemalloc
 
-from polyhead.service.structured.grammar_child import MAX_PLACE_CHARS, find_long_pattern
+import pytest
+
+from polyhead.service.structured.grammar_child import MAX_PLACE_CHARS, find_inexact_number, find_long_pattern
+
+BIG = (1 << 53) + 1  # the first whole number that no float of 64 bits is
 
 
 def test_a_long_key_is_kept_once_for_all_parts_below_it() -> None:
@@ -28,3 +32,36 @@ def test_the_place_of_a_long_pattern() -> None:
     assert find(long) == ""
     place = find({"properties": {"k" * 1000: {"pattern": long}}})
     assert place == ("." + "properties." + "k" * 1000)[:MAX_PLACE_CHARS]
+
+
+@pytest.mark.parametrize(
+    ("schema", "place"),
+    [
+        ({"enum": [1, BIG]}, ".enum[1]"),
+        ({"const": {"a": [-BIG]}}, ".const.a[0]"),
+        ({"const": -1e19}, ".const"),
+        ({"properties": {"enum": {"anyOf": [{"minimum": BIG}]}}}, ".properties.enum.anyOf[0].minimum"),
+        ({"items": [{"exclusiveMaximum": BIG}]}, ".items[0].exclusiveMaximum"),
+        ({"minimum": 1e19, "maximum": 1e19}, ".minimum"),
+        ({"maximum": -(1 << 63)}, ".maximum"),
+    ],
+)
+def test_a_number_that_would_be_another_one_is_found(schema: object, place: str) -> None:
+    found = find_inexact_number(json.dumps(schema))
+    assert found is not None
+    assert found.place == place
+
+
+@pytest.mark.parametrize(
+    "schema",
+    [
+        {"enum": [BIG - 1, 1 << 62, 0.1, True, str(BIG)]},
+        {"minimum": -(1 << 63), "maximum": (1 << 64) - 1},  # limits of 64 bits are none
+        {"exclusiveMinimum": True, "minimum": 1},
+        {"default": BIG, "examples": [BIG], "title": "a"},
+        {"properties": {"const": {"default": BIG}}},
+        BIG,
+    ],
+)
+def test_numbers_that_stay_as_they_are(schema: object) -> None:
+    assert find_inexact_number(json.dumps(schema)) is None

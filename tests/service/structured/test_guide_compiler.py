@@ -18,7 +18,7 @@ import pytest
 from tokenizers import Tokenizer as Backend
 from tokenizers import decoders, models, pre_tokenizers, trainers
 
-from polyhead.models.chat.chat_format import ChatFormat
+from polyhead.models.chat.chat_format import TAGGED, ChatFormat
 from polyhead.models.tokenizer import Tokenizer
 from polyhead.models.tokenizer.vocabulary import Vocabulary, sentencepiece_merges
 from polyhead.service.core.errors import BadRequest, TooComplex, Unavailable
@@ -409,6 +409,19 @@ def test_a_long_pattern_in_a_schema_is_refused_by_its_place(
     assert error.value.message == f"tools[0].function.parameters{place}: must have at most {MAX_REGEX_CHARS} characters"
 
 
+def test_a_number_that_is_not_exact_is_refused_in_tools_and_beside_them() -> None:
+    body = {"type": "object", "properties": {"id": {"enum": [(1 << 53) + 1]}}}
+    for parameters, document, place in (
+        (body, None, "tools[0].function.parameters"),
+        ({"type": "object"}, schema(body), FIELD),
+        ({"type": "object"}, Grammar("open_schema", json.dumps(body), FIELD), FIELD),
+    ):
+        tools = ToolOptions((ToolDefinition("f", "", parameters, "tools[0].function.parameters"),), "auto")
+        with pytest.raises(BadRequest, match=r"\.properties\.id\.enum\[0\]: 9007199254740993 is not exact") as error:
+            build_answer_grammar(tools, ChatFormat(TAGGED), document)
+        assert error.value.message.startswith(place)
+
+
 def test_schemas_of_tools_have_a_total_limit() -> None:
     tools = tuple(ToolDefinition(f"f{n}", "", {"const": "a" * 60_000}, f"tools[{n}]") for n in range(5))
     with pytest.raises(BadRequest, match="tools: their schemas must have at most 262144 characters together, have 30"):
@@ -451,6 +464,11 @@ def test_a_model_without_an_end_token_ends_with_the_grammar(guides: GuideCompile
         ),
         (schema({"$ref": "#/$defs/none"}), f"{FIELD}: Pointer '/$defs/none' does not exist"),
         (schema({"$ref": "#"}), f"{FIELD}: there is nothing that it allows"),
+        (
+            schema({"properties": {"id": {"enum": [(1 << 53) + 1]}}}),
+            f"{FIELD}.properties.id.enum[0]: 9007199254740993 is not exact, because numbers of a schema are read as "
+            "floats of 64 bits; use at most 9007199254740992, or a string",
+        ),
         (schema({"type": "text"}), f"{FIELD}: Invalid type: text"),
         (
             schema({"minimum": 5, "maximum": 3, "type": "integer"}),
