@@ -201,11 +201,11 @@ def verified_settings(folder: Path, executor: str, precision: str) -> Settings:
 @pytest.mark.parametrize(
     ("executor", "precision", "count"),
     [
-        ("torch", "float32", 100),
+        ("torch", "float32", 48),
         ("torch", "bfloat16", 24),
-        ("native", "float32", 60),
-        ("native", "int8", 60),
-        ("native", "int4", 60),
+        ("native", "float32", 40),
+        ("native", "int8", 40),
+        ("native", "int4", 40),
         pytest.param("torch", "float32", 200, marks=pytest.mark.thorough),
         pytest.param("torch", "bfloat16", 200, marks=pytest.mark.thorough),
         pytest.param("native", "float32", 400, marks=pytest.mark.thorough),
