@@ -203,9 +203,9 @@ def verified_settings(folder: Path, executor: str, precision: str) -> Settings:
     [
         ("torch", "float32", 48),
         ("torch", "bfloat16", 24),
-        ("native", "float32", 40),
-        ("native", "int8", 40),
-        ("native", "int4", 40),
+        ("native", "float32", 60),
+        ("native", "int8", 60),
+        ("native", "int4", 60),
         pytest.param("torch", "float32", 200, marks=pytest.mark.thorough),
         pytest.param("torch", "bfloat16", 200, marks=pytest.mark.thorough),
         pytest.param("native", "float32", 400, marks=pytest.mark.thorough),
