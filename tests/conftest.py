@@ -16,13 +16,16 @@ import pytest
 import torch
 from hypothesis import HealthCheck, settings
 
-from tests.support import checkpoints
+from polyhead.service.runtime.tokenizer_check import TokenizerCheck
+from tests.support import checked_tokenizers, checkpoints
 from tests.support.audit import take_violations
 from tests.support.crowd import Alone
 from tests.support.edits import edited, with_tensors
 from tests.support.processes import FaultServer, Process
 
 sys.dont_write_bytecode = False
+checked_tokenizers.remember()
+gc.disable()  # until all tests are collected: what is imported stays, and would be examined again and again
 
 # A slow example means that the machine is busy; it is no failure of the tested code.
 settings.register_profile("unhurried", deadline=None, suppress_health_check=[HealthCheck.too_slow])
@@ -48,10 +51,21 @@ def thread_count_is_restored() -> Iterator[None]:
         torch.set_num_threads(before)
 
 
+@pytest.fixture
+def every_tokenizer_is_checked(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Loads of this process try every tokenizer, also one that an earlier load has tried."""
+    monkeypatch.setattr(TokenizerCheck, "_ask_child", checked_tokenizers.ask_child)
+
+
 def pytest_collection_finish() -> None:
     """What was imported, a million objects, stays: no later collection examines it."""
     gc.collect()
     gc.freeze()
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtestloop() -> None:
+    gc.enable()
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:

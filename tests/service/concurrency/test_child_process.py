@@ -35,6 +35,8 @@ from polyhead.service.structured import grammar_check as trial
 from polyhead.service.structured import grammar_child
 from polyhead.service.structured.grammar_check import GrammarCheck
 
+pytestmark = pytest.mark.usefixtures("every_tokenizer_is_checked")
+
 ECHO = "import sys\nprint(flush=True)\nfor line in sys.stdin: print(line, end='', flush=True)"
 NEVER_READS = "import time\nprint(flush=True)\ntime.sleep(600)"
 SILENT = "import time\ntime.sleep(600)"

@@ -1,6 +1,6 @@
 """The scheduler: a fuzz test of thousands of random runs, and a test for each rule.
 
-A dictionary is the network of the fuzz test: a slot of the cache stores the whole prefix that it was computed from,
+A dictionary is the network of the fuzz test: a slot of the cache stores a hash of the prefix it was computed from,
 and the next token is a function of all tokens before it. So a block with contents of another sequence, a leaked
 block, or a sequence that was changed by another is found at once. The same holds for the slots of recurrent states, of
 which half of the runs have some, and for the blocks of windowed layers."""
@@ -22,6 +22,7 @@ from polyhead.service.engine.window_blocks import held_limit
 STOP = 5
 PLAIN = LayerCaches()
 NEVER = -1
+NO_TEXT = 0  # the hash of a prefix without tokens
 
 
 def next_token(tokens: list[int]) -> int:
@@ -43,7 +44,7 @@ class SimulatedRun:
     """A scheduler with a fake cache."""
 
     scheduler: Scheduler
-    cache: dict[int, tuple[int, ...]] = field(default_factory=dict)
+    cache: dict[int, int] = field(default_factory=dict)
     limits: dict[TokenSequence, int] = field(default_factory=dict)
     order: list[TokenSequence] = field(default_factory=list)
     was_paused: set[TokenSequence] = field(default_factory=set)  # were paused once: they may be overtaken
@@ -221,11 +222,15 @@ class SimulatedRun:
 
     def write(self, chunk: Chunk) -> None:
         sequence = chunk.sequence
-        tokens = sequence.tokens + sequence.draft
-        for position in range(sequence.computed, sequence.computed + chunk.count + chunk.draft):
+        tokens, start = sequence.tokens + sequence.draft, sequence.computed
+        size, text = self.scheduler.blocks.size, NO_TEXT
+        if start:
+            text = self.cache[sequence.blocks[(start - 1) // size] * size + (start - 1) % size]
+        for position in range(start, start + chunk.count + chunk.draft):
+            text = hash((text, tokens[position]))
             for slot in self.slots(sequence, position):
                 assert self.references(slot) == 1, "written to a shared block"
-                self.cache[slot] = tuple(tokens[: position + 1])
+                self.cache[slot] = text
         if self.scheduler.states.count:
             self.write_states(chunk)
 
@@ -245,10 +250,11 @@ class SimulatedRun:
 
     def read(self, chunk: Chunk) -> list[int]:
         sequence = chunk.sequence
-        length = sequence.computed + chunk.count
+        length, text = sequence.computed + chunk.count, NO_TEXT
         for position in range(length):
+            text = hash((text, sequence.tokens[position]))
             for slot in self.slots(sequence, position, sequence.computed):
-                assert self.cache[slot] == tuple(sequence.tokens[: position + 1]), "block of another sequence"
+                assert self.cache[slot] == text, "block of another sequence"
         return sequence.tokens[:length]
 
 

@@ -29,6 +29,8 @@ from tests.service.api.operations.test_admin import serving as served
 from tests.service.runtime.test_registry import serving
 from tests.support import hostile
 
+pytestmark = pytest.mark.usefixtures("every_tokenizer_is_checked")
+
 PATIENCE_S = 120.0
 WORDS = "a tokenizer: words of any length"
 HANGS, ABORTS = "a tokenizer: many steps on one letter", "a normalizer that panics"
