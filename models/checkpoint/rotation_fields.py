@@ -39,7 +39,7 @@ def _problems(family: Family, hf: Json, config: ModelConfig) -> Iterator[str]:
         if family.rope_by_layer and fields is hf.get(NEW) and not has_layers and any(_is_set(fields)):
             yield f"{NEW} has no object for each type of layers, full_attention and sliding_attention"
         is_flat = not has_layers and rope_type(fields) in SCALED_CONTEXTS
-        if family.rope_by_layer and is_flat and hf.get(ORIGINAL) is not None:
+        if family.rope_by_layer and is_flat and hf.get(ORIGINAL) not in (None, fields.get(ORIGINAL)):
             yield f"{ORIGINAL} is beside {_name(hf, fields)}; {family.name} networks read it only inside of that"
     named = [each[SHARE] for each in _objects(given) if each.get(SHARE) is not None and not _is_proportional(each)]
     top = hf.get(SHARE)

@@ -10,6 +10,7 @@ import re
 import signal
 import sys
 from collections.abc import Callable, Iterator
+from decimal import Decimal
 from functools import lru_cache, reduce
 from typing import Any, NamedTuple
 
@@ -36,10 +37,10 @@ SINGLE_SUBSCHEMAS = ("items", "additionalProperties", "unevaluatedProperties", "
 COMBINING = frozenset(("$ref", "anyOf", "oneOf", "allOf", "not"))  # keywords whose schemas hold for the same value
 NAMING_KEYS = frozenset(("properties", "patternProperties"))
 OTHER_KEYS = frozenset(("additionalProperties", "unevaluatedProperties"))
-VALUE_KEYS, ANNOTATIONS = ("const", "enum"), ("default", "examples")
-# The keywords of limits, and the sign of those that are beyond all numbers of 64 bits and so are none.
+VALUE_KEYS, ANNOTATIONS = ("const", "enum"), ("default", "example", "examples")
+# The keywords of limits, and the sign of those that are beyond all integers of 64 bits and so are none.
 LIMIT_KEYS = {"minimum": -1, "exclusiveMinimum": -1, "maximum": 1, "exclusiveMaximum": 1}
-MAX_INTEGER = (1 << 63) - 1
+MAX_EXACT, MAX_INTEGER = 1 << 53, (1 << 63) - 1
 LONG_NUMBER = re.compile(r"\d{16}|\d[eE]")  # shorter numbers are exact
 
 ERROR_MESSAGES = {
@@ -50,6 +51,7 @@ ERROR_MESSAGES = {
     r"Resource '(.*)' is not present in a registry.*": "{} is not fetched; put what it refers to into $defs",
     r".*NoExtensionBias.*": "there is nothing that it allows",
     r".*too many expressions constructed.*": "is too complex",
+    r"Failed to generate regex for (?:integer|float) range: .*": "a limit has too many digits; leave it out",
     r"(?:Parser Error: )?Current row has .*": "is too complex: too many alternatives in one place",
 }
 
@@ -216,7 +218,7 @@ class SchemaFault(NamedTuple):
 
 
 def find_inexact_number(source: str) -> SchemaFault | None:
-    """The first number of a schema's values or limits that llguidance reads as another one: it has floats of 64 bits,
+    """A number of a schema's values or limits that llguidance reads as another one: it has floats of 64 bits,
     and answers with integers of 64 bits."""
     if not LONG_NUMBER.search(source):
         return None
@@ -232,7 +234,7 @@ def find_inexact_number(source: str) -> SchemaFault | None:
             continue
         for step, inner in part.items() if isinstance(part, dict) else enumerate(part):
             found = Place(place, step)
-            if kind == "schema" and step in LIMIT_KEYS and is_number(inner) and not is_exact(inner, LIMIT_KEYS[step]):
+            if kind == "schema" and step in LIMIT_KEYS and is_number(inner) and not is_exact_limit(inner, step):
                 return describe_inexact(inner, found)
             if kind != "schema" or isinstance(step, int):
                 left.append((found, inner, "schema" if kind == "names" else kind))
@@ -243,19 +245,27 @@ def find_inexact_number(source: str) -> SchemaFault | None:
 
 
 def describe_inexact(number: float, place: "Place | None") -> SchemaFault:
-    wrong = f"{str(number)[:40]} is not exact, because numbers of a schema are read as floats of 64 bits"
-    return SchemaFault(f"{wrong}; use at most {1 << 53}, or a string", write_place(place))
+    wrong = f"{str(number)[:40]} is not followed exactly, because numbers of a schema are read as floats of 64 bits"
+    return SchemaFault(f"{wrong}; use at most {MAX_EXACT}, or a string", write_place(place))
 
 
 def is_number(value: Any) -> bool:
     return isinstance(value, int | float) and not isinstance(value, bool)
 
 
-def is_exact(number: float, unlimited: int = 0) -> bool:
-    """Whether llguidance reads this number as it is; `unlimited` is the sign of a limit beyond all numbers."""
-    if abs(number) >= MAX_INTEGER:
-        return number * unlimited > 0
-    return float(number) == number
+def is_exact(number: float) -> bool:
+    """Whether llguidance writes this value as it is.  It has the largest integer for the float above it."""
+    return number == MAX_INTEGER or (abs(number) < MAX_INTEGER and float(number) == number)
+
+
+def is_exact_limit(number: float, key: str) -> bool:
+    """Whether llguidance follows this limit.  It writes the float with the fewest digits, and the last whole number
+    inside an exclusive limit is a float, too."""
+    is_exclusive, sign = key.startswith("exclusive"), LIMIT_KEYS[key]
+    last = number - sign if is_exclusive else number
+    if max(abs(number), abs(last)) <= MAX_EXACT or last * sign >= MAX_INTEGER:
+        return True
+    return not is_exclusive and abs(number) < MAX_INTEGER and Decimal(repr(float(number))) == number
 
 
 class Place(NamedTuple):

@@ -122,13 +122,14 @@ def test_proportional_rotations_equal_the_reference(name: str, tmp_path: Path) -
     assert_close(packed_logits(load(str(tmp_path))), reference_logits(theirs))
 
 
-def test_an_original_context_beside_rotations_by_layer_is_refused(
+def test_another_original_context_beside_rotations_by_layer_is_refused(
     case_of: Callable[[str], Case], tmp_path: Path
 ) -> None:
     """The reference reads it only inside of them, and beside the rotation of other families."""
     yarn = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 16}
     fields = dict(rope_parameters=None, rope_scaling=yarn)
     load(str(edited(case_of("gemma3").folder, tmp_path / "inside", **fields)))
+    load(str(edited(case_of("gemma3").folder, tmp_path / "both", **fields, original_max_position_embeddings=16)))
     folder = edited(case_of("gemma3").folder, tmp_path / "beside", **fields, original_max_position_embeddings=8)
     with pytest.raises(UnsupportedError, match="original_max_position_embeddings is beside rope_scaling; gemma3"):
         load(str(folder))

@@ -44,6 +44,10 @@ def test_the_place_of_a_long_pattern() -> None:
         ({"items": [{"exclusiveMaximum": BIG}]}, ".items[0].exclusiveMaximum"),
         ({"minimum": 1e19, "maximum": 1e19}, ".minimum"),
         ({"maximum": -(1 << 63)}, ".maximum"),
+        ({"maximum": 1 << 62}, ".maximum"),  # floats are written with the fewest digits, 4611686018427388000
+        ({"exclusiveMinimum": BIG - 1}, ".exclusiveMinimum"),
+        ({"exclusiveMaximum": 10**18}, ".exclusiveMaximum"),  # one less is no float
+        ({"exclusiveMaximum": (1 << 63) - 1}, ".exclusiveMaximum"),
     ],
 )
 def test_a_number_that_would_be_another_one_is_found(schema: object, place: str) -> None:
@@ -55,10 +59,11 @@ def test_a_number_that_would_be_another_one_is_found(schema: object, place: str)
 @pytest.mark.parametrize(
     "schema",
     [
-        {"enum": [BIG - 1, 1 << 62, 0.1, True, str(BIG)]},
+        {"enum": [BIG - 1, 1 << 62, (1 << 63) - 1, 0.1, True, str(BIG)]},
+        {"minimum": -(10**18), "maximum": 1e17, "exclusiveMinimum": 1 - BIG, "exclusiveMaximum": 1 << 63},
         {"minimum": -(1 << 63), "maximum": (1 << 64) - 1},  # limits of 64 bits are none
         {"exclusiveMinimum": True, "minimum": 1},
-        {"default": BIG, "examples": [BIG], "title": "a"},
+        {"default": BIG, "example": {"minimum": BIG}, "examples": [BIG], "title": "a"},
         {"properties": {"const": {"default": BIG}}},
         BIG,
     ],

@@ -417,7 +417,7 @@ def test_a_number_that_is_not_exact_is_refused_in_tools_and_beside_them() -> Non
         ({"type": "object"}, Grammar("open_schema", json.dumps(body), FIELD), FIELD),
     ):
         tools = ToolOptions((ToolDefinition("f", "", parameters, "tools[0].function.parameters"),), "auto")
-        with pytest.raises(BadRequest, match=r"\.properties\.id\.enum\[0\]: 9007199254740993 is not exact") as error:
+        with pytest.raises(BadRequest, match=r"\.properties\.id\.enum\[0\]: 9007199254740993 is not followed") as error:
             build_answer_grammar(tools, ChatFormat(TAGGED), document)
         assert error.value.message.startswith(place)
 
@@ -466,9 +466,14 @@ def test_a_model_without_an_end_token_ends_with_the_grammar(guides: GuideCompile
         (schema({"$ref": "#"}), f"{FIELD}: there is nothing that it allows"),
         (
             schema({"properties": {"id": {"enum": [(1 << 53) + 1]}}}),
-            f"{FIELD}.properties.id.enum[0]: 9007199254740993 is not exact, because numbers of a schema are read as "
-            "floats of 64 bits; use at most 9007199254740992, or a string",
+            f"{FIELD}.properties.id.enum[0]: 9007199254740993 is not followed exactly, because numbers of a schema are "
+            "read as floats of 64 bits; use at most 9007199254740992, or a string",
         ),
+        (
+            schema({"properties": {"id": {"type": "integer", "minimum": -(1 << 63)}}}),
+            f"{FIELD}.properties.id: a limit has too many digits; leave it out",
+        ),
+        (schema({"type": "number", "maximum": 1e308}), f"{FIELD}: a limit has too many digits; leave it out"),
         (schema({"type": "text"}), f"{FIELD}: Invalid type: text"),
         (
             schema({"minimum": 5, "maximum": 3, "type": "integer"}),
