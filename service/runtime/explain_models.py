@@ -32,6 +32,7 @@ from ..concurrency.outcome import run_on_daemon_thread
 from ..config.settings import Settings
 from ..core.errors import Conflict, InsufficientMemory, PolyheadError
 from ..core.model import Model
+from ..core.names import join_names
 from ..engine.background_throttle import BACKGROUND_SHARE
 from ..engine.engine import Engine
 from ..engine.explain_worker import ExplainWorker
@@ -78,6 +79,7 @@ class ExplainerCache:
         self._timers: dict[str, Timer] = {}  # by model name, of explainers that are unloaded when idle
         self._unload_tasks: set[asyncio.Task[None]] = set()
         self._lock = asyncio.Lock()  # held while an explainer is loaded or unloaded
+        self._load_turn = asyncio.Lock()  # of loads: one of them at a time waits for the lock, so a model waits for one
         self._load_tasks: dict[int, asyncio.Task[ExplainWorker]] = {}  # by the identity of the model
         self._waiting: Counter[str] = Counter()  # by model name, requests that wait for a load
         self.call_later: Callable[[float, Callable[[], None]], Timer] = call_later
@@ -124,7 +126,7 @@ class ExplainerCache:
         retrieve_outcome(task)  # perhaps no request waits for it any more
 
     async def _load(self, model: Model, description: Description) -> ExplainWorker:
-        async with self._lock:
+        async with self._load_turn, self._lock:
             await self._unload(model.name)  # an explainer of an older model of that name
             loading = LoadTask(f"the explainer of {model.name}", self._settings.load_seconds)
             await loading.run(self._read_explainer(loading, model, description))
@@ -141,21 +143,25 @@ class ExplainerCache:
             if self.find_worker(model) is not None:
                 await self._unload(model.name)
 
-    async def make_room(self, wanted: float) -> bool:
-        """Unload explainers, those in use last, until `wanted` bytes of the budget are free or there are none: models
-        come before their explanations. Return whether any was unloaded.
+    async def make_room(self, needed: float, useful: float) -> bool:
+        """Unload explainers, those in use last, until `useful` bytes of the budget are free or there are none: models
+        come before their explanations. Return whether any was unloaded; none is where `needed` bytes would not be free.
 
         A caller that reserves the bytes before it awaits again has them: a load of an explainer waits for the lock.
         """
+        if useful <= self._budget.free:
+            return False
         async with self._lock:
-            loaded = len(self._explainers)
-            while wanted > self._budget.free and self._explainers:
-                name = next(
-                    (name for name in self._explainers if not self._is_used(name)), next(iter(self._explainers))
-                )
-                log.info("the explainer of %s is unloaded: a model that is being loaded needs its memory", name)
-                await self._unload(name, self._settings.drain_seconds)
-            return len(self._explainers) < loaded
+            free, leaving = self._budget.free, list[str]()
+            for name in sorted(self._explainers, key=self._is_used):
+                if free < useful:
+                    free += self.held_bytes(name)
+                    leaving.append(name)
+            if not leaving or free < needed:
+                return False
+            log.info("unloaded for a model that is being loaded: the explainers of %s", join_names(leaving))
+            await asyncio.gather(*(self._unload(name, self._settings.drain_seconds) for name in leaving))
+            return True
 
     async def _unload(self, name: str, drain_s: float = 0.0) -> None:
         """Unload it and release its budget, once the operating system has the memory back; also if the caller is

@@ -70,6 +70,7 @@ from .memory_budget import (
     describe_state_shortage,
     measure_model,
     memory_limit,
+    smallest_need,
 )
 from .placement import Placement, choose_placement, native_step_obstacle
 from .rank_processes import DistributedModel, RankProcesses, check_adapter_allowed
@@ -174,15 +175,15 @@ class PrecisionCostError(Exception):
         self.placement, self.cost = placement, cost
 
 
-async def keep_room(_: float) -> bool:
+async def keep_room(*_: float) -> bool:
     return False
 
 
 class Loader:
     """Used on the event loop thread. `executor_hook` is called once with each executor and returns the one to use.
 
-    `make_room` is called before memory is reserved: it unloads what models come before, until so many bytes are free,
-    and returns whether anything was unloaded.
+    `make_room` is called before memory is reserved, with the bytes that are needed and those that are useful: it
+    unloads what models come before, and returns whether anything was unloaded.
     """
 
     def __init__(self, engine: Engine, settings: Settings, executor_hook: ExecutorHook) -> None:
@@ -200,7 +201,7 @@ class Loader:
         self._ranks = (
             RankProcesses(settings, self.placement, engine.fail_permanently) if settings.tensor_parallel > 1 else None
         )
-        self.make_room: Callable[[float], Awaitable[bool]] = keep_room
+        self.make_room: Callable[[float, float], Awaitable[bool]] = keep_room
         self.source_policy = SourcePolicy(
             Path(settings.model_root or settings.model_dir).expanduser(), known_sources(settings)
         )
@@ -216,7 +217,7 @@ class Loader:
             try:
                 return await self._describe(loading, source, kept)
             except InsufficientMemory:  # what the tokenizer takes is known only now
-                if not await self.make_room(math.inf):
+                if not await self.make_room(0, math.inf):
                     raise
             return await self._describe(loading, source, kept)
 
@@ -259,7 +260,7 @@ class Loader:
         began, name = time.perf_counter(), adapter.need.name
         weights = WeightsInUse(name, adapter.source, adapter.plan.description, base.model.dtype)
         calibration = await self._choose_calibration(loading, weights)
-        await self.make_room(adapter.need.total)
+        await self.make_room(adapter.need.total, adapter.need.total)
         with ExitStack() as undo:
             self.budget.reserve_adapter(adapter.need)
             undo.callback(self.budget.release, adapter.need)
@@ -385,7 +386,8 @@ class Loader:
                 describe_torch_fallback(unsupported_reason(described.size.config), self.placement),
             )
         self.tokenizer_check.close()
-        await self.make_room(self.budget.useful_bytes(described.size, others, kept))
+        needed = smallest_need(described.size, self._settings).total
+        await self.make_room(needed, self.budget.useful_bytes(described.size, others, kept))
         need = self.budget.plan(described.size, others, kept)
         self._log_recurrent_limits(described.size, need)
         part, in_place = None, choose_kernel(placement, described.size.config) is not None

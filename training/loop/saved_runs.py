@@ -7,7 +7,7 @@ a run that is killed at any time can be resumed.
 import json
 import os
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -68,7 +68,8 @@ def replace_file(path: Path, tensors: Mapping[str, Tensor], progress: Mapping[st
             os.fsync(file.fileno())
         os.replace(scratch, path)
     except OSError as error:
-        scratch.unlink(missing_ok=True)
+        with suppress(OSError):  # its folder, or the whole disk, cannot be used
+            scratch.unlink()
         raise RecipeError(f"{path}: the run cannot be saved: {error.strerror}; resume it when it can") from None
 
 

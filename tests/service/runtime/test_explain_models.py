@@ -14,12 +14,13 @@ import transformers as tf
 from safetensors.torch import load_file, save_file
 
 from polyhead.models.tokenizer import Tokenizer
-from polyhead.service.core.errors import Conflict
+from polyhead.service.core.errors import Conflict, InsufficientMemory
 from polyhead.service.core.model import Model
 from polyhead.service.core.request import Done, ExplainTextRequest, ExplanationResult
-from polyhead.service.runtime import explain_models, tokenizer_check
+from polyhead.service.runtime import explain_models, loader, tokenizer_check
 from polyhead.service.runtime.load_task import LoadTask
 from polyhead.service.runtime.loader import DescribedModel, LoadedModel
+from polyhead.service.runtime.memory_budget import MemoryNeed, smallest_need
 from polyhead.service.runtime.registry import ModelRegistry
 from polyhead.service.runtime.tokenizer_check import TokenizerMemory
 from tests.models.checkpoint.test_merged_adapter import adapted
@@ -314,7 +315,7 @@ def test_a_load_that_is_cancelled_while_an_explainer_is_unloaded_keeps_no_memory
         _, free = served.memory_budget()
         judge = served.resolve("judge", ["classify"])
         await served.load_explainer(judge)
-        room = asyncio.create_task(served._explainers.make_room(math.inf))
+        room = asyncio.create_task(served._explainers.make_room(0, math.inf))
         while served._explainers.find_worker(judge) is not None:
             await asyncio.sleep(0)
         room.cancel()
@@ -323,3 +324,90 @@ def test_a_load_that_is_cancelled_while_an_explainer_is_unloaded_keeps_no_memory
         assert served.memory_budget()[1] == free
 
     serving({"judge": tiny_classifier}, act)
+
+
+def test_explanations_in_progress_end_beside_each_other(
+    tiny_classifier: Path, tiny_embedder: Path, tiny_generator: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A model waits `drain_seconds` for them, and not once for each explainer."""
+
+    async def act(served: ModelRegistry) -> None:
+        await served.load_all()
+        _, vectors = served.models()
+        await served.load_explainer(vectors)
+        judge = await explain_with_free_memory(served, 1 << 20)
+        real, ending = served._engine.remove_worker, asyncio.Barrier(2)
+
+        async def remove_worker(*given: Any) -> None:
+            async with asyncio.timeout(PATIENCE_S):
+                await ending.wait()
+            await real(*given)
+
+        monkeypatch.setattr(served._engine, "remove_worker", remove_worker)
+        await served.load("chat", str(tiny_generator)).wait_and_raise()
+        assert [served._explainers.find_worker(model) for model in (judge, vectors)] == [None, None]
+
+    models = {"judge": tiny_classifier, "vectors": tiny_embedder}
+    serving(models, act, memory_mib=4096, model_root=str(tiny_generator.parent))
+
+
+@pytest.mark.parametrize("is_short", [False, True])
+def test_a_model_waits_for_one_load_of_an_explainer_where_memory_is_short_else_for_none(
+    is_short: bool, tiny_classifier: Path, tiny_embedder: Path, tiny_generator: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    hold, built, waiting = Hold(), list[int](), asyncio.Event()
+
+    async def act(served: ModelRegistry) -> None:
+        await served.load_all()
+        before(explain_models, "build_and_measure")(monkeypatch, hold)
+        loads = Calls(monkeypatch, explain_models, "build_and_measure")
+        requests = [asyncio.create_task(served.load_explainer(model)) for model in served.models()]
+        await hold.reached()
+        budget = served._loader.budget
+        real = budget.plan
+
+        def plan(*given: Any) -> MemoryNeed:
+            built.append(loads.count)
+            return real(*given)
+
+        def useful_bytes(*_: Any) -> int:
+            asyncio.get_running_loop().call_soon(waiting.set)  # in its next turn the load of the model waits
+            return useful
+
+        monkeypatch.setattr(budget, "plan", plan)
+        described = await served._loader.describe(LoadTask("chat", 0), str(tiny_generator))
+        useful = budget.useful_bytes(described.size)
+        budget.limit -= budget.free - useful + is_short
+        monkeypatch.setattr(budget, "useful_bytes", useful_bytes)
+        chat = served.load("chat", str(tiny_generator))
+        if is_short:
+            await waiting.wait()
+            hold.released.set()
+        async with asyncio.timeout(PATIENCE_S):
+            await chat.wait_and_raise()
+        hold.released.set()
+        await asyncio.gather(*requests, return_exceptions=True)
+        assert built == [1]
+
+    try:
+        models = {"judge": tiny_classifier, "vectors": tiny_embedder}
+        serving(models, act, memory_mib=4096, model_root=str(tiny_generator.parent))
+    finally:
+        hold.released.set()
+
+
+def test_a_model_that_does_not_fit_leaves_explainers_where_they_are(
+    tiny_classifier: Path, tiny_generator: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def act(served: ModelRegistry) -> None:
+        await served.load_all()
+        monkeypatch.setattr(loader, "check_tokenizer_fits", lambda *_: None)
+        described = await served._loader.describe(LoadTask("chat", 0), str(tiny_generator))
+        needed = smallest_need(described.size, served._settings).total
+        judge = await explain_with_free_memory(served, 0)
+        served._loader.budget.limit += needed - served._explainers.held_bytes("judge") - 1
+        with pytest.raises(InsufficientMemory):
+            await served.load("chat", str(tiny_generator)).wait_and_raise()
+        assert served._explainers.find_worker(judge) is not None
+
+    serving({"judge": tiny_classifier}, act, memory_mib=4096, model_root=str(tiny_generator.parent))

@@ -275,6 +275,8 @@ def test_a_failed_save_keeps_the_previous_one(tmp_path: Path, monkeypatch: pytes
         saved.write_weights(tmp_path / BEST_FILE, [nn.Linear(2, 2)])
     assert [path.name for path in tmp_path.iterdir()] == [BEST_FILE], "what is not whole would keep the disk full"
     assert (tmp_path / BEST_FILE).read_bytes() == before
+    with pytest.raises(RecipeError, match="the run cannot be saved: File exists"):
+        saved.write_weights(tmp_path / BEST_FILE / RUN_FILE, task.modules())
 
 
 @pytest.mark.parametrize("batch", [1, 3])
