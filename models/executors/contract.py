@@ -154,8 +154,9 @@ class JointExecutor(TurnExecutor, Protocol):
         """Bytes of the weights that each row is multiplied by."""
 
     def begin_together(self, steps: Sequence[Iterator[Tensor | None]]) -> None:
-        """Compute the first turns of `steps` at once, the longest first.  `next` of each then returns what it would
-        have computed, to the bit, or raises what it would have raised.
+        """Compute the first turns of `steps` at once, the longest first, all of them within the turn of the first.
+        `next` of each then returns what was computed, or raises what it would have raised alone.  Results are the same
+        to the bit.  Where this raises, `next` computes.
 
         They are what `step_in_turns` of executors of this kind returned, all of different ones, and none was begun.
         """

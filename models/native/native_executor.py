@@ -182,7 +182,7 @@ class NativeExecutor:
             calls = (native.StepCall * len(begun))(*(step.call for step in begun))
             self._library.polyhead_step(calls, len(begun), begun[0].turn)
             for step, call in zip(begun, calls, strict=True):
-                step.result = call.result
+                step.begin(call.result)
 
     @contextmanager
     def _take_model(self) -> Iterator[int]:
@@ -297,17 +297,15 @@ class StepInTurns(Iterator[Tensor | None]):
 
     def __init__(self, executor: NativeExecutor, rows: StepInput, turn: int) -> None:
         self.turn = turn
-        self.result: int | None = None  # of the last turn, until it is read
+        self._result: int | None = None  # of the first turn, until it is read
         self._executor, self._rows = executor, rows
         self._step: PreparedStep | None = None
-        self._held, self._is_closed = ExitStack(), False
+        self._held, self._has_begun, self._is_closed = ExitStack(), False, False
 
     def __next__(self) -> Tensor | None:
         if self._is_closed:
             raise StopIteration
-        if self.result is None:
-            self.result = self._compute_turn()
-        result, self.result = self.result, None
+        result, self._result = self._compute_turn() if self._result is None else self._result, None
         if result == native.UNFINISHED:
             return None
         self.close()
@@ -328,6 +326,10 @@ class StepInTurns(Iterator[Tensor | None]):
             self._prepare()
         return self._step is not None
 
+    def begin(self, result: int) -> None:
+        """Take the result of the first turn, which was computed beside others."""
+        self._has_begun, self._result = True, result
+
     def _prepare(self) -> None:
         executor = self._executor
         out = torch.empty(len(self._rows.output_rows), executor._stride)
@@ -342,8 +344,10 @@ class StepInTurns(Iterator[Tensor | None]):
 
     def _compute_turn(self) -> int:
         library = self._executor._library
-        if self._step is not None:
+        if self._has_begun:
             return int(library.polyhead_resume(self.call.model, self.turn))
-        self._prepare()
+        if self._step is None:
+            self._prepare()
+        self._has_begun = True
         library.polyhead_step(ctypes.byref(self.call), 1, self.turn)
         return int(self.call.result)

@@ -31,7 +31,7 @@ from ..core.errors import BadRequest, StepFailed
 from ..core.request import Done, Encode, ExplainTextRequest, Failed, OutputForm, Request, Task
 from .fault_bisection import FaultBisector
 from .head_outputs import HeadEvent, HeadSet, OutputHead, TextRows, read_outputs
-from .joint_steps import SHORT_TOKENS, JointStep
+from .joint_steps import SHORT_TOKENS, STEPS_A_THREAD, JointStep
 from .pending_requests import PendingRequests
 from .worker import HandleEvent, RequestHandle, StepReport, StepResult, WarmupRequest
 
@@ -46,6 +46,7 @@ FORM_NAMES: dict[OutputForm, str] = {
     "words": "weights of words",
 }
 COMPUTING_TURN_S = 0.1  # how long a step computes states, but for the pieces of work that end it
+JOINT_TURN_S = 0.05  # the same, of steps together: a text waits for the turn of others, and for those beside it
 READING_TURN_S = 0.02  # how long a step reads answers, but for the piece of work that ends it
 SMALLER_BATCH = 4  # part of a step's tokens that texts beside unfinished readings may have, whatever those hold
 SHARED_READINGS = 2  # unfinished readings at a time, so that short texts do not wait for a long one
@@ -254,28 +255,32 @@ class EncoderWorker:
         if self._readings or self._bisector or self._queries is not None:
             return 0.0
         waiting = self._requests.peek()
-        if waiting is None or self._requests[waiting].prompt_tokens > SHORT_TOKENS:
+        if waiting is None or self._requests[waiting].prompt_tokens > self._short_tokens:
             return 0.0
-        return float(min(self._requests.waiting_tokens, SHORT_TOKENS) * self._product_bytes)
+        return float(min(self._requests.waiting_tokens, self._short_tokens) * self._product_bytes)
+
+    @property
+    def _short_tokens(self) -> int:
+        return min(SHORT_TOKENS, self._token_budget)
 
     def begin_short_step(self) -> JointStep:
-        cost = self.short_step_cost()
-        begun = self._begin_step((), SHORT_TOKENS)
+        begun = self._begin_step((), self._short_tokens, JOINT_TURN_S)
         assert isinstance(begun.executor, JointExecutor)
-        joint = JointStep(begun.executor, begun.reading.states, cost)
+        cost = max(len(begun.rows.tokens), 1) * self._product_bytes
+        joint = JointStep(begun.executor, begun.reading.states, float(cost))
         self._joint = begun, joint
         return joint
 
     def step(self) -> StepResult:
         if self._joint is not None:
             (begun, joint), self._joint = self._joint, None
-            return self._finish_step(begun, joint.forward_s)
+            return self._finish_step(begun, self.reading_turn_s / (STEPS_A_THREAD * self.step_threads), joint.forward_s)
         without = self._owners_that_wait()
         if without is None:
             return self._continue_reading(perf_counter())
-        return self._finish_step(self._begin_step(without, self._tokens_left))
+        return self._finish_step(self._begin_step(without, self._tokens_left, COMPUTING_TURN_S), self.reading_turn_s)
 
-    def _begin_step(self, without: Collection[str], most_tokens: int) -> BegunStep:
+    def _begin_step(self, without: Collection[str], most_tokens: int, turn_s: float) -> BegunStep:
         """Choose the texts of a step: of at most so many tokens, or one longer text; none of the owners `without`."""
         began = perf_counter()
         self._batch = batch = self._next_batch(without, most_tokens)
@@ -285,15 +290,15 @@ class EncoderWorker:
         executor = self._executor_of(requests[0]) if requests else self._executor
         states: Iterator[Tensor | None] = iter([torch.empty(0, 0)])
         if rows.tokens:
-            states = step_in_turns(executor, rows, COMPUTING_TURN_S)
+            states = step_in_turns(executor, rows, turn_s)
         reading = OpenReading(batch, states, lambda states: read_groups(groups, states, wanted))
         return BegunStep(reading, rows, executor, began, perf_counter() - began)
 
-    def _finish_step(self, begun: BegunStep, forward_s: float = 0.0) -> StepResult:
+    def _finish_step(self, begun: BegunStep, reading_turn_s: float, forward_s: float = 0.0) -> StepResult:
         """Compute and read the first turn of a step.  `forward_s`: seconds that it was computed beside other steps."""
         reading, rows, executor, began, prepare_s = begun
         resumed = perf_counter() - prepare_s
-        events = self._advance(reading)
+        events = self._advance(reading, reading_turn_s)
         self._reads_next = True
         report = replace(
             self._report(),
@@ -311,7 +316,7 @@ class EncoderWorker:
         reading = self._readings.popleft()  # for good, if it raises: its texts are computed again
         self._batch = [handle for handle in reading.handles if handle in self._requests]
         was_first = self._goes_first(reading)  # it took no turn of the others
-        events = self._advance(reading)
+        events = self._advance(reading, self.reading_turn_s)
         self._reads_next = was_first
         computed = reading.computed_s
         report = replace(self._report(), forward_s=computed, sample_s=perf_counter() - began - computed)
@@ -391,10 +396,10 @@ class EncoderWorker:
         """The requests whose answers are being read."""
         return [handle for reading in self._readings for handle in reading.handles if handle in self._requests]
 
-    def _advance(self, reading: OpenReading) -> list[HandleEvent]:
+    def _advance(self, reading: OpenReading, reading_turn_s: float) -> list[HandleEvent]:
         """The next events of a batch, which is kept unless it is finished."""
         with torch.inference_mode():
-            found = reading.advance(self.reading_turn_s)
+            found = reading.advance(reading_turn_s)
         if self._goes_first(reading):
             self._readings.appendleft(reading)
         elif not reading.is_finished:

@@ -377,17 +377,15 @@ class Engine:
             return False
         self._step_credits.acquire(self._loop)
         began = perf_counter()
-        shares = self._joint_steps.choose(waiting)
-        workers = list(shares)
+        workers = self._joint_steps.choose(waiting)
         steps = self._joint_steps.step(workers)
         self._last_progress = perf_counter()
-        for worker, share in shares.items():
-            cost = share * (self._last_progress - began)
-            self._fair_scheduler.charge(worker, cost, in_turn=worker is workers[0])
+        for worker, (_, seconds) in zip(workers, steps, strict=True):
+            self._fair_scheduler.charge(worker, seconds, in_turn=worker is workers[0])
         self._throttle.record_turn(workers[0], began, self._last_progress)
-        self.steps += len(steps)
-        release = call_last(self._step_credits.release, len(steps))
-        for worker, step in zip(workers, steps, strict=True):
+        self.steps += len(workers)
+        release = call_last(self._step_credits.release, len(workers))
+        for worker, (step, _) in zip(workers, steps, strict=True):
             self._end_step(worker, step, release)
         self._check_idle_workers()
         return True

@@ -7,11 +7,11 @@ of several models are computed together.  Each result has the same bits as alone
 
 import heapq
 import logging
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from time import perf_counter
-from typing import Protocol, runtime_checkable
+from typing import Protocol, TypeVar, runtime_checkable
 
 from torch import Tensor
 
@@ -20,6 +20,7 @@ from polyhead.models.executors.contract import JointExecutor
 from ..concurrency.outcome import Failure, attempt
 from .worker import StepResult, Worker
 
+T = TypeVar("T")
 log = logging.getLogger(__name__)
 SHORT_TOKENS = 128  # of a short step: more are divided among threads without loss
 STEPS_A_THREAD = 2  # at most: of several steps of unequal length, two threads have equal work more often
@@ -29,7 +30,9 @@ EFFICIENCY = 0.85  # of a short step that is divided among threads, compared wit
 
 @dataclass(eq=False)
 class JointStep:
-    """A step that was begun and not computed.  `states` is what its executor's `step_in_turns` returned."""
+    """A step that was begun and not computed.  `states` is what its executor's `step_in_turns` returned, `cost` what it
+    costs, above 0.
+    """
 
     executor: JointExecutor
     states: Iterator[Tensor | None]
@@ -46,7 +49,7 @@ class JointWorker(Worker, Protocol):
         """How many threads compute its steps; 0: they are never computed beside others."""
 
     def short_step_cost(self) -> float:
-        """The cost of the next step, in a unit that all workers have; 0: it is not short."""
+        """What the next step costs at most, in a unit that all workers have; 0: it is not short."""
 
     def begin_short_step(self) -> JointStep:
         """Begin the next step, which is short.  `step` must be called next: it goes on with it."""
@@ -65,32 +68,43 @@ class JointSteps:
     def remove(self, worker: Worker) -> None:
         self._workers.pop(worker, None)
 
-    def choose(self, workers: Sequence[Worker]) -> dict[Worker, float]:
+    def choose(self, workers: Sequence[Worker]) -> list[Worker]:
         """The first of `workers`, which are in the order of their turns, and those behind it whose steps are computed
-        together with its step; each with its share of the time.
+        together with its step.
         """
         first = self._workers.get(workers[0])
         if first is None or not first.short_step_cost():
-            return {workers[0]: 1.0}
+            return [workers[0]]
         costs = {each: self._workers[each].short_step_cost() for each in workers if each in self._workers}
         short = [worker for worker, cost in costs.items() if cost]
-        short = short[: choose_joint([costs[worker] for worker in short], first.step_threads)]
-        whole = sum(costs[worker] for worker in short)
-        return {worker: costs[worker] / whole for worker in short}
+        return short[: choose_joint([costs[worker] for worker in short], first.step_threads)]
 
-    def step(self, workers: Sequence[Worker]) -> list[StepResult | Failure]:
-        """A step of each of the workers: of one, or of those that `choose` returned."""
+    def step(self, workers: Sequence[Worker]) -> list[tuple[StepResult | Failure, float]]:
+        """A step of each of the workers: of one, or of those that `choose` returned; and the seconds that it took, of
+        the time in which steps were computed together its share.
+        """
         if len(workers) == 1:
-            return [attempt(workers[0].step)]
-        begun = [attempt(self._workers[worker].begin_short_step) for worker in workers]
-        steps = [step for step in begun if isinstance(step, JointStep)]
+            return [attempt_timed(workers[0].step)]
+        begun = [attempt_timed(self._workers[worker].begin_short_step) for worker in workers]
+        steps = [step for step, _ in begun if isinstance(step, JointStep)]
         together = attempt(partial(begin_together, steps)) if steps else None
         if isinstance(together, Failure):  # each step is computed alone
             log.error("steps of several models could not be computed together", exc_info=together.error)
-        return [
-            step if isinstance(step, Failure) else attempt(worker.step)
-            for worker, step in zip(workers, begun, strict=True)
-        ]
+        results = list[tuple[StepResult | Failure, float]]()
+        for worker, (step, prepare_s) in zip(workers, begun, strict=True):
+            if isinstance(step, Failure):
+                results.append((step, prepare_s))
+            else:
+                result, seconds = attempt_timed(worker.step)
+                results.append((result, prepare_s + step.forward_s + seconds))
+        return results
+
+
+def attempt_timed(function: Callable[[], T]) -> tuple[T | Failure, float]:
+    """Call `function`; return its result, or a Failure if it raises, and the seconds that it took."""
+    began = perf_counter()
+    result = attempt(function)
+    return result, perf_counter() - began
 
 
 def choose_joint(costs: Sequence[float], threads: int) -> int:

@@ -168,10 +168,13 @@ struct LayerColumns {
 
 std::pair<int, int> part(int n, int i, int of) { return {int(int64_t(n) * i / of), int(int64_t(n) * (i + 1) / of)}; }
 
+using Clock = std::chrono::steady_clock;
+using TurnEnd = Clock::time_point;
+constexpr TurnEnd NO_END = TurnEnd::max();
+TurnEnd turn_end(int64_t turn) { return turn ? Clock::now() + std::chrono::nanoseconds(turn) : NO_END; }
+
 class Model {
   public:
-    using Clock = std::chrono::steady_clock;
-
     Model(const Plan& plan, int threads) : plan_(plan), own_team_(threads), scratch_(threads), counters_(COUNTERS * plan.depth + 3) {
         const Plan& p = plan_;
         width_ = padded(p.width);
@@ -261,8 +264,8 @@ class Model {
         return p.block_count && last_recurrent_ >= 0 && !are_valid(rows) ? Invalid::STATES : Invalid::NONE;
     }
 
-    // Begins a step, and computes it for one turn; see `resume`.  `alone`: on the caller's thread only.
-    bool step(const StepInput& rows, float* out, int out_stride, uint8_t* nonfinite, int32_t* argmax, int64_t turn, bool alone) {
+    // Begins a step, and computes it until `end`; see `resume`.  `alone`: on the caller's thread only.
+    bool step(const StepInput& rows, float* out, int out_stride, uint8_t* nonfinite, int32_t* argmax, TurnEnd end, bool alone) {
         team_ = alone ? &lone_team_ : &own_team_;
         whole_ = {rows, out, nonfinite, argmax};
         out_stride_ = out_stride;
@@ -270,7 +273,7 @@ class Model {
         next_sequence_ = 0;
         team_->choose_size();
         begin_portion();
-        return compute_turn(turn);
+        return compute_turn(end);
     }
 
     // Runs f(thread) on all threads, while no step is computed on them.
@@ -280,13 +283,14 @@ class Model {
         own_team_.run(f);
     }
 
-    // Goes on with a step for `turn` nanoseconds, and until each thread has finished its piece: a panel of rows, or a tile
-    // of attention.  0, or a network with experts or recurrent layers: to the end.  Returns whether the step is finished.
-    // The pieces are the same whatever the turns, and so are the results.
-    bool resume(int64_t turn) {
+    // Goes on with a step until `end`, and until each thread has finished its piece: a panel of rows, or a tile of
+    // attention.  No end, or a network with experts or recurrent layers: until it is finished.  Returns whether it is.
+    // The results are the same whatever the turns.
+    bool resume(TurnEnd end) {
         team_ = &own_team_;
         team_->choose_size();
-        return compute_turn(turn);
+        if (stage_ && (stage_ - 1) % STAGES == MIXES) planned_threads_ = team_->size();  // no panels are begun and unfinished
+        return compute_turn(end);
     }
 
   private:
@@ -569,9 +573,9 @@ class Model {
         for (auto& scratch : scratch_) scratch.low.reserve(size_t(PANEL) * rows_.rank);
     }
 
-    bool compute_turn(int64_t turn) {
-        has_turn_ = turn && !inner_ && last_recurrent_ < 0;
-        turn_end_ = Clock::now() + std::chrono::nanoseconds(turn);
+    bool compute_turn(TurnEnd end) {
+        has_turn_ = end != NO_END && !inner_ && last_recurrent_ < 0;
+        turn_end_ = end;
         while (compute_portion()) {
             if (next_sequence_ == whole_.rows.sequences) return true;
             begin_portion();
@@ -1669,9 +1673,9 @@ struct StepCall {
     int32_t* argmax;
     int32_t out_stride, result;
 
-    void begin(int64_t turn, bool alone) {
+    void begin(TurnEnd end, bool alone) {
         result = int(model->check(*rows, out_stride));
-        if (result == int(Invalid::NONE) && !model->step(*rows, out, out_stride, nonfinite, argmax, turn, alone))
+        if (result == int(Invalid::NONE) && !model->step(*rows, out, out_stride, nonfinite, argmax, end, alone))
             result = UNFINISHED;
     }
 };
@@ -1738,18 +1742,22 @@ EXPORT int64_t polyhead_layer_bytes(const Model* model, int which, int layer) { 
 EXPORT void polyhead_set_cache(Model* model, uint8_t* keys, uint8_t* values, float* states) {
     model->set_cache(keys, values, states);
 }
-// Begins steps and computes each for one turn of so many nanoseconds; 0: to the end.  One step is computed on all threads of
+// Begins steps and computes them for one turn of so many nanoseconds; 0: to the end.  One step is computed on all threads of
 // its model.  Several steps, of different models, are computed on one thread each: the threads of the first model take one
-// step after the other, so long steps should be first.  Until a step is finished, all its arrays stay where they are.
+// step after the other, so long steps should be first.  The turn is that of all together; of a step that begins after its
+// end a piece is computed.  Until a step is finished, all its arrays stay where they are.
 EXPORT void polyhead_step(StepCall* calls, int count, int64_t turn) {
-    if (count == 1) { calls->begin(turn, false); return; }
+    const TurnEnd end = turn_end(turn);
+    if (count == 1) { calls->begin(end, false); return; }
     std::atomic<int> next{0};
     calls->model->run([&](int) {
-        for (int i; (i = next.fetch_add(1, std::memory_order_relaxed)) < count;) calls[i].begin(turn, true);
+        for (int i; (i = next.fetch_add(1, std::memory_order_relaxed)) < count;) calls[i].begin(end, true);
     });
 }
 // Goes on with a step that is in progress.  Returns its result.
-EXPORT int polyhead_resume(Model* model, int64_t turn) { return model->resume(turn) ? int(Invalid::NONE) : UNFINISHED; }
+EXPORT int polyhead_resume(Model* model, int64_t turn) {
+    return model->resume(turn_end(turn)) ? int(Invalid::NONE) : UNFINISHED;
+}
 
 EXPORT Sampler* polyhead_open_sampler(int threads) { return new Sampler(threads); }
 EXPORT void polyhead_close_sampler(Sampler* sampler) { delete sampler; }

@@ -3,6 +3,8 @@
 import gc
 import random
 from dataclasses import replace
+from time import perf_counter
+from unittest.mock import MagicMock
 
 import pytest
 import torch
@@ -168,6 +170,39 @@ def test_steps_of_several_networks_together_have_the_bits_of_each_alone(threads:
             assert torch.equal(found, expected[number]), number
             assert turn_s == SHORTEST_TURN_S or turns == []
         assert all(len(executor._idle_models) == len(executor._models) == 1 for executor in executors)
+
+
+def test_steps_that_could_not_be_begun_together_are_computed_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    config = ENCODERS["bert"]
+    executors, step = [NativeExecutor(network(config)) for _ in range(2)], rows(config, cached=False)
+    expected = executors[0].step(step).clone()
+    steps = [executor.step_in_turns(step, 3600.0) for executor in executors]
+    with monkeypatch.context() as patched:
+        patched.setattr(executors[1], "_take_model", MagicMock(side_effect=MemoryError))
+        with pytest.raises(MemoryError):
+            executors[0].begin_together(steps)
+    for one in steps:
+        [found] = one
+        assert found is not None
+        assert torch.equal(found, expected)
+    assert all(len(executor._idle_models) == len(executor._models) == 1 for executor in executors)
+
+
+def test_the_turn_is_that_of_all_steps_together() -> None:
+    """One thread has time for two of eight steps."""
+    config = ENCODERS["bert"]
+    executors, step = [NativeExecutor(network(config)) for _ in range(8)], long_rows(config)
+    expected, seconds = executors[0].step(step).clone(), list[float]()
+    for _ in range(5):
+        began = perf_counter()
+        executors[0].step(step)
+        seconds.append(perf_counter() - began)
+    steps = [executor.step_in_turns(step, 2 * min(seconds)) for executor in executors]
+    executors[0].begin_together(steps)
+    assert next(steps[-1]) is None
+    *_, found = steps[-1]
+    assert found is not None
+    assert torch.equal(found, expected)
 
 
 def test_a_refused_step_leaves_its_model_idle() -> None:

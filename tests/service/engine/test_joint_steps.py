@@ -16,6 +16,7 @@ from polyhead.service.engine.engine import Engine, Stream
 from polyhead.service.engine.joint_steps import (
     EFFICIENCY,
     SHORT_TOKENS,
+    STEPS_A_THREAD,
     JointStep,
     JointSteps,
     choose_joint,
@@ -107,7 +108,7 @@ def test_a_step_that_was_begun_is_the_step_alone() -> None:
     assert (report.sequences, report.tokens) == (3, 6)
     assert [ticket.events[0].values for ticket in tickets if isinstance(ticket.events[0], HeadOutput)] == expected
     assert not worker.has_work
-    assert workers.choose([worker]) == {worker: 1.0}
+    assert workers.choose([worker]) == [worker]
     assert together == []
 
 
@@ -136,14 +137,60 @@ def test_only_texts_that_wait_and_are_short_count() -> None:
     assert worker.short_step_cost() == 0
 
 
+def test_a_short_step_has_no_more_tokens_than_any_step() -> None:
+    worker = EncoderWorker(JointEncoder([]), FakeHead(), model="reader", task="embed", token_budget=10)
+    ask(worker, *[encode(1, 2, 3)] * 5)
+    assert worker.short_step_cost() == 10 * JointEncoder.product_bytes
+    worker.begin_short_step()
+    assert turn(worker).tokens == 9
+    finish(worker)
+    ask(worker, encode(*[1] * 11))
+    assert worker.short_step_cost() == 0
+
+
+def test_a_step_costs_the_tokens_that_it_has() -> None:
+    [worker], _ = encoders(1)
+    ask(worker, encode(1, 2), encode(*[1] * SHORT_TOKENS))
+    assert worker.begin_short_step().cost == 2 * JointEncoder.product_bytes
+
+
+class CostlyHead(FakeHead):
+    """A head that takes a second of the clock for a text."""
+
+    def __init__(self, clock: "Clock") -> None:
+        self.clock = clock
+
+    def __call__(self, states: Tensor, starts: list[int]) -> Tensor:
+        self.clock.now += 1
+        return super().__call__(states, starts)
+
+
+def test_steps_together_read_answers_for_as_long_as_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = Clock()
+    monkeypatch.setattr("polyhead.service.engine.encoder_worker.perf_counter", clock)
+    monkeypatch.setattr("polyhead.service.engine.head_outputs.SLICE_SIZE", 1)
+    workers = [
+        EncoderWorker(JointEncoder([]), CostlyHead(clock), model=f"reader {number}", task="embed")
+        for number in range(STEPS_A_THREAD * THREADS)
+    ]
+    for worker in workers:
+        worker.reading_turn_s = 8.0
+        ask(worker, *[encode(1)] * 20)
+    joint(workers).step(workers)
+    assert clock.now == 8, "two pieces of each"
+    for worker in workers:
+        turn(worker)
+    assert clock.now == 8 + 8 * len(workers)
+
+
 def test_steps_of_several_workers_have_the_answers_of_each_alone() -> None:
     workers, together = encoders(5)
     steps = joint(workers)
     for number, worker in enumerate(workers):
         ask(worker, encode(number, 2))
-    shares = steps.choose(workers)
-    assert shares == dict.fromkeys(workers[:4], 1 / 4)
-    results = steps.step(list(shares))
+    chosen = steps.choose(workers)
+    assert chosen == workers[:4]
+    results = [step for step, _ in steps.step(chosen)]
     assert [answers(step) for step in results] == [[[number + 2.0, 1.0, 0.0]] for number in range(4)]
     assert together == [4]
     assert all(isinstance(step, StepResult) and step.report.tokens == 2 for step in results)
@@ -157,7 +204,7 @@ def test_a_failing_step_fails_no_other() -> None:
     executor.failing_tokens = {99}
     for worker in workers:
         ask(worker, encode(99, 1))
-    first, failed, last = steps.step(workers)
+    first, failed, last = (step for step, _ in steps.step(workers))
     assert answers(first) == answers(last) == [[100.0, 1.0, 0.0]]
     assert not isinstance(failed, StepResult)
     [(_, event)] = workers[1].blame_failed_step()
@@ -173,7 +220,7 @@ def test_steps_that_cannot_be_begun_together_are_computed_one_by_one(caplog: pyt
     executor.has_memory = False
     for worker in workers:
         ask(worker, encode(1, 2))
-    assert [answers(step) for step in joint(workers).step(workers)] == [[[3.0, 1.0, 0.0]]] * 2
+    assert [answers(step) for step, _ in joint(workers).step(workers)] == [[[3.0, 1.0, 0.0]]] * 2
     assert together == []
     assert "no memory for the steps" in caplog.text
 
@@ -220,13 +267,18 @@ class Clock:
 
 
 class CostlyWorker(EncoderWorker):
-    """A worker that always has work.  A step takes `seconds` of the clock on one thread; `used` is its part of them."""
+    """A worker that always has work.  A step takes `seconds` of the clock on one thread, `reading_s` for its answers;
+    `used` is its part of the clock's time.
+    """
 
     has_work = True
 
-    def __init__(self, model: str, clock: Clock, seconds: float, *, is_short: bool = True) -> None:
+    def __init__(
+        self, model: str, clock: Clock, seconds: float, *, reading_s: float = 0.0, is_short: bool = True
+    ) -> None:
         super().__init__(JointEncoder([]), FakeHead(), model=model, task="embed")
-        self.clock, self.seconds, self.is_short, self.used, self.is_begun = clock, seconds, is_short, 0.0, False
+        self.clock, self.seconds, self.reading_s, self.is_short = clock, seconds, reading_s, is_short
+        self.used, self.is_begun = 0.0, False
 
     def short_step_cost(self) -> float:
         return self.seconds if self.is_short else 0.0
@@ -237,6 +289,7 @@ class CostlyWorker(EncoderWorker):
 
     def step(self) -> StepResult:
         took = self.seconds / THREADS if self.is_begun else self.seconds / (THREADS * EFFICIENCY)
+        took += self.reading_s
         self.is_begun = False
         self.clock.now += took
         self.used += took
@@ -255,13 +308,19 @@ class InlineLoop:
 
 @pytest.mark.parametrize("seed", range(4))
 def test_shares_of_time_are_those_of_the_weights(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Workers of unequal weights and steps, one of which has no short steps, all of them always busy."""
+    """Workers of unequal weights, steps and heads, one of which has no short steps, all of them always busy."""
     clock, choice = Clock(), random.Random(seed)
-    monkeypatch.setattr("polyhead.service.engine.engine.perf_counter", clock)
+    for module in ("engine", "joint_steps"):
+        monkeypatch.setattr(f"polyhead.service.engine.{module}.perf_counter", clock)
     engine = Engine(RecordingObserver())
     engine._loop = InlineLoop()  # type: ignore[assignment]
     weights = {
-        CostlyWorker(f"short {number}", clock, choice.choice([0.001, 0.002, 0.004])): choice.choice([1.0, 1.0, 4.0])
+        CostlyWorker(
+            f"short {number}",
+            clock,
+            choice.choice([0.001, 0.002, 0.004]),
+            reading_s=choice.choice([0.0, 0.0, 0.01]),
+        ): choice.choice([1.0, 1.0, 4.0])
         for number in range(6)
     }
     weights[CostlyWorker("long", clock, 0.02, is_short=False)] = 2.0
