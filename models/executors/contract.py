@@ -132,15 +132,6 @@ class TurnExecutor(Protocol):
         """
 
 
-@dataclass(frozen=True, slots=True)
-class Preparation:
-    """Sequences of the `rows` of `PreparingExecutor.prepare`, by number: those whose work is not finished, and those
-    whose source has begun to be encoded. Of sequences with the same source it is the first."""
-
-    unfinished: Sequence[int]
-    begun: Sequence[int]
-
-
 @runtime_checkable
 class JointExecutor(TurnExecutor, Protocol):
     """An executor that can compute steps of several networks at once, each on one thread."""
@@ -160,6 +151,15 @@ class JointExecutor(TurnExecutor, Protocol):
 
         They are what `step_in_turns` of executors of this kind returned, all of different ones, and none was begun.
         """
+
+
+@dataclass(frozen=True, slots=True)
+class Preparation:
+    """Sequences of the `rows` of `PreparingExecutor.prepare`, by number: those whose work is not finished, and those
+    whose source has begun to be encoded. Of sequences with the same source it is the first."""
+
+    unfinished: Sequence[int]
+    begun: Sequence[int]
 
 
 @runtime_checkable
