@@ -22,7 +22,7 @@ from polyhead.models.executors.contract import Executor, StepInput
 from polyhead.models.executors.torch_executor import TorchExecutor
 from polyhead.models.native.native_executor import NativeExecutor
 from polyhead.models.network.lora import Lora
-from polyhead.service.engine import engine
+from polyhead.service.engine import engine, joint_steps
 
 Kind = Literal["raise", "memory", "device memory", "nan", "poison", "hang", "slow", "say", "die"]
 Version = tuple[int, int]
@@ -173,7 +173,7 @@ class FaultyExecutor:
             case "poison":
                 embedding(self.executor)[fault.token] = float("nan")
             case "die":
-                engine.attempt = die  # so that the next call of the engine thread is not caught
+                joint_steps.attempt = engine.attempt = die  # so that the next call of the engine thread is not caught
             case "hang":
                 while fault in self.armed.now():
                     time.sleep(0.01)

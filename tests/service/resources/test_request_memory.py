@@ -277,10 +277,10 @@ def test_a_replaced_lexer_is_that_of_its_key_and_the_next_of_none(tiny_generator
     assert isinstance(guide, CompiledGuide)
     first = guide.lexer
     try:
-        guide.replace(first)
+        guide.replace(first, "a")
     except GuideBusy as busy:
         busy.ready.exception()
-    assert guide.replace(first) is guide.lexer is not first
+    assert guide.replace(first, "a") is guide.lexer is not first
     assert headroom._reserved_of == {"a": first.claim.size}
     assert headroom._reserved == first.claim.size + guide.lexer.claim.size
     guides.close()

@@ -205,7 +205,7 @@ def test_a_client_that_does_not_read_does_not_delay_the_exit(
     slow.sendall(
         f"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Length: {len(content)}\r\n\r\n".encode() + content
     )
-    server.until(lambda: server.page.total("requests_running") == 1)
+    server.until(lambda: server.page.total("time_to_first_token_seconds_count") == 1)
     time.sleep(1)  # until all buffers are full
     began = time.monotonic()
     assert server.stop() == 0
