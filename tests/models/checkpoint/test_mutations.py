@@ -12,7 +12,7 @@ from transformers import AutoTokenizer, LlamaConfig, LlamaForCausalLM
 
 from tests.support import gguf_files, mutations
 
-SEED, COUNT, MORE = 24, 6, 60  # mutations of each file, in the short and in the long form
+SEED, COUNT, MORE = 24, 4, 60  # mutations of each file, in the short and in the long form
 PATIENCE = 900.0  # seconds for all mutations, which take one or two minutes
 SECONDS = 10.0  # of CPU time for one mutation
 

@@ -99,7 +99,7 @@ def counts(operation: Any, full: bool) -> tuple[int, int]:
         return 2, 1
     if size > LONG:
         return (5, 2) if full else (3, 2)
-    return (14, 3) if full else (8, 2)
+    return (14, 3) if full else (5, 2)
 
 
 @pytest.mark.timeout(600)  # a minute of processor time, most of it for generating the bodies

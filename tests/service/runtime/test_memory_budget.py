@@ -187,7 +187,7 @@ def grown(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[..., di
         ("classifier", {"encoder_step_tokens": 2048}),
         pytest.param("tagger", {"encoder_step_tokens": 2048}, marks=pytest.mark.thorough),
         ("filler", {"encoder_step_tokens": 512}),
-        ("filler", {"encoder_step_tokens": 512, "executor": "torch"}),
+        pytest.param("filler", {"encoder_step_tokens": 512, "executor": "torch"}, marks=pytest.mark.thorough),
     ],
     ids=["generator", "bytes", "half", "encoder", "for each token", "words", "words by torch"],
 )
