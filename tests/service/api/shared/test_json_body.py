@@ -332,20 +332,20 @@ def test_large_bodies_of_one_key_do_not_delay_the_body_of_another(
 ) -> None:
     """While all threads are busy, twenty bodies of one key wait, and then one of another key comes."""
     app = application(Registry([model(tiny_generator, "talker", "generate")], echo), api_keys="many=k1,one=k2")
-    parsed, counted, free = list[bytes](), list[bytes](), threading.Event()
-    loads, count = body.orjson.loads, body.count_json
+    parsed, queued, free = list[bytes](), list[str](), threading.Event()
+    loads, run_on_pool = body.orjson.loads, ThreadPool.run
 
     def parsing(text: bytes) -> Any:
         parsed.append(bytes(text[2:5]))
         free.wait()
         return loads(text)
 
-    def counting(text: bytes) -> body.JsonCounts:
-        counted.append(text)
-        return count(text)
+    async def queueing(self: ThreadPool, function: Any, piece: WorkInfo) -> Any:
+        queued.append(piece.label)  # in the queue before this task gives the event loop back
+        return await run_on_pool(self, function, piece)
 
     monkeypatch.setattr(body, "orjson", SimpleNamespace(loads=parsing, JSONDecodeError=body.orjson.JSONDecodeError))
-    monkeypatch.setattr(body, "count_json", counting)
+    monkeypatch.setattr(ThreadPool, "run", queueing)
 
     async def run() -> None:
         async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://localhost") as client:
@@ -356,9 +356,9 @@ def test_large_bodies_of_one_key_do_not_delay_the_body_of_another(
                 return asyncio.create_task(client.post("/v1/completions", content=content, headers=headers))
 
             sent = [send(b"man", "k1") for _ in range(20)]
-            await until(lambda: len(counted) == 20)
+            await until(lambda: len(queued) == 20)
             sent.append(send(b"one", "k2"))
-            await until(lambda: len(counted) == 21)
+            await until(lambda: len(queued) == 21)
             free.set()
             await asyncio.gather(*sent)
 
