@@ -41,6 +41,7 @@ def test_nothing_is_left_after_a_mixed_load(soaked: Callable[[int], Verdict]) ->
     assert all(ends.values()), ends
 
 
+@pytest.mark.thorough
 def test_the_check_finds_a_leak(soaked: Callable[[int], Verdict]) -> None:
     verdict = soaked(LEAK)
     assert verdict.leaky

@@ -77,6 +77,7 @@ def test_it_contains_the_compiled_step(wheel: Path) -> None:
         assert wheel.stem.endswith("-none-any")
 
 
+@pytest.mark.thorough
 def test_it_serves_beside_packages_named_as_the_folders(installed: Path, tiny_classifier: Path, tmp_path: Path) -> None:
     process = subprocess.Popen(
         [installed / "bin" / "polyhead", *COMMAND, f"judge={tiny_classifier}"],

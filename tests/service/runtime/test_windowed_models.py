@@ -111,7 +111,7 @@ def test_a_draft_model_uses_the_numbers_of_other_layers(windowed: Path) -> None:
     assert both.cache == need.cache + need.blocks * block_bytes(alone.config, BLOCK, dtype)
 
 
-@pytest.mark.parametrize("executor", ["native", "torch"])
+@pytest.mark.parametrize("executor", ["native", pytest.param("torch", marks=pytest.mark.thorough)])
 @pytest.mark.parametrize("draft", ["tiny_generator", "windowed"])
 def test_a_windowed_model_has_drafts(
     windowed: Path, draft: str, executor: str, request: pytest.FixtureRequest, caplog: pytest.LogCaptureFixture
@@ -152,7 +152,7 @@ def test_check_shows_the_windows(windowed: Path) -> None:
     assert f"(65536 tokens, {blocks * BLOCK} in windows, 4096 + {blocks} blocks)" in result.stdout
 
 
-@pytest.mark.parametrize("executor", ["native", "torch"])
+@pytest.mark.parametrize("executor", ["native", pytest.param("torch", marks=pytest.mark.thorough)])
 def test_a_long_answer_is_the_same_with_and_without_own_blocks(
     windowed: Path, executor: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
