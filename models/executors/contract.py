@@ -180,7 +180,11 @@ def step_in_turns(executor: Executor, rows: StepInput, turn_s: float) -> Iterato
     """As TurnExecutor.step_in_turns; an executor that cannot interrupt a step computes it in one turn."""
     if isinstance(executor, TurnExecutor):
         return executor.step_in_turns(rows, turn_s)
-    return (executor.step(each).clone() for each in (rows,))
+    return _step_in_one_turn(executor, rows)
+
+
+def _step_in_one_turn(executor: Executor, rows: StepInput) -> Iterator[Tensor]:
+    yield executor.step(rows).clone()
 
 
 def copy_marks(marked: set[int], copies: Sequence[tuple[int, int]]) -> None:

@@ -56,11 +56,8 @@ class Engine:
         self._fatal_error = ""  # why the engine cannot compute any more; written once, by any thread
         self._is_asleep = False  # engine thread writes
         self._failing: frozenset[Worker] = frozenset()  # engine thread writes
-        self._fair_scheduler, self._throttle = (
-            FairScheduler[Worker](),
-            BackgroundThrottle(),
-        )  # engine thread, as the next
-        self._joint_steps = JointSteps()
+        self._fair_scheduler: FairScheduler[Worker] = FairScheduler()  # engine thread, as the next three
+        self._throttle, self._joint_steps = BackgroundThrottle(), JointSteps()
         self._active_workers: set[Worker] = set()  # to be checked when they become idle
         self._contexts: dict[Worker, dict[int, StreamContext]] = {}  # by adapter; loop thread, as all that follow
         self._streams: dict[Stream, Worker] = {}  # open ones

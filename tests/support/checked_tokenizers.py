@@ -4,9 +4,11 @@ A check takes a child process, 0.3 s of a processor: a third of what a server of
 that passed are remembered, under a hash of everything that the child reads. Servers of the fork server read the same
 folder. Tests of the check itself ask for the fixture `every_tokenizer_is_checked`."""
 
+import atexit
 import hashlib
 import json
 import os
+import shutil
 import tempfile
 from collections.abc import Mapping
 from dataclasses import asdict
@@ -53,5 +55,7 @@ def ask_once(check: TokenizerCheck, source: Path, fields: Mapping[str, Any]) -> 
 
 def remember() -> None:
     """Remember from here on, in this process and in those of its fork server."""
-    os.environ.setdefault(VARIABLE, tempfile.mkdtemp(prefix="tokenizers-"))
+    if VARIABLE not in os.environ:  # otherwise it is that of the process that started this one
+        os.environ[VARIABLE] = tempfile.mkdtemp(prefix="tokenizers-")
+        atexit.register(shutil.rmtree, os.environ[VARIABLE], ignore_errors=True)
     TokenizerCheck._ask_child = ask_once  # type: ignore[method-assign]

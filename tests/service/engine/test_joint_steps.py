@@ -235,13 +235,11 @@ def test_an_engine_answers_requests_to_many_models() -> None:
             assert isinstance(worker._executor, JointEncoder)
             worker._executor.failing_tokens = {99}
             engine.add_worker(worker)
-        gate: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         streams: list[tuple[int, Stream]] = []
         for number in range(60):
             token = 99 if number % 3 == 2 else 20 + number
             streams += ((token, stream) for stream in engine.submit(workers[number % 5], [encode(token, 1)]))
         engine.start()
-        gate.set_result(None)
         for token, stream in streams:
             found: list[Event] = [event async for event in stream]
             if token == 99:
